@@ -23,7 +23,7 @@ from perdure.errors import PerdureError, StorageUnavailable
 from tests.contracts.puts import config_at, put
 from tests.durability.test_faults import FAULTS, config_of, template  # noqa: F401
 from tests.rounds import rounds
-from tests.storage.test_storage import add, numbers, opened
+from tests.storage.test_storage import insert_note, open_notes, read_numbers
 
 T: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
@@ -137,7 +137,7 @@ def fork_and_run(work: Any) -> int:
 @POSIX
 def test_async_call_in_forked_child_raises_instead_of_hanging(tmp_path: Path) -> None:
     """Every async method runs its work in a thread, and the child has none."""
-    database = opened(tmp_path / "x.db")
+    database = open_notes(tmp_path / "x.db")
 
     async def run_in_thread() -> int:
         return await asyncio.wait_for(database.run_in_thread(lambda: 1), 5)
@@ -156,11 +156,11 @@ def test_async_call_in_forked_child_raises_instead_of_hanging(tmp_path: Path) ->
 @POSIX
 def test_close_in_forked_child_does_not_affect_parent(tmp_path: Path) -> None:
     """The call is not an error in the child either."""
-    database = opened(tmp_path / "x.db")
-    database.write(partial(add, 1))
+    database = open_notes(tmp_path / "x.db")
+    database.write(partial(insert_note, 1))
     status = fork_and_run(database.close)
-    database.write(partial(add, 2))
-    stored = database.read(numbers)
+    database.write(partial(insert_note, 2))
+    stored = database.read(read_numbers)
     database.close()
 
     assert status == 0
@@ -170,7 +170,7 @@ def test_close_in_forked_child_does_not_affect_parent(tmp_path: Path) -> None:
 @POSIX
 def test_calls_in_child_forked_during_a_submit_are_refused(tmp_path: Path) -> None:
     """The child inherits a locked submit lock. Every call raises, and close succeeds."""
-    database = opened(tmp_path / "x.db")
+    database = open_notes(tmp_path / "x.db")
 
     async def run_in_thread() -> int:
         return await asyncio.wait_for(database.run_in_thread(lambda: 1), 5)
@@ -178,7 +178,7 @@ def test_calls_in_child_forked_during_a_submit_are_refused(tmp_path: Path) -> No
     def check_refusals() -> None:
         faulthandler.dump_traceback_later(20, exit=True)
         with pytest.raises(StorageUnavailable):
-            database.write(partial(add, 1))
+            database.write(partial(insert_note, 1))
         with pytest.raises(StorageUnavailable):
             asyncio.run(run_in_thread())
         database.close()
@@ -194,11 +194,11 @@ def test_calls_in_child_forked_during_a_submit_are_refused(tmp_path: Path) -> No
 def test_read_only_use_does_not_change_the_file(tmp_path: Path) -> None:
     """Only the files that SQLite itself creates may appear beside the database."""
     path = tmp_path / "x.db"
-    opened(path).close()
+    open_notes(path).close()
     (tmp_path / "x.db.lock").unlink(missing_ok=True)
     before = path.read_bytes()
-    reading = opened(path, read_only=True)
-    reading.read(numbers)
+    reading = open_notes(path, read_only=True)
+    reading.read(read_numbers)
     reading.close()
 
     assert before == path.read_bytes()

@@ -1,4 +1,4 @@
-"""Encryption: nothing in clear, no wrong key, no row that was changed or moved."""
+"""Encryption: no plain text in the file, no wrong key, and no changed or moved rows."""
 
 from __future__ import annotations
 
@@ -21,43 +21,45 @@ from tests.checkpointers.test_bad_input import SECRET, make_checkpoint, make_con
 
 
 @pytest.fixture
-def sealed(tmp_path: Path) -> Path:
-    """A closed, encrypted file with a secret in every place a value can have."""
+def encrypted_file(tmp_path: Path) -> Path:
+    """A closed, encrypted file with a secret in every kind of value."""
     path = tmp_path / "sealed.db"
     with SQLiteCheckpointer.open(path, key=KEY) as saver:
-        at = put(
+        config = put(
             saver,
             messages=[HumanMessage(SECRET, id="1"), HumanMessage(SECRET[::-1], id="2")],
             small=SECRET[:40],
             notes={"a": SECRET, "b": "x" * 300},
         )
-        new = make_checkpoint("2", messages=[HumanMessage(SECRET, id="1")])
-        saver.put(at, new, {"source": "loop", "user": SECRET}, {"messages": 2})  # type: ignore[typeddict-unknown-key]
+        checkpoint = make_checkpoint("2", messages=[HumanMessage(SECRET, id="1")])
+        saver.put(config, checkpoint, {"source": "loop", "user": SECRET}, {"messages": 2})  # type: ignore[typeddict-unknown-key]
         saver.put_writes(make_config(checkpoint_id="2"), [("messages", SECRET), ("x", 5)], "task")
     return path
 
 
-def test_nothing_is_in_the_file_in_clear(sealed: Path) -> None:
-    """No value, message or metadata value, nor a piece of one, is found in the raw bytes."""
-    raw = b"".join(path.read_bytes() for path in sealed.parent.iterdir() if path.is_file())
+def test_encrypted_file_contains_no_plain_text(encrypted_file: Path) -> None:
+    """The raw bytes contain no part of any value, message or metadata."""
+    file_bytes = b"".join(
+        path.read_bytes() for path in encrypted_file.parent.iterdir() if path.is_file()
+    )
 
     for part in ("harbour", "Ottilie", SECRET[::-1][:12], "human", "xxxxxxxx"):
-        assert part.encode() not in raw
+        assert part.encode() not in file_bytes
 
 
 @pytest.mark.parametrize("key", [None, b"another key, 32 bytes long......", KEY[:16]])
-def test_a_wrong_key(sealed: Path, key: bytes | None) -> None:
-    """Another key, or none, is refused at once and the file is not touched."""
-    before = sealed.read_bytes()
+def test_encrypted_file_is_refused_with_wrong_key(encrypted_file: Path, key: bytes | None) -> None:
+    """The file is not changed."""
+    before = encrypted_file.read_bytes()
     with pytest.raises(WrongKey, match=r"sealed\.db"):
-        SQLiteCheckpointer.open(sealed, key=key)
+        SQLiteCheckpointer.open(encrypted_file, key=key)
 
-    assert before == sealed.read_bytes()
+    assert before == encrypted_file.read_bytes()
 
 
 @pytest.mark.parametrize("filled", [True, False])
-def test_a_key_for_a_plain_file(tmp_path: Path, filled: bool) -> None:
-    """A file made without a key, were it empty, does not become a mixture."""
+def test_plain_file_is_refused_with_a_key(tmp_path: Path, filled: bool) -> None:
+    """A file that was created without a key stays unencrypted, even if it is empty."""
     path = tmp_path / "plain.db"
     with SQLiteCheckpointer.open(path) as saver:
         if filled:
@@ -73,8 +75,8 @@ def test_a_key_for_a_plain_file(tmp_path: Path, filled: bool) -> None:
 NOTES = Schema("notes", "CREATE TABLE notes (n INTEGER PRIMARY KEY) STRICT")
 
 
-def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
-    """Another component opens a file, and lets go of it."""
+def open_and_close_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
+    """Open a file as another component, and close it."""
     database = SQLiteDatabase(
         path,
         NOTES,
@@ -85,19 +87,19 @@ def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
     database.close()
 
 
-def test_the_components_of_a_file_have_one_key(sealed: Path) -> None:
-    """What one component made with a key, another opens with the same key alone."""
+def test_all_components_of_a_file_need_the_same_key(encrypted_file: Path) -> None:
+    """A second component can open the file only with the key of the first one."""
     for other in (ChecksumSeal(), AESGCMSeal(b"another key, 32 bytes long......")):
         with pytest.raises(WrongKey, match=r"sealed\.db"):
-            opened_notes(sealed, other)
+            open_and_close_notes(encrypted_file, other)
     for read_only in (False, True):
-        opened_notes(sealed, AESGCMSeal(KEY), read_only=read_only)
+        open_and_close_notes(encrypted_file, AESGCMSeal(KEY), read_only=read_only)
 
 
-def test_the_first_component_decides(tmp_path: Path) -> None:
-    """Whichever component makes a file, a checkpointer in it has to have its key."""
+def test_first_component_decides_the_key_of_a_file(tmp_path: Path) -> None:
+    """A checkpointer needs the key of the component that created the file."""
     path = tmp_path / "notes.db"
-    opened_notes(path, AESGCMSeal(KEY))
+    open_and_close_notes(path, AESGCMSeal(KEY))
     with pytest.raises(WrongKey, match="is encrypted"):
         SQLiteCheckpointer.open(path)
     with SQLiteCheckpointer.open(path, key=KEY) as saver:
@@ -106,21 +108,21 @@ def test_the_first_component_decides(tmp_path: Path) -> None:
     assert SECRET.encode() not in path.read_bytes()
 
 
-def test_reading_records_no_key(tmp_path: Path) -> None:
-    """A file of which nothing is recorded yet is read with any key, and left as it is."""
+def test_opening_read_only_records_no_key(tmp_path: Path) -> None:
+    """A file without a recorded key can be read with any key, and is not changed."""
     path = tmp_path / "notes.db"
     database = SQLiteDatabase(path, NOTES)
     database.connect()
     database.close()
     before = path.read_bytes()
     for seal in (ChecksumSeal(), AESGCMSeal(KEY)):
-        opened_notes(path, seal, read_only=True)
+        open_and_close_notes(path, seal, read_only=True)
 
     assert before == path.read_bytes()
 
 
-def tables() -> Iterator[tuple[str, str, str]]:
-    """`(table, column, key)` of every sealed column."""
+def iter_encrypted_columns() -> Iterator[tuple[str, str, str]]:
+    """Yield `(table, column, key)` of every encrypted column."""
     yield from (
         ("items", "body", "row_key"),
         ("checkpoints", "body", "row_key"),
@@ -128,15 +130,17 @@ def tables() -> Iterator[tuple[str, str, str]]:
     )
 
 
-@pytest.mark.parametrize(("table", "column", "key"), list(tables()))
-def test_a_tampered_row(sealed: Path, table: str, column: str, key: str) -> None:
-    """One flipped bit is noticed, whichever row it is in."""
-    with closing(sqlite3.connect(sealed)) as db:
+@pytest.mark.parametrize(("table", "column", "key"), list(iter_encrypted_columns()))
+def test_tampered_row_does_not_decrypt(
+    encrypted_file: Path, table: str, column: str, key: str
+) -> None:
+    """One flipped bit in any row is detected."""
+    with closing(sqlite3.connect(encrypted_file)) as db:
         rows = db.execute(f"SELECT {key}, {column} FROM {table}").fetchall()
     assert rows
     for row_key, body in rows:
-        copy = sealed.parent / "copy.db"
-        shutil.copy(sealed, copy)
+        copy = encrypted_file.parent / "copy.db"
+        shutil.copy(encrypted_file, copy)
         with closing(sqlite3.connect(copy)) as db:
             changed = bytes((*body[:-1], body[-1] ^ 1))
             db.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (changed, row_key))
@@ -148,9 +152,9 @@ def test_a_tampered_row(sealed: Path, table: str, column: str, key: str) -> None
             list(saver.list(make_config()))
 
 
-def test_rows_that_were_swapped(sealed: Path) -> None:
-    """A row is bound to its place: two messages of one thread cannot change places."""
-    with closing(sqlite3.connect(sealed)) as db:
+def test_swapped_rows_do_not_decrypt(encrypted_file: Path) -> None:
+    """A row is bound to its key, so two messages of one thread cannot change places."""
+    with closing(sqlite3.connect(encrypted_file)) as db:
         (one, first), (two, second) = db.execute(
             "SELECT row_key, body FROM items ORDER BY row_key LIMIT 2"
         ).fetchall()
@@ -159,20 +163,20 @@ def test_rows_that_were_swapped(sealed: Path) -> None:
         db.commit()
 
     with (
-        SQLiteCheckpointer.open(sealed, key=KEY) as saver,
+        SQLiteCheckpointer.open(encrypted_file, key=KEY) as saver,
         pytest.raises(CorruptRecord, match="does not decrypt"),
     ):
         saver.get_tuple(make_config())
 
 
-def test_a_write_that_was_moved_to_another_path(sealed: Path) -> None:
-    """The path that orders pending writes is bound to them too."""
-    with closing(sqlite3.connect(sealed)) as db:
+def test_write_with_changed_task_path_does_not_decrypt(encrypted_file: Path) -> None:
+    """The task path, which orders pending writes, is bound to the row, too."""
+    with closing(sqlite3.connect(encrypted_file)) as db:
         db.execute("UPDATE writes SET task_path = task_path || '!'")
         db.commit()
 
     with (
-        SQLiteCheckpointer.open(sealed, key=KEY) as saver,
+        SQLiteCheckpointer.open(encrypted_file, key=KEY) as saver,
         pytest.raises(CorruptRecord, match="does not decrypt"),
     ):
         list(saver.list(make_config()))

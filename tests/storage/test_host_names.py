@@ -1,4 +1,4 @@
-"""Names of hosts outside ASCII, which Python's own codec would turn into other domains."""
+"""Host names outside ASCII, which Python's own codec would convert to other domains."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("name", "host"), [*NAMES, ("Db.Example", "db.example"), ("[::1]", "::1")])
-def test_a_name_in_ascii(name: str, host: str) -> None:
+def test_ascii_host_encodes_names_by_idna_2008(name: str, host: str) -> None:
     assert ascii_host(name) == host
 
 
 @pytest.mark.parametrize("name", ["a‍b.example", "ü" * 64 + ".example", "ü..example"])
-def test_a_name_that_no_host_can_have_is_refused(name: str) -> None:
+def test_ascii_host_refuses_invalid_names(name: str) -> None:
     with pytest.raises(ConfigurationError, match="not the name of a host"):
         ascii_host(name)
 
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(("name", "host"), NAMES)
-def test_a_database_is_looked_up_by_idna_2008(
+def test_database_host_is_looked_up_by_its_idna_2008_name(
     name: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The password would otherwise be sent to the server of another domain."""
-    names = list[Any]()
+    looked_up_names = list[Any]()
 
-    def resolve(name: Any, *_: Any, **__: Any) -> Any:
-        names.append(name)
+    def record_lookup(name: Any, *_: Any, **__: Any) -> Any:
+        looked_up_names.append(name)
         raise socket.gaierror("no such host")
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", record_lookup)
     for dsn in (f"postgresql://ann:pw@{name}/db", f"host={name} dbname=db"):
         with (
             pytest.raises(StorageUnavailable, match=host),
@@ -53,15 +53,15 @@ def test_a_database_is_looked_up_by_idna_2008(
         ):
             pass
 
-    assert {*names} == {host}
+    assert {*looked_up_names} == {host}
 
 
 @pytest.mark.postgres
-def test_hosts_of_a_dsn_are_encoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_host_of_a_dsn_is_encoded_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     dsn = normalize_dsn("host=/run/größe,faß.example,10.0.0.7 dbname=db")
     monkeypatch.setenv("PGHOST", "faß.example")
-    of_environment = normalize_dsn("dbname=db")
+    dsn_of_environment = normalize_dsn("dbname=db")
 
     assert conninfo_to_dict(dsn)["host"] == "/run/größe,xn--fa-hia.example,10.0.0.7"
-    assert conninfo_to_dict(of_environment)["host"] == "xn--fa-hia.example"
-    assert "xn--fa-hia.example" in redact_dsn(of_environment)
+    assert conninfo_to_dict(dsn_of_environment)["host"] == "xn--fa-hia.example"
+    assert "xn--fa-hia.example" in redact_dsn(dsn_of_environment)

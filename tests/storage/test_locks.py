@@ -1,4 +1,4 @@
-"""Locks on names: one holder across threads, tasks, event loops and processes."""
+"""A lock on a name has one holder among threads, tasks, event loops and processes."""
 
 from __future__ import annotations
 
@@ -25,194 +25,206 @@ from perdure.storage.sqlite import SQLiteDatabase
 from tests import postgres_server
 from tests.backends import Place, places
 from tests.durability.processes import forkserver_context, run_in_processes
-from tests.storage.test_storage import opened
+from tests.storage.test_storage import open_notes
 
 PATIENCE_S = 30.0  # a deadlock fails the test instead of stopping it
 LATER_S = 0.02  # long enough for what others would do in the wrong moment
 
 
-def at(place: Place) -> SQLiteDatabase:
-    """A database without tables at a place."""
+def open_database(place: Place) -> SQLiteDatabase:
+    """Open a database without tables at a place."""
     if not place.dsn:
-        return opened(place.path)
-    nothing = Schema("notes", "")
-    made: Any = PostgresDatabase(place.dsn, nothing, schema=postgres_server.schema(place.path))
-    made.connect()
-    return cast(SQLiteDatabase, made)
+        return open_notes(place.path)
+    schema = Schema("notes", "")
+    postgres: Any = PostgresDatabase(place.dsn, schema, schema=postgres_server.schema(place.path))
+    postgres.connect()
+    return cast(SQLiteDatabase, postgres)
 
 
 @pytest.fixture(params=["file", ":memory:", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteDatabase]:
     name = request.param
-    with closing(opened(name) if name == ":memory:" else at(places(tmp_path)[name]())) as notes:
+    with closing(
+        open_notes(name) if name == ":memory:" else open_database(places(tmp_path)[name]())
+    ) as notes:
         yield notes
 
 
-class Room:
-    """Where only one may be at a time; remembers in which order they came."""
+class ExclusiveRoom:
+    """A room for one visitor at a time, which records the order of the visitors."""
 
     def __init__(self) -> None:
         self.inside = 0
-        self.crowded = False
+        self.was_shared = False
         self.order: list[Any] = []
 
-    def enter(self, who: Any) -> None:
+    def enter(self, visitor: Any) -> None:
         self.inside += 1
-        self.crowded |= self.inside > 1
-        self.order.append(who)
+        self.was_shared |= self.inside > 1
+        self.order.append(visitor)
 
     def leave(self) -> None:
         self.inside -= 1
 
 
-async def visit(database: SQLiteDatabase, room: Room, who: Any) -> None:
+async def enter_async(database: SQLiteDatabase, room: ExclusiveRoom, visitor: Any) -> None:
     async with database.lock("t", timeout_s=PATIENCE_S):
-        room.enter(who)
+        room.enter(visitor)
         await asyncio.sleep(0.001)
         room.leave()
 
 
-def stay(database: SQLiteDatabase, room: Room, who: Any) -> None:
+def enter_blocking(database: SQLiteDatabase, room: ExclusiveRoom, visitor: Any) -> None:
     with database.lock("t", timeout_s=PATIENCE_S):
-        room.enter(who)
+        room.enter(visitor)
         threading.Event().wait(0.001)
         room.leave()
 
 
-def test_tasks_threads_and_two_loops(database: SQLiteDatabase) -> None:
-    """Threads, and tasks of two event loops in threads of their own, are never there together."""
-    room = Room()
+def test_lock_excludes_threads_and_tasks_of_two_event_loops(database: SQLiteDatabase) -> None:
+    """Each of the two event loops runs in a thread of its own."""
+    room = ExclusiveRoom()
 
-    def loop(name: str) -> None:
-        async def course() -> None:
-            await asyncio.gather(*(visit(database, room, (name, n)) for n in range(20)))
+    def run_loop(name: str) -> None:
+        async def run_tasks() -> None:
+            await asyncio.gather(*(enter_async(database, room, (name, n)) for n in range(20)))
 
-        asyncio.run(course())
+        asyncio.run(run_tasks())
 
     with ThreadPoolExecutor(6) as pool:
-        done = [pool.submit(loop, name) for name in "ab"]
-        done += [pool.submit(stay, database, room, n) for n in range(20)]
-        for future in done:
+        futures = [pool.submit(run_loop, name) for name in "ab"]
+        futures += [pool.submit(enter_blocking, database, room, n) for n in range(20)]
+        for future in futures:
             future.result(PATIENCE_S)
 
-    assert not room.crowded
+    assert not room.was_shared
     assert len(set(room.order)) == 60
 
 
-def test_first_come_first_served(database: SQLiteDatabase) -> None:
-    """Tasks and threads that wait get it in the order in which they asked."""
-    room = Room()
+def test_waiting_tasks_and_threads_get_the_lock_in_order(database: SQLiteDatabase) -> None:
+    """The order is that of the calls."""
+    room = ExclusiveRoom()
 
-    async def course() -> None:
+    async def start_waiting_in_order() -> None:
         async with database.lock("t"):
             waiting: list[Any] = []
             for n in range(6):
-                await until_queued(database, n + 1)
+                await wait_until_queued(database, n + 1)
                 if n % 2:
-                    waiting.append(asyncio.create_task(visit(database, room, n), context=fresh()))
+                    waiting.append(
+                        asyncio.create_task(enter_async(database, room, n), context=make_context())
+                    )
                 else:
-                    waiting.append(fresh_thread(lambda n=n: stay(database, room, n)))  # type: ignore[misc]
-            await until_queued(database, 7)
-        for each in waiting:
-            await (each if isinstance(each, asyncio.Task) else asyncio.to_thread(each.join))
+                    waiting.append(start_thread(lambda n=n: enter_blocking(database, room, n)))  # type: ignore[misc]
+            await wait_until_queued(database, 7)
+        for task_or_thread in waiting:
+            await (
+                task_or_thread
+                if isinstance(task_or_thread, asyncio.Task)
+                else asyncio.to_thread(task_or_thread.join)
+            )
 
-    asyncio.run(course())
+    asyncio.run(start_waiting_in_order())
 
     assert list(range(6)) == room.order
 
 
-async def until_queued(database: SQLiteDatabase, count: int) -> None:
-    """Wait until as many hold a lock, or wait for it."""
-    kept: Any = database if isinstance(database, PostgresDatabase) else database._resource
-    locks = getattr(kept, "locks", None) or kept._locks
+async def wait_until_queued(database: SQLiteDatabase, count: int) -> None:
+    """Wait until `count` runs hold the lock or wait for it."""
+    resource: Any = database if isinstance(database, PostgresDatabase) else database._resource
+    locks = getattr(resource, "locks", None) or resource._locks
     async with asyncio.timeout(PATIENCE_S):
         while len(locks._queues._queues["t"]) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
-def fresh() -> contextvars.Context:
-    """The context of another run."""
+def make_context() -> contextvars.Context:
+    """Return an empty context, as another run would have."""
     return contextvars.Context()
 
 
-def fresh_thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=fresh().run, args=(work,))
+def start_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=make_context().run, args=(work,))
     thread.start()
     return thread
 
 
-def test_other_names_do_not_wait(database: SQLiteDatabase) -> None:
-    """Each name has a lock of its own; one run may take several."""
+def test_locks_with_other_names_do_not_wait(database: SQLiteDatabase) -> None:
+    """One run may hold several locks."""
     with database.lock("a", timeout_s=0), database.lock("b", timeout_s=0):
-        fresh_thread(lambda: take(database, "c")).join(PATIENCE_S)
+        start_thread(lambda: acquire_and_release(database, "c")).join(PATIENCE_S)
 
 
-def take(database: SQLiteDatabase, name: str, timeout_s: float = PATIENCE_S) -> None:
+def acquire_and_release(database: SQLiteDatabase, name: str, timeout_s: float = PATIENCE_S) -> None:
     with database.lock(name, timeout_s=timeout_s):
         pass
 
 
-def test_a_timeout_names_the_lock_and_the_time(database: SQLiteDatabase) -> None:
-    """Who waits too long is told; the lock is free again once its holder is done."""
-    said: list[str] = []
+def test_timeout_error_names_the_lock_and_the_time(database: SQLiteDatabase) -> None:
+    """The lock is free again when its holder releases it."""
+    messages: list[str] = []
 
-    def late() -> None:
-        with pytest.raises(StorageUnavailable) as told:
-            take(database, "t", timeout_s=0.01)
-        said.append(str(told.value))
+    def time_out_blocking() -> None:
+        with pytest.raises(StorageUnavailable) as error:
+            acquire_and_release(database, "t", timeout_s=0.01)
+        messages.append(str(error.value))
 
-    async def alate() -> None:
-        with pytest.raises(StorageUnavailable) as told:
+    async def time_out_async() -> None:
+        with pytest.raises(StorageUnavailable) as error:
             async with database.lock("t", timeout_s=0.01):
                 pass
-        said.append(str(told.value))
+        messages.append(str(error.value))
 
     with database.lock("t"):
-        fresh_thread(late).join(PATIENCE_S)
-        fresh_thread(lambda: asyncio.run(alate())).join(PATIENCE_S)
-    take(database, "t", timeout_s=0)
+        start_thread(time_out_blocking).join(PATIENCE_S)
+        start_thread(lambda: asyncio.run(time_out_async())).join(PATIENCE_S)
+    acquire_and_release(database, "t", timeout_s=0)
 
-    assert len(said) == 2
-    assert all("'t'" in text and "0.01 s" in text for text in said)
+    assert len(messages) == 2
+    assert all("'t'" in text and "0.01 s" in text for text in messages)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 60.0])
-def test_taking_it_twice_in_a_run_raises(database: SQLiteDatabase, timeout_s: float | None) -> None:
-    """Also from a task or a thread that the run started; and not once it was given back."""
+def test_acquiring_a_lock_twice_in_one_run_is_refused(
+    database: SQLiteDatabase, timeout_s: float | None
+) -> None:
+    """This includes tasks and threads that the run has started. After the release, the lock can be
+    acquired again.
+    """
 
-    async def again() -> None:
+    async def acquire_again() -> None:
         with pytest.raises(AlreadyLocked, match="'t' is already locked by this run"):
             async with database.lock("t", timeout_s=timeout_s):
                 pass
 
-    def again_in_thread() -> None:
+    def acquire_again_in_thread() -> None:
         with pytest.raises(AlreadyLocked):
-            take(database, "t")
+            acquire_and_release(database, "t")
 
-    async def later(free: asyncio.Event) -> None:
+    async def acquire_when_free(free: asyncio.Event) -> None:
         await free.wait()
         async with database.lock("t", timeout_s=PATIENCE_S):
             pass
 
-    async def course() -> None:
+    async def run_calls() -> None:
         free = asyncio.Event()
         async with database.lock("t"):
-            await again()
-            await asyncio.create_task(again())
-            await asyncio.to_thread(again_in_thread)
-            task = asyncio.create_task(later(free))
+            await acquire_again()
+            await asyncio.create_task(acquire_again())
+            await asyncio.to_thread(acquire_again_in_thread)
+            task = asyncio.create_task(acquire_when_free(free))
         free.set()
         await task
         async with database.lock("t", timeout_s=0):
             pass
 
-    asyncio.run(course())
+    asyncio.run(run_calls())
 
 
-def test_cancelled_while_it_waits_or_holds(database: SQLiteDatabase) -> None:
-    """A task that is cancelled leaves the queue, or gives the lock back."""
+def test_cancelled_task_leaves_the_queue_or_releases_the_lock(database: SQLiteDatabase) -> None:
+    """The next task in the queue gets the lock."""
 
-    async def course() -> list[str]:
+    async def cancel_tasks() -> list[str]:
         entered: asyncio.Queue[str] = asyncio.Queue()
 
         async def hold(name: str) -> None:
@@ -220,57 +232,61 @@ def test_cancelled_while_it_waits_or_holds(database: SQLiteDatabase) -> None:
                 entered.put_nowait(name)
                 await asyncio.sleep(PATIENCE_S)
 
-        holds = asyncio.create_task(hold("holds"))
+        holder = asyncio.create_task(hold("holds"))
         order = [await entered.get()]
-        waits, after = (asyncio.create_task(hold(name)) for name in ("waits", "after"))
-        await until_queued(database, 3)
-        waits.cancel()
-        await asyncio.gather(waits, return_exceptions=True)
-        holds.cancel()
+        waiter, next_waiter = (asyncio.create_task(hold(name)) for name in ("waits", "after"))
+        await wait_until_queued(database, 3)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+        holder.cancel()
         order.append(await entered.get())
-        after.cancel()
+        next_waiter.cancel()
         async with database.lock("t", timeout_s=PATIENCE_S):
             return order
 
-    assert asyncio.run(course()) == ["holds", "after"]
+    assert asyncio.run(cancel_tasks()) == ["holds", "after"]
 
 
-def test_cancelled_as_its_turn_comes(database: SQLiteDatabase) -> None:
-    """A task cancelled in the moment in which it gets the lock passes it on."""
+def test_task_cancelled_as_it_gets_the_lock_passes_it_on(database: SQLiteDatabase) -> None:
+    """Another call gets the lock."""
 
-    async def course() -> None:
+    async def release_and_cancel() -> None:
         lock = database.lock("t")
         await lock.__aenter__()
-        waits = asyncio.create_task(visit(database, Room(), 1), context=fresh())
-        await until_queued(database, 2)
+        waiter = asyncio.create_task(
+            enter_async(database, ExclusiveRoom(), 1), context=make_context()
+        )
+        await wait_until_queued(database, 2)
         await lock.__aexit__()
-        waits.cancel()
-        await asyncio.gather(waits, return_exceptions=True)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
         async with database.lock("t", timeout_s=PATIENCE_S):
             pass
 
-    asyncio.run(course())
+    asyncio.run(release_and_cancel())
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_an_event_loop_that_died_is_passed_over(database: SQLiteDatabase, told: bool) -> None:
-    """One that was closed while its task waited, or was the next, does not keep the lock."""
+@pytest.mark.parametrize("is_next", [False, True])
+def test_waiting_task_of_a_closed_event_loop_is_skipped(
+    database: SQLiteDatabase, is_next: bool
+) -> None:
+    """The event loop is closed before or after its task was chosen as the next holder."""
     loop = asyncio.new_event_loop()
     with database.lock("t"):
-        task = loop.create_task(visit(database, Room(), 1), context=fresh())
+        task = loop.create_task(enter_async(database, ExclusiveRoom(), 1), context=make_context())
         loop.run_until_complete(asyncio.sleep(LATER_S))
-        if not told:
+        if not is_next:
             loop.close()
     loop.close()
-    take(database, "t", timeout_s=PATIENCE_S)
+    acquire_and_release(database, "t", timeout_s=PATIENCE_S)
 
     assert not task.done()
 
 
-def test_names_of_one_byte_do_not_stop_a_run(tmp_path: Path) -> None:
-    """Two names that stand for the same byte: a run may have both, another process neither."""
-    mine = Locks(FileLocks(str(tmp_path / "x.locks"), offset=lambda name: 7))
-    turns = [mine.acquire(name, 0) for name in "ab"]
+def test_run_may_hold_two_names_that_share_a_lock_byte(tmp_path: Path) -> None:
+    """Another process can acquire neither name until both are released."""
+    own_locks = Locks(FileLocks(str(tmp_path / "x.locks"), offset=lambda name: 7))
+    acquired = [own_locks.acquire(name, 0) for name in "ab"]
     code = f"""
 from perdure.storage.locks import FileLocks, Locks, file_lock
 from perdure.errors import StorageUnavailable
@@ -286,41 +302,41 @@ while input():
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        found = []
-        for turn in (*turns, None):
-            print("look", file=other.stdin, flush=True)
-            found.append(other.stdout.readline().strip())
-            if turn is not None:
-                mine.release(turn)
-        print(file=other.stdin, flush=True)
-    mine.close()
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers = []
+        for lock in (*acquired, None):
+            print("look", file=process.stdin, flush=True)
+            answers.append(process.stdout.readline().strip())
+            if lock is not None:
+                own_locks.release(lock)
+        print(file=process.stdin, flush=True)
+    own_locks.close()
 
-    assert found == ["False", "False", "True"]
+    assert answers == ["False", "False", "True"]
 
 
-@pytest.mark.parametrize("wrong", [{"name": 1}, {"name": "t", "timeout_s": -1}])
-def test_wrong_arguments(database: SQLiteDatabase, wrong: dict[str, Any]) -> None:
-    """A name that is no text, and a time that is none."""
+@pytest.mark.parametrize("arguments", [{"name": 1}, {"name": "t", "timeout_s": -1}])
+def test_lock_refuses_wrong_arguments(database: SQLiteDatabase, arguments: dict[str, Any]) -> None:
+    """The arguments are a name that is not a string, and a negative time."""
     with pytest.raises(ConfigurationError):
-        database.lock(**wrong)
+        database.lock(**arguments)
 
 
-def test_a_file_that_is_only_read_has_no_locks(tmp_path: Path) -> None:
-    """It may lie where nothing can be written."""
-    opened(tmp_path / "x.db").close()
+def test_lock_of_a_read_only_database_is_refused(tmp_path: Path) -> None:
+    """A read-only database may be in a folder in which nothing can be written."""
+    open_notes(tmp_path / "x.db").close()
     with (
-        closing(opened(tmp_path / "x.db", read_only=True)) as reading,
+        closing(open_notes(tmp_path / "x.db", read_only=True)) as database,
         pytest.raises(StorageError, match="read-only"),
-        reading.lock("t"),
+        database.lock("t"),
     ):
         pass
 
 
-def test_a_closed_database_has_no_locks(database: SQLiteDatabase) -> None:
-    """Nor is there anything to give back to it."""
+def test_lock_of_a_closed_database_is_refused(database: SQLiteDatabase) -> None:
+    """Releasing a lock after the database was closed is not an error."""
     with database.lock("t"):
         database.close()
     with pytest.raises(StorageUnavailable, match="is closed"), database.lock("t"):
@@ -330,108 +346,110 @@ def test_a_closed_database_has_no_locks(database: SQLiteDatabase) -> None:
 # -- processes
 
 
-def counts(place: Place, go: Connection, number: int) -> None:
-    """Adds to a number in a file, by reading and writing it, under the lock."""
-    database = at(place)
-    go.send("ready")
-    go.recv()
+def increment_total(place: Place, pipe: Connection, number: int) -> None:
+    """Increment a number in a file ten times, each time under the lock."""
+    database = open_database(place)
+    pipe.send("ready")
+    pipe.recv()
     total = place.path.with_suffix(".total")
 
-    async def once() -> None:
+    async def increment_once() -> None:
         async with database.lock("t", timeout_s=60):
-            found = int(total.read_text())
+            count = int(total.read_text())
             await asyncio.sleep(0.001)
-            total.write_text(str(found + 1))
+            total.write_text(str(count + 1))
 
     for turn in range(10):
         if turn % 2:
-            asyncio.run(once())
+            asyncio.run(increment_once())
             continue
         with database.lock("t", timeout_s=60):
             total.write_text(str(int(total.read_text()) + 1))
     database.close()
-    go.send("done")
+    pipe.send("done")
 
 
-def test_eight_processes(place: Place) -> None:
-    """Eight processes count together and none of their counts is lost."""
+def test_lock_excludes_eight_processes(place: Place) -> None:
+    """Eight processes increment a number, and no increment is lost."""
     place.path.with_suffix(".total").write_text("0")
-    at(place).close()
-    run_in_processes(8, counts, place)
+    open_database(place).close()
+    run_in_processes(8, increment_total, place)
 
     assert place.path.with_suffix(".total").read_text() == "80"
 
 
-def holds(place: Place, said: Connection) -> None:
-    database = at(place)
+def hold_forever(place: Place, pipe: Connection) -> None:
+    database = open_database(place)
     with database.lock("t"):
-        said.send("holds")
+        pipe.send("holds")
         threading.Event().wait()
 
 
-def test_a_holder_that_is_killed(place: Place) -> None:
-    """The lock of a process that is killed is free, also for who waits for it already."""
+def test_lock_of_a_killed_process_is_released(place: Place) -> None:
+    """A thread that was waiting already gets the lock."""
     context = forkserver_context()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=holds, args=(place, theirs), daemon=True)
+    process = context.Process(target=hold_forever, args=(place, theirs), daemon=True)
     process.start()
-    with closing(at(place)) as database:
+    with closing(open_database(place)) as database:
         assert ours.recv() == "holds"
         with pytest.raises(StorageUnavailable):
-            take(database, "t", timeout_s=0.05)
-        waits = fresh_thread(lambda: take(database, "t"))
-        waits.join(LATER_S)
-        waited = waits.is_alive()
+            acquire_and_release(database, "t", timeout_s=0.05)
+        waiting_thread = start_thread(lambda: acquire_and_release(database, "t"))
+        waiting_thread.join(LATER_S)
+        was_waiting = waiting_thread.is_alive()
         process.kill()
         process.join()
-        waits.join(PATIENCE_S)
+        waiting_thread.join(PATIENCE_S)
 
-        assert waited
-        assert not waits.is_alive()
+        assert was_waiting
+        assert not waiting_thread.is_alive()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_does_not_hold_it(place: Place) -> None:
-    """The child waits for its parent's lock as any process does, and leaving does not free it."""
-    database = at(place)
+def test_forked_child_does_not_hold_its_parents_lock(place: Place) -> None:
+    """The child waits for the lock like any other process. Leaving the block in the child does not
+    release the lock.
+    """
+    database = open_database(place)
     lock = database.lock("t")
     lock.__enter__()
     child = os.fork()
     if child == 0:
         try:
-            again = at(place)
+            reopened = open_database(place)
             with pytest.raises(StorageUnavailable):
-                take(again, "t", timeout_s=0.05)
+                acquire_and_release(reopened, "t", timeout_s=0.05)
             lock.__exit__()
             with pytest.raises(StorageUnavailable):
-                take(again, "t", timeout_s=0.05)
-            again.close()
+                acquire_and_release(reopened, "t", timeout_s=0.05)
+            reopened.close()
             os._exit(0)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
     context = forkserver_context()
-    other = context.Process(target=tries, args=(place,), daemon=True)
-    other.start()
-    other.join(60)
+    process = context.Process(target=exit_if_locked, args=(place,), daemon=True)
+    process.start()
+    process.join(60)
     lock.__exit__()
     database.close()
 
     assert os.waitstatus_to_exitcode(status) == 0
-    assert other.exitcode == 7
+    assert process.exitcode == 7
 
 
-def tries(place: Place) -> None:
-    """Ends with 7 if it does not get the lock."""
+def exit_if_locked(place: Place) -> None:
+    """Exit with 7 if the lock is not free."""
     try:
-        take(at(place), "t", timeout_s=0.05)
+        acquire_and_release(open_database(place), "t", timeout_s=0.05)
     except StorageUnavailable:
         sys.exit(7)
 
 
-def test_a_locked_file_is_given_back_by_a_process_that_is_killed(tmp_path: Path) -> None:
-    """Another process waits in vain for it, and gets it when its holder is killed."""
+def test_file_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
+    """Before the kill, another process times out."""
     path = str(tmp_path / "x.lock")
     code = f"""
 from perdure.storage.locks import file_lock
@@ -441,21 +459,21 @@ with file_lock({path!r}, 0):
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        said = other.stdout.readline()
+    ) as process:
+        assert process.stdout is not None
+        output = process.stdout.readline()
         with pytest.raises(TimeoutError), file_lock(path, LATER_S):
             pass
-        other.kill()
+        process.kill()
         with file_lock(path, PATIENCE_S):
             pass
 
-    assert said == "mine\n"
+    assert output == "mine\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_holds_no_file_of_its_parent(tmp_path: Path) -> None:
-    """What a process gives back is free, while a child lives that it forked meanwhile."""
+def test_forked_child_does_not_hold_its_parents_file_lock(tmp_path: Path) -> None:
+    """The parent's release frees the lock although the child still lives."""
     path = str(tmp_path / "x.lock")
     reading, writing = os.pipe()
     with file_lock(path, 0):

@@ -1,4 +1,4 @@
-"""The named SQL statements: each is asked for somewhere, and each that is asked for is there."""
+"""The named SQL statements: the code uses each of them, and each one that the code uses exists."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import pytest
 from perdure.storage.flow import load_sql
 
 
-def _statements(package: str) -> list[str]:
+def _list_statement_names(package: str) -> list[str]:
     scripts = Path(str(files(package).joinpath(""))).glob("*.sql")
     return [name for script in scripts for name in load_sql(package, script.name)]
 
 
 @pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])
-def test_every_statement_is_used(package: str) -> None:
-    """A statement whose name stands nowhere in its package's code is a dead one.
+def test_every_named_statement_is_used(package: str) -> None:
+    """A statement whose name does not occur in its package's code is dead.
 
-    `NamedSQL.each` finds the statement for many rows by the name of that for one. Those of a copy
-    are asked for by `perdure copy`.
+    `NamedSQL.each` derives the name of the statement for many rows from the name of the one for one
+    row. `perdure copy` uses the statements of copies.
     """
-    folder, copy = Path(str(files(package).joinpath(""))), files("perdure.cli")
-    paths = [*folder.glob("*.py"), Path(str(copy.joinpath("table_copy.py")))]
+    folder, cli_package = Path(str(files(package).joinpath(""))), files("perdure.cli")
+    paths = [*folder.glob("*.py"), Path(str(cli_package.joinpath("table_copy.py")))]
     code = "\n".join(path.read_text(encoding="utf-8") for path in paths)
-    named = set(re.findall(r"""["'](\w+)["']""", code))
+    names_in_code = set(re.findall(r"""["'](\w+)["']""", code))
 
-    stored = {name.removesuffix("_all") for name in _statements(package)}
+    names_in_scripts = {name.removesuffix("_all") for name in _list_statement_names(package)}
 
-    assert sorted(stored - named) == []
+    assert sorted(names_in_scripts - names_in_code) == []
 
 
 @pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])
-def test_every_statement_used_is_there(package: str) -> None:
-    """A name that the code looks up stands in the file."""
+def test_every_statement_that_code_uses_exists(package: str) -> None:
+    """Every name that the code looks up is in a script."""
     folder = Path(str(files(package).joinpath("")))
     code = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
-    wanted = set(re.findall(r"""\bsql[\[(]["'](\w+)["']""", code))
+    names_in_code = set(re.findall(r"""\bsql[\[(]["'](\w+)["']""", code))
 
-    assert wanted
-    assert sorted(wanted - set(_statements(package))) == []
+    assert names_in_code
+    assert sorted(names_in_code - set(_list_statement_names(package))) == []

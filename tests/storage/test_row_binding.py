@@ -36,19 +36,19 @@ class Pair(NamedTuple):
 
     victim: Callable[[str], Any]
     attacker: Callable[[str], Any]
-    move: Callable[[], int]
+    move_rows: Callable[[], int]
     move_key_check: Callable[[], int]
 
 
 def build_files(folder: Path) -> Pair:
-    """Return two files, whose rows SQLite itself moves."""
+    """Return two files, between which SQLite moves rows."""
     paths = folder / "victim.db", folder / "attacker.db"
 
-    def opener(path: Path) -> Callable[[str], Any]:
+    def make_opener(path: Path) -> Callable[[str], Any]:
         place = backends.Place(path)
         return lambda component: getattr(place, component)(key=KEY)
 
-    def run(tables: Callable[[list[str]], list[str]]) -> int:
+    def replace_rows(tables: Callable[[list[str]], list[str]]) -> int:
         with closing(sqlite3.connect(paths[1])) as db, db:
             db.execute("ATTACH ? AS victim", (str(paths[0]),))
             names = [
@@ -57,31 +57,35 @@ def build_files(folder: Path) -> Pair:
                     "SELECT name FROM victim.sqlite_schema WHERE type='table'"
                 )
             ]
-            moved = 0
+            moved_count = 0
             for name in tables(names):
                 db.execute(f"DELETE FROM main.{name}")
-                moved += db.execute(f"INSERT INTO main.{name} SELECT * FROM victim.{name}").rowcount
-            return moved
+                moved_count += db.execute(
+                    f"INSERT INTO main.{name} SELECT * FROM victim.{name}"
+                ).rowcount
+            return moved_count
 
     return Pair(
-        opener(paths[0]),
-        opener(paths[1]),
-        lambda: run(lambda names: [name for name in names if name not in ("settings", "schemas")]),
-        lambda: run(lambda names: ["settings"]),
+        make_opener(paths[0]),
+        make_opener(paths[1]),
+        lambda: replace_rows(
+            lambda names: [name for name in names if name not in ("settings", "schemas")]
+        ),
+        lambda: replace_rows(lambda names: ["settings"]),
     )
 
 
 def build_tenants(folder: Path) -> Pair:
-    """Return two tenants, whose rows the administrator moves."""
+    """Return two tenants, between which the administrator moves rows."""
     dsn = postgres_server.dsn_of("an_owner")
     place = backends.Place(folder / "x.db", dsn)
     schema = postgres_server.schema(place.path)
 
-    def opener(tenant: str) -> Callable[[str], Any]:
+    def make_opener(tenant: str) -> Callable[[str], Any]:
         return lambda component: getattr(place, component)(key=KEY, tenant=tenant)
 
-    def run(condition: str) -> int:
-        moved = 0
+    def replace_rows(condition: str) -> int:
+        moved_count = 0
         with psycopg.connect(postgres_server.dsn()) as conn:
             tables = conn.execute(
                 "SELECT table_name FROM information_schema.columns "
@@ -98,35 +102,37 @@ def build_tenants(folder: Path) -> Pair:
                     "DROP TABLE moved",
                 ):
                     cursor = conn.execute(SQL(statement).format(table))
-                    moved += cursor.rowcount if statement.startswith("INSERT") else 0
-        return moved
+                    moved_count += cursor.rowcount if statement.startswith("INSERT") else 0
+        return moved_count
 
     return Pair(
-        opener("victim"),
-        opener("attacker"),
-        lambda: run("table_name <> 'settings'"),
-        lambda: run("table_name = 'settings'"),
+        make_opener("victim"),
+        make_opener("attacker"),
+        lambda: replace_rows("table_name <> 'settings'"),
+        lambda: replace_rows("table_name = 'settings'"),
     )
 
 
 @pytest.fixture(params=["files", "postgres-tenants"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
-    """Two databases with the same key, and the same keys of all rows."""
-    made = build_files(tmp_path) if request.param == "files" else build_tenants(tmp_path)
-    for text, open_component in ((VICTIM, made.victim), (ATTACKER, made.attacker)):
+    """Two databases with the same encryption key and the same row keys."""
+    databases = build_files(tmp_path) if request.param == "files" else build_tenants(tmp_path)
+    for text, open_component in ((VICTIM, databases.victim), (ATTACKER, databases.attacker)):
         with open_component("saver") as saver:
-            at = put(saver, messages=[HumanMessage(text, id="1")], small=text, notes={"a": text})
-            new = make_checkpoint("2", messages=[HumanMessage(text, id="1")])
-            saver.put(at, new, {"source": "loop", "user": text}, {"messages": 2})
+            config = put(
+                saver, messages=[HumanMessage(text, id="1")], small=text, notes={"a": text}
+            )
+            checkpoint = make_checkpoint("2", messages=[HumanMessage(text, id="1")])
+            saver.put(config, checkpoint, {"source": "loop", "user": text}, {"messages": 2})
             saver.put_writes(make_config(checkpoint_id="2"), [("messages", text), ("x", 5)], "task")
         with open_component("store") as store:
             store.put(NAMESPACE, "home", {"text": text})
             store.search(NAMESPACE, query="harbour text")
-    return made
+    return databases
 
 
 def read_everything(open_component: Callable[[str], Any]) -> Iterator[str]:
-    """Yield the text of all that can be read from a database, or the name of the error."""
+    """Yield the text of everything that can be read from a database, or the names of the errors."""
     with open_component("saver") as saver, open_component("store") as store:
         for read in (
             lambda: saver.get_tuple(make_config()),
@@ -144,10 +150,10 @@ def read_everything(open_component: Callable[[str], Any]) -> Iterator[str]:
                 yield type(error).__name__
 
 
-def test_rows_of_another_database_do_not_decrypt(pair: Pair) -> None:
-    """Rows that were moved to the same place of another database are damaged there."""
+def test_rows_moved_from_another_database_do_not_decrypt(pair: Pair) -> None:
+    """The rows were moved to the same keys of the other database."""
     assert any(ATTACKER in text for text in read_everything(pair.attacker))
-    assert pair.move() > 8
+    assert pair.move_rows() > 8
     texts = [*read_everything(pair.attacker)]
 
     assert not any(VICTIM in text for text in texts)
@@ -156,8 +162,8 @@ def test_rows_of_another_database_do_not_decrypt(pair: Pair) -> None:
 
 
 @pytest.mark.postgres
-def test_the_key_check_is_bound_to_the_tenant(tmp_path: Path) -> None:
-    """With the victim's key check, a tenant cannot be opened at all."""
+def test_tenant_with_another_tenants_key_check_cannot_be_opened(tmp_path: Path) -> None:
+    """The victim's key check does not decrypt for the attacker."""
     tenants = build_tenants(tmp_path)
     for open_component in (tenants.victim, tenants.attacker):
         open_component("saver").close()
@@ -169,8 +175,8 @@ def test_the_key_check_is_bound_to_the_tenant(tmp_path: Path) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("component", ["saver", "store"])
-def test_a_tenant_that_has_nothing_yet_is_not_only_read(tmp_path: Path, component: str) -> None:
-    """Without its key check, rows that are written later could not be decrypted."""
+def test_new_tenant_cannot_be_opened_read_only(tmp_path: Path, component: str) -> None:
+    """Opening read-only records no key check, so rows written later could not be decrypted."""
     tenants = build_tenants(tmp_path)
     tenants.victim(component).close()
     dsn = postgres_server.dsn_of("an_owner")
@@ -181,8 +187,8 @@ def test_a_tenant_that_has_nothing_yet_is_not_only_read(tmp_path: Path, componen
     getattr(place, component)(key=KEY, tenant="attacker", read_only=True).close()
 
 
-def test_a_file_with_the_key_check_of_another_file(pair: Pair) -> None:
-    """A file whose key check was replaced cannot read its own rows any more."""
+def test_file_with_another_files_key_check_cannot_read_its_rows(pair: Pair) -> None:
+    """The key check was replaced by that of the other file."""
     pair.move_key_check()
     try:
         texts = [*read_everything(pair.attacker)]
@@ -191,8 +197,8 @@ def test_a_file_with_the_key_check_of_another_file(pair: Pair) -> None:
     assert not any(ATTACKER in text for text in texts)
 
 
-def test_a_copy_of_a_file_opens(tmp_path: Path) -> None:
-    """A database that was copied byte for byte has the same id."""
+def test_copied_file_can_be_read(tmp_path: Path) -> None:
+    """A file that was copied byte for byte has the same database id."""
     files = build_files(tmp_path)
     with files.victim("saver") as saver:
         put(saver, messages=[HumanMessage(VICTIM, id="1")])

@@ -1,4 +1,4 @@
-"""What a process has open: a server that does not answer keeps nobody else waiting."""
+"""Databases that are shared within a process do not wait for each other's connections."""
 
 import socket
 import threading
@@ -11,29 +11,33 @@ from perdure.checkpointers.postgres import PostgresCheckpointer
 from perdure.errors import StorageError
 
 
-def test_a_server_that_does_not_answer_keeps_no_file_waiting(tmp_path: Path) -> None:
-    """A file is opened and closed while a connection to a server is waited for."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
-        dsn = f"postgresql://postgres@127.0.0.1:{silent.getsockname()[1]}/x"
+def test_file_can_be_opened_while_a_server_does_not_answer(tmp_path: Path) -> None:
+    """Another thread waits for a connection to the server meanwhile."""
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as silent_server:  # it accepts connections and sends nothing
+        dsn = f"postgresql://postgres@127.0.0.1:{silent_server.getsockname()[1]}/x"
         saver = PostgresCheckpointer(dsn, timeout_s=60)
-        refused: list[BaseException] = []
+        errors: list[BaseException] = []
 
-        def opening() -> None:
+        def open_saver() -> None:
             with pytest.raises(StorageError) as error:
                 saver.database.connect()
-            refused.append(error.value)
+            errors.append(error.value)
 
-        thread = threading.Thread(target=opening, daemon=True)
+        thread = threading.Thread(target=open_saver, daemon=True)
         thread.start()
-        connection, _ = silent.accept()  # it is at it
+        connection, _ = silent_server.accept()  # the thread is connecting
 
-        opened = threading.Thread(target=lambda: SQLiteCheckpointer.open(tmp_path / "x.db").close())
-        opened.start()
-        opened.join(30)
-        assert not opened.is_alive()
+        file_thread = threading.Thread(
+            target=lambda: SQLiteCheckpointer.open(tmp_path / "x.db").close()
+        )
+        file_thread.start()
+        file_thread.join(30)
+        assert not file_thread.is_alive()
         assert thread.is_alive()
 
         connection.close()
-        silent.close()
+        silent_server.close()
         thread.join(60)
-        assert len(refused) == 1
+        assert len(errors) == 1

@@ -1,4 +1,4 @@
-"""The thread switch interval is short while a write must not wait, and as before afterwards."""
+"""The thread switch interval is short while a write must not wait, and is restored afterwards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from perdure.storage.switching import use_short_switch_interval
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def _restore_interval() -> Iterator[None]:
     before = sys.getswitchinterval()
     yield
     sys.setswitchinterval(before)
 
 
-def test_the_former_interval_is_restored_after_the_last_block() -> None:
-    """Blocks may overlap."""
+def test_switch_interval_is_restored_after_the_last_block() -> None:
+    """The two blocks overlap."""
     sys.setswitchinterval(0.02)
     first, second = use_short_switch_interval(), use_short_switch_interval()
     first.__enter__()
@@ -31,14 +31,14 @@ def test_the_former_interval_is_restored_after_the_last_block() -> None:
     assert sys.getswitchinterval() == pytest.approx(0.02)
 
 
-def test_an_interval_that_was_set_meanwhile_stays() -> None:
+def test_switch_interval_set_within_the_block_is_kept() -> None:
     with use_short_switch_interval():
         sys.setswitchinterval(0.03)
 
     assert sys.getswitchinterval() == pytest.approx(0.03)
 
 
-def test_a_shorter_interval_stays() -> None:
+def test_shorter_switch_interval_is_kept() -> None:
     sys.setswitchinterval(0.00005)
     with use_short_switch_interval():
         during = sys.getswitchinterval()

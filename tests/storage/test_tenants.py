@@ -1,4 +1,4 @@
-"""Tenants that share the tables of a schema: row-level security keeps them apart."""
+"""Tenants that share the tables of a schema are separated by row-level security."""
 
 from __future__ import annotations
 
@@ -38,101 +38,106 @@ Handles = tuple[PostgresCheckpointer, PostgresStore]
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A schema of tenants, made by its owner; another role has rights on the rows alone."""
+    """A schema of tenants, which one role owns. Another role has only rights on the rows."""
     name = postgres_server.schema(tmp_path_factory.mktemp("tenants"))
     owner = postgres_server.dsn_of("an_owner")
-    user()
-    for part in (PostgresCheckpointer, PostgresStore):
-        part.open(owner, schema=name, tenant="whoever").close()
+    get_user_dsn()
+    for component in (PostgresCheckpointer, PostgresStore):
+        component.open(owner, schema=name, tenant="whoever").close()
     with psycopg.connect(owner) as conn:
         conn.execute(f"GRANT USAGE ON SCHEMA {name} TO a_user")
-        for rights, of in (
+        for rights, objects in (
             ("SELECT, INSERT, UPDATE, DELETE", "TABLES"),
             ("USAGE, UPDATE", "SEQUENCES"),
         ):
-            conn.execute(f"GRANT {rights} ON ALL {of} IN SCHEMA {name} TO a_user")
+            conn.execute(f"GRANT {rights} ON ALL {objects} IN SCHEMA {name} TO a_user")
         conn.execute(f"REVOKE INSERT, UPDATE, DELETE ON {name}.schemas FROM a_user")
-    with opened(name, "acme") as (saver, store):
-        talk(saver, "hello from acme")
+    with open_tenant(name, "acme") as (saver, store):
+        run_turn(saver, "hello from acme")
         store.put(NAMESPACE, "k", {"text": "Ann drives a red car."})
-    with opened(name, "globex") as (saver, store):
-        talk(saver, "hello from globex")
+    with open_tenant(name, "globex") as (saver, store):
+        run_turn(saver, "hello from globex")
         store.put(NAMESPACE, "k", {"text": "Ann drives a blue van."})
     return name
 
 
-def user() -> str:
-    """The DSN of a role that owns nothing."""
+def get_user_dsn() -> str:
+    """Return the DSN of a role that owns nothing."""
     return postgres_server.dsn_of("a_user", owner=False)
 
 
-class Store(PostgresStore):
-    """One whose time goes as the test says."""
+class StoreWithClock(PostgresStore):
+    """A store whose clock the test controls."""
 
     _clock = Clock()
 
 
 @contextmanager
-def opened(schema: str, tenant: str | None) -> Iterator[Handles]:
-    dsn = user()
+def open_tenant(schema: str, tenant: str | None) -> Iterator[Handles]:
+    dsn = get_user_dsn()
     options: Any = {"schema": schema, "tenant": tenant, "pool_size": 2}
     with (
         PostgresCheckpointer.open(dsn, **options) as saver,
-        Store.open(dsn, ttl={"default_ttl": None}, **options) as store,
+        StoreWithClock.open(dsn, ttl={"default_ttl": None}, **options) as store,
     ):
         yield saver, store
 
 
 @pytest.fixture
-def both(schema: str) -> Iterator[tuple[Handles, Handles]]:
-    """The two tenants in one process, which has one pool for them."""
-    with opened(schema, "acme") as acme, opened(schema, "globex") as globex:
+def acme_and_globex(schema: str) -> Iterator[tuple[Handles, Handles]]:
+    """The checkpointers and stores of two tenants, which share one pool."""
+    with open_tenant(schema, "acme") as acme, open_tenant(schema, "globex") as globex:
         yield acme, globex
 
 
-def talk(saver: PostgresCheckpointer, text: str) -> None:
+def run_turn(saver: PostgresCheckpointer, text: str) -> None:
     builder: Any = StateGraph(MessagesState)
     builder.add_node("say", lambda state: {"messages": [AIMessage("good day")]})
     builder.add_edge(START, "say")
     builder.compile(checkpointer=saver).invoke({"messages": [("user", text)]}, CONFIG)
 
 
-def said(saver: PostgresCheckpointer) -> list[Any]:
+def read_texts(saver: PostgresCheckpointer) -> list[Any]:
     return [item.value.content for item in saver.history("t")]
 
 
-def tables(schema: str) -> list[str]:
-    """The tables of a schema that hold what users gave."""
+def list_tables(schema: str) -> list[str]:
+    """Return the names of the tables of a schema that contain data of users."""
     with psycopg.connect(postgres_server.dsn()) as conn:
-        found = conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,))
-        return sorted(name for (name,) in found if name != "schemas")
+        rows = conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,))
+        return sorted(name for (name,) in rows if name != "schemas")
 
 
-def rows(schema: str, tenant: str | None) -> dict[str, set[Any]]:
-    """Whose rows a role sees that has named a tenant, and asks without any filter."""
-    with psycopg.connect(user()) as conn:
+def read_visible_tenants(schema: str, tenant: str | None) -> dict[str, set[Any]]:
+    """Return for each table the tenants whose rows are visible after a tenant was named."""
+    with psycopg.connect(get_user_dsn()) as conn:
         if tenant is not None:
             conn.execute("SELECT set_config('perdure.tenant', %s, true)", (tenant,))
         return {
             table: {row[0] for row in conn.execute(f"SELECT * FROM {schema}.{table}")}
-            for table in tables(schema)
+            for table in list_tables(schema)
         }
 
 
-def test_a_query_that_forgets_its_filter(schema: str) -> None:
-    """It sees the tenant that the transaction has named, or nothing."""
+def test_query_without_filter_sees_only_the_named_tenant(schema: str) -> None:
+    """If the transaction has named no tenant, the query sees nothing."""
     for tenant in TENANTS:
-        seen = rows(schema, tenant)
-        assert {"threads", "items", "checkpoints", "store_items"} <= seen.keys()
-        assert seen["threads"] == seen["items"] == seen["store_items"] == {tenant}
-        assert set().union(*seen.values()) == {tenant}
-    assert set().union(*rows(schema, None).values()) == set()
-    assert set().union(*rows(schema, "").values()) == set()
-    assert set().union(*rows(schema, "stranger").values()) == set()
+        tenants_by_table = read_visible_tenants(schema, tenant)
+        assert {"threads", "items", "checkpoints", "store_items"} <= tenants_by_table.keys()
+        assert (
+            tenants_by_table["threads"]
+            == tenants_by_table["items"]
+            == tenants_by_table["store_items"]
+            == {tenant}
+        )
+        assert set().union(*tenants_by_table.values()) == {tenant}
+    assert set().union(*read_visible_tenants(schema, None).values()) == set()
+    assert set().union(*read_visible_tenants(schema, "").values()) == set()
+    assert set().union(*read_visible_tenants(schema, "stranger").values()) == set()
 
 
-def test_a_connection_whose_transaction_has_ended_names_nobody(schema: str) -> None:
-    with psycopg.connect(user()) as conn:
+def test_connection_names_no_tenant_after_its_transaction(schema: str) -> None:
+    with psycopg.connect(get_user_dsn()) as conn:
         conn.execute("SELECT set_config('perdure.tenant', 'acme', true)")
         before = conn.execute(f"SELECT count(*) FROM {schema}.threads").fetchone()
         conn.commit()
@@ -142,12 +147,12 @@ def test_a_connection_whose_transaction_has_ended_names_nobody(schema: str) -> N
 
 
 @pytest.mark.parametrize("tenant", ["globex", None])
-def test_no_row_is_written_for_another(schema: str, tenant: str | None) -> None:
+def test_row_of_another_tenant_cannot_be_written(schema: str, tenant: str | None) -> None:
     insert = (
         f"INSERT INTO {schema}.store_pending_embeddings (tenant, id, attempts, error) "
         "VALUES (%s, 1, 1, '')"
     )
-    with psycopg.connect(user()) as conn:
+    with psycopg.connect(get_user_dsn()) as conn:
         if tenant is not None:
             conn.execute("SELECT set_config('perdure.tenant', %s, true)", (tenant,))
         changed = conn.execute(
@@ -159,8 +164,8 @@ def test_no_row_is_written_for_another(schema: str, tenant: str | None) -> None:
     assert changed == 0
 
 
-def test_every_table_is_walled(schema: str) -> None:
-    """Also those of a later version: forced, one policy, and all keys led by the tenant."""
+def test_every_table_has_a_forced_policy_and_keys_by_tenant(schema: str) -> None:
+    """This must hold for tables of later versions, too."""
     with psycopg.connect(postgres_server.dsn()) as conn:
         forced = conn.execute(
             "SELECT relname FROM pg_class c JOIN pg_policy p ON p.polrelid = c.oid WHERE "
@@ -172,79 +177,89 @@ def test_every_table_is_walled(schema: str) -> None:
             (schema,),
         ).fetchall()
 
-    assert sorted(name for (name,) in forced) == tables(schema)
+    assert sorted(name for (name,) in forced) == list_tables(schema)
     assert [key for (key,) in keys if "btree (tenant, " not in key] == []
 
 
-def test_two_tenants_with_one_thread_and_one_namespace(both: tuple[Handles, Handles]) -> None:
-    for (saver, store), tenant, thing in zip(both, TENANTS, ("car", "van"), strict=True):
-        found = store.search(NAMESPACE, query="what does Ann drive?")
-        assert said(saver) == [f"hello from {tenant}", "good day"]
+def test_two_tenants_may_use_the_same_thread_id_and_namespace(
+    acme_and_globex: tuple[Handles, Handles],
+) -> None:
+    for (saver, store), tenant, thing in zip(acme_and_globex, TENANTS, ("car", "van"), strict=True):
+        items_found = store.search(NAMESPACE, query="what does Ann drive?")
+        assert read_texts(saver) == [f"hello from {tenant}", "good day"]
         assert len(saver.threads()) == 1
         assert [each.checkpoint_id for each in saver.checkpoints("t")]
         assert [tag["step"] for tag in [t.metadata for t in saver.list(None, filter={"step": 1})]]
-        assert thing in found[0].value["text"]
-        assert len(found) == len(store.list_namespaces()) == 1
-    acme, globex = both
+        assert thing in items_found[0].value["text"]
+        assert len(items_found) == len(store.list_namespaces()) == 1
+    acme, globex = acme_and_globex
     globex[1].put(NAMESPACE, "k2", {"text": "Ann has a boat."})
     assert acme[1].get(NAMESPACE, "k2") is None
     assert len(acme[1].search(NAMESPACE, query="boat")) == 1
     globex[1].delete(NAMESPACE, "k2")
 
 
-def test_what_one_erases_another_keeps(schema: str, both: tuple[Handles, Handles]) -> None:
-    with opened(schema, "initech") as (saver, store):
+def test_erasures_of_one_tenant_do_not_affect_others(
+    schema: str, acme_and_globex: tuple[Handles, Handles]
+) -> None:
+    with open_tenant(schema, "initech") as (saver, store):
         with pytest.raises(UnknownThread):
             saver.thread("t")
-        talk(saver, "hello from initech")
+        run_turn(saver, "hello from initech")
         store.put(NAMESPACE, "k", {"text": "Ann walks."})
         saver.retain(Retention(last=1))
         assert [info.thread_id for info in saver.delete_idle(datetime.now(UTC))] == ["t"]
         receipt = store.forget(NAMESPACE)
         assert len(receipt.keys) == 1
         assert store.search((), limit=100) == []
-    for (saver, store), tenant in zip(both, TENANTS, strict=True):
-        assert said(saver) == [f"hello from {tenant}", "good day"]
+    for (saver, store), tenant in zip(acme_and_globex, TENANTS, strict=True):
+        assert read_texts(saver) == [f"hello from {tenant}", "good day"]
         assert store.get(NAMESPACE, "k") is not None
-    assert rows(schema, "initech")["threads"] == rows(schema, "initech")["store_items"] == set()
+    assert (
+        read_visible_tenants(schema, "initech")["threads"]
+        == read_visible_tenants(schema, "initech")["store_items"]
+        == set()
+    )
 
 
-def test_locks_and_sweeps_are_of_one_tenant(schema: str, both: tuple[Handles, Handles]) -> None:
-    (acme, acme_store), (globex, globex_store) = both
+def test_locks_and_sweeps_do_not_affect_other_tenants(
+    schema: str, acme_and_globex: tuple[Handles, Handles]
+) -> None:
+    (acme, acme_store), (globex, globex_store) = acme_and_globex
 
-    async def locked() -> None:
+    async def lock_both() -> None:
         async with acme.lock("t"), globex.lock("t", timeout_s=0.1):
             pass
 
-    asyncio.run(locked())
+    asyncio.run(lock_both())
     for store in (acme_store, globex_store):
         store.put(("short",), "k", {"n": 1}, index=False, ttl=1)
-    Store._clock.forward(120)
-    swept = acme_store.sweep_ttl()
+    StoreWithClock._clock.forward(120)
+    swept_count = acme_store.sweep_ttl()
 
-    assert swept == 1
-    assert rows(schema, "globex")["store_items"] == {"globex"}
+    assert swept_count == 1
+    assert read_visible_tenants(schema, "globex")["store_items"] == {"globex"}
     assert globex_store.sweep_ttl() == 1
 
 
-def test_what_gives_no_wall_is_refused(schema: str, tmp_path: Path) -> None:
-    """A role that sees all tenants; and a schema that was made the other way."""
+def test_role_or_schema_without_row_level_security_is_refused(schema: str, tmp_path: Path) -> None:
+    """Examples are a role that sees all tenants, and a schema that was created without tenants."""
     owner = postgres_server.dsn_of("an_owner")
-    plain = postgres_server.schema(tmp_path)
-    PostgresStore.open(owner, schema=plain).close()
+    schema_without_tenants = postgres_server.schema(tmp_path)
+    PostgresStore.open(owner, schema=schema_without_tenants).close()
     with pytest.raises(ConfigurationError, match="bypasses row-level security"):
         PostgresStore.open(postgres_server.dsn(), schema=schema, tenant="acme")
     with pytest.raises(ConfigurationError, match="created without tenants"):
-        PostgresCheckpointer.open(owner, schema=plain, tenant="acme")
+        PostgresCheckpointer.open(owner, schema=schema_without_tenants, tenant="acme")
     with pytest.raises(ConfigurationError, match="pass tenant="):
         PostgresStore.open(owner, schema=schema)
     with pytest.raises(ConfigurationError, match="expected a name"):
         PostgresStore(owner, tenant="")
     with pytest.raises(StorageError, match="permission denied"):
-        PostgresStore.open(user(), schema=f"{plain}x", tenant="acme")
+        PostgresStore.open(get_user_dsn(), schema=f"{schema_without_tenants}x", tenant="acme")
 
 
-KEYED = [
+INDEXED_STATEMENTS = [
     "read_write_state",
     "advance_thread",
     "advance_into_namespace",
@@ -256,22 +271,28 @@ KEYED = [
     "tagged_checkpoints",
     "thread_sizes",
 ]
-KEYED += ["items_with_hashes", "items_by_ids", "find_present", "get", "search_data_since"]
-KEYED += ["expiries"]
-OF_TYPE = {"bigint": "g", "double precision": "g", "boolean": "true", "text": "'x' || g"}
+INDEXED_STATEMENTS += [
+    "items_with_hashes",
+    "items_by_ids",
+    "find_present",
+    "get",
+    "search_data_since",
+]
+INDEXED_STATEMENTS += ["expiries"]
+VALUES_BY_TYPE = {"bigint": "g", "double precision": "g", "boolean": "true", "text": "'x' || g"}
 
 
 @pytest.fixture(scope="module")
-def large(schema: str) -> str:
-    """The schema, with a tenant who has many rows of everything."""
+def schema_with_large_tenant(schema: str) -> str:
+    """The schema, with a tenant that has many rows in each table."""
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
-        for table in tables(schema):
+        for table in list_tables(schema):
             columns = conn.execute(
                 "SELECT column_name, data_type FROM information_schema.columns "
                 "WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
                 (schema, table),
             ).fetchall()
-            values = [OF_TYPE.get(kind, "('x' || g)::bytea") for _, kind in columns[1:]]
+            values = [VALUES_BY_TYPE.get(kind, "('x' || g)::bytea") for _, kind in columns[1:]]
             conn.execute(
                 f"INSERT INTO {schema}.{table} ({', '.join(name for name, _ in columns)}) "
                 f"SELECT 'large', {', '.join(values)} FROM generate_series(900001, 905000) AS g"
@@ -280,20 +301,22 @@ def large(schema: str) -> str:
     return schema
 
 
-@pytest.mark.parametrize("name", KEYED)
-def test_a_policy_keeps_no_statement_from_its_keys(large: str, name: str) -> None:
-    """Postgres applies a policy before it computes from a column, so by more than the tenant."""
+@pytest.mark.parametrize("name", INDEXED_STATEMENTS)
+def test_statement_uses_its_index_despite_the_policy(
+    schema_with_large_tenant: str, name: str
+) -> None:
+    """Postgres applies the policy first. The index condition must contain more than the tenant."""
     text = number_placeholders({**threads._SQL[True], **items._SQL[True]}[name]).decode()
     count = max(int(each) for each in re.findall(r"\$(\d+)", text))
-    with psycopg.connect(user(), prepare_threshold=None) as conn:
+    with psycopg.connect(get_user_dsn(), prepare_threshold=None) as conn:
         conn.execute("SELECT set_config('perdure.tenant', 'large', true)")
-        conn.execute(f"SET LOCAL search_path TO {large}")
+        conn.execute(f"SET LOCAL search_path TO {schema_with_large_tenant}")
         conn.execute("SET LOCAL plan_cache_mode = force_generic_plan")
-        conn.execute("SET LOCAL enable_hashjoin = off")  # few rows are quickly read whole
+        conn.execute("SET LOCAL enable_hashjoin = off")  # Postgres would read all of the few rows
         conn.execute("SET LOCAL enable_mergejoin = off")
         conn.execute(f"PREPARE asked AS {text}")
-        asked = f"EXPLAIN EXECUTE asked({', '.join(['NULL'] * count)})"
-        plan = [line for (line,) in conn.execute(asked)]
+        explain = f"EXPLAIN EXECUTE asked({', '.join(['NULL'] * count)})"
+        plan = [line for (line,) in conn.execute(explain)]
 
     conditions = [line for line in plan if "Index Cond: " in line]
     assert conditions != []
@@ -301,31 +324,34 @@ def test_a_policy_keeps_no_statement_from_its_keys(large: str, name: str) -> Non
     assert [line for line in plan if "Seq Scan" in line] == []
 
 
-def test_rights_on_rows_are_enough_for_a_copy_and_the_queue(schema: str, tmp_path: Path) -> None:
-    """Those that docs/postgres.md names; the owner makes the schema of the jobs."""
-    dsns = user(), postgres_server.dsn_of("an_owner")
+def test_rights_on_rows_suffice_for_a_copy_and_the_queue(schema: str, tmp_path: Path) -> None:
+    """docs/postgres.md names these rights. The owner creates the schema of the jobs."""
+    dsns = get_user_dsn(), postgres_server.dsn_of("an_owner")
     stores: list[Any] = [PostgresStore(dsn, schema=schema, tenant="copied") for dsn in dsns]
-    place, own = (store.database.queue_location for store in stores)
+    user_location, owner_location = (store.database.queue_location for store in stores)
     with pytest.raises(StorageUnavailable, match="permission denied"):
-        JobQueue(*place)
-    JobQueue(*own).close()
-    with psycopg.connect(own[0]) as conn:
-        conn.execute(f"GRANT USAGE ON SCHEMA {own[1]} TO a_user")
+        JobQueue(*user_location)
+    JobQueue(*owner_location).close()
+    with psycopg.connect(owner_location[0]) as conn:
+        conn.execute(f"GRANT USAGE ON SCHEMA {owner_location[1]} TO a_user")
         rights = "SELECT, INSERT, UPDATE, DELETE"
-        conn.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {own[1]} TO a_user")
-    with closing(JobQueue(*place)) as queue:
+        conn.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {owner_location[1]} TO a_user")
+    with closing(JobQueue(*user_location)) as queue:
         queue.put(ExtractionJob("t", NAMESPACE, "due", configurable={}))
         assert len(queue.read_unfinished_jobs()) == 1
     file = tmp_path / "old.db"
     with (
         SQLiteCheckpointer.open(file) as saver,
         SQLiteStore.open(file) as store,
-        opened(schema, "copied") as (new_saver, new_store),
+        open_tenant(schema, "copied") as (new_saver, new_store),
     ):
         store.put(NAMESPACE, "k", {"text": "tea"})
-        ends = ThreadTables.from_checkpointer(saver), ThreadTables.from_checkpointer(new_saver)
+        thread_tables = (
+            ThreadTables.from_checkpointer(saver),
+            ThreadTables.from_checkpointer(new_saver),
+        )
         DatabaseCopy(
-            [ends, (StoreTables.from_store(store), StoreTables.from_store(new_store))]
+            [thread_tables, (StoreTables.from_store(store), StoreTables.from_store(new_store))]
         ).run()
         new_store.put(NAMESPACE, "k2", {"text": "milk"})
 

@@ -1,4 +1,4 @@
-"""How the SQL of tables is compared, and how a read of a file from elsewhere ends."""
+"""The comparison of the SQL of tables, and the limits of reads of an untrusted file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from perdure.storage.untrusted_sqlite import (
 from tests.hostile_files import ENDLESS, change
 
 TABLE = "CREATE TABLE t (a TEXT NOT NULL DEFAULT 'It''s, (A)', b ANY, PRIMARY KEY (a, b)) STRICT"
-SAME = [
+EQUIVALENT_SQL = [
     "create  table \"t\"\n(a text not null default 'It''s, (A)', [b] any, primary key(a,b)) strict",
     "CREATE TABLE IF NOT EXISTS t -- of (x, y)\n"
     "(b ANY, a TEXT NOT NULL DEFAULT 'It''s, (A)' /* , c */, PRIMARY KEY (a, b)) STRICT",
 ]
-OTHER = [
+DIFFERENT_SQL = [
     TABLE.replace("It", "it"),
     TABLE.replace(" STRICT", ""),
     TABLE.replace("(a, b)", "(b, a)"),
@@ -36,15 +36,15 @@ OTHER = [
 ]
 
 
-@pytest.mark.parametrize("sql", SAME)
-def test_what_does_not_change_the_meaning_is_left_out(sql: str) -> None:
-    """Spaces, comments, case, quotation marks and the order of columns."""
+@pytest.mark.parametrize("sql", EQUIVALENT_SQL)
+def test_read_tables_ignores_spaces_comments_case_and_column_order(sql: str) -> None:
+    """Quotation marks are ignored, too."""
     assert read_tables(TABLE) == read_tables(sql)
 
 
-@pytest.mark.parametrize("sql", OTHER)
-def test_what_changes_the_meaning_counts(sql: str) -> None:
-    """Text, options, the order within a key, and each definition more or less."""
+@pytest.mark.parametrize("sql", DIFFERENT_SQL)
+def test_read_tables_detects_every_change_of_meaning(sql: str) -> None:
+    """Examples are texts, options, the order within a key, and additional definitions."""
     assert read_tables(TABLE) != read_tables(sql)
 
 
@@ -60,8 +60,8 @@ def connect(path: Path, guard: UntrustedFileGuard) -> UntrustedConnection:
     return conn
 
 
-def test_a_statement_without_an_end_is_stopped(path: Path) -> None:
-    """It may take as many steps as the size of the file allows, and the next read begins anew."""
+def test_endless_statement_is_stopped(path: Path) -> None:
+    """The limit of steps depends on the size of the file, and applies to each read."""
     guard = UntrustedFileGuard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
     with closing(connect(path, guard)) as conn:
         with (
@@ -74,7 +74,7 @@ def test_a_statement_without_an_end_is_stopped(path: Path) -> None:
             assert conn.execute("SELECT a FROM t").fetchall() == []
 
 
-def test_ctrl_c_ends_a_statement(path: Path) -> None:
+def test_ctrl_c_interrupts_a_running_statement(path: Path) -> None:
     """Python would notice the signal only when the statement has ended."""
     guard = UntrustedFileGuard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
     with closing(connect(path, guard)) as conn:
