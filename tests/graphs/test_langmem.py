@@ -1,4 +1,4 @@
-"""langmem's tools on our store: what they write is found, changed and removed through them."""
+"""The tools of langmem work with perdure's store."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ ANN = ("memories", "ann@example.com")
 CONFIG: Any = {"configurable": {"user_id": "ann@example.com"}}
 
 
-class Tools:
-    """Both tools, within a graph that was compiled with the store, blocking or awaited."""
+class LangmemTools:
+    """Both tools, called in a graph that was compiled with the store."""
 
-    def __init__(self, store: SQLiteStore, door: str) -> None:
-        self.store, self.door = store, door
+    def __init__(self, store: SQLiteStore, mode: str) -> None:
+        self.store, self.mode = store, mode
         self.manage = langmem.create_manage_memory_tool(("memories", "{user_id}"))
         self.search = langmem.create_search_memory_tool(("memories", "{user_id}"))
 
-    def call(self, tool: Any, **given: Any) -> str:
-        """What a tool answers in a node."""
+    def call(self, tool: Any, **arguments: Any) -> str:
+        """Call a tool in a node and return its answer."""
 
-        def node(state: dict[str, Any]) -> dict[str, Any]:
-            return {"answer": tool.invoke(given)}
+        def call_blocking(state: dict[str, Any]) -> dict[str, Any]:
+            return {"answer": tool.invoke(arguments)}
 
-        async def anode(state: dict[str, Any]) -> dict[str, Any]:
-            return {"answer": await tool.ainvoke(given)}
+        async def call_async(state: dict[str, Any]) -> dict[str, Any]:
+            return {"answer": await tool.ainvoke(arguments)}
 
         graph: Any = StateGraph(dict)
-        graph.add_node("node", node if self.door == "blocking" else anode)
+        graph.add_node("node", call_blocking if self.mode == "blocking" else call_async)
         compiled = graph.add_edge(START, "node").compile(store=self.store)
-        if self.door == "blocking":
+        if self.mode == "blocking":
             return str(compiled.invoke({}, CONFIG)["answer"])
         return str(asyncio.run(compiled.ainvoke({}, CONFIG))["answer"])
 
 
-@pytest.mark.parametrize("door", ["blocking", "awaited"])
-def test_the_tools_of_langmem(door: str, place: Place) -> None:
-    """Created, found, updated and deleted; versions are kept of it like of any item."""
+@pytest.mark.parametrize("mode", ["blocking", "awaited"])
+def test_langmem_tools_create_find_update_and_delete_memories(mode: str, place: Place) -> None:
+    """The store keeps versions of a memory, like those of any item."""
     with place.store() as store:
-        tools = Tools(store, door)
+        tools = LangmemTools(store, mode)
         created = tools.call(tools.manage, content="Ann likes green tea", action="create")
         tools.call(tools.manage, content="Ann works in a school", action="create")
         [key] = re.findall(r"created? memory (\S+)", created)
@@ -59,10 +59,10 @@ def test_the_tools_of_langmem(door: str, place: Place) -> None:
         tools.call(tools.manage, content="Ann likes black tea", action="update", id=key)
         versions = [item.value for item in store.history(ANN, key)]
         tools.call(tools.manage, action="delete", id=key)
-        left = json.loads(tools.call(tools.search, query="tea", limit=10))
+        remaining = json.loads(tools.call(tools.search, query="tea", limit=10))
 
     assert [(item["key"], item["value"]) for item in found] == [
         (key, {"content": "Ann likes green tea"})
     ]
     assert versions == [{"content": "Ann likes green tea"}, {"content": "Ann likes black tea"}]
-    assert key not in {item["key"] for item in left}
+    assert key not in {item["key"] for item in remaining}
