@@ -126,7 +126,9 @@ def test_answer_is_committed_by_one_statement(tmp_path: Path) -> None:
     with SQLiteCheckpointer.open(tmp_path / "memory.db") as saver:
         parent = put(saver, {"n": 1})
         database: Any = saver.database
-        with database._connect_once().writer.lend_connection() as connection:  # the put is finished
+        with (
+            database._connect_once().writer.lend_connection() as connection
+        ):  # the connection is free only after the put
             connection.set_trace_callback(statements.append)
         saver.put_writes(parent, [("__resume__", "yes")], NULL_TASK)
         during = [*statements]

@@ -53,7 +53,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def config_of(number: int) -> Any:
+def make_config(number: int) -> Any:
     return {"configurable": {"thread_id": f"t{number}", "user_id": f"u{number % 3}"}}
 
 
@@ -71,7 +71,7 @@ def run_threads(path: Path) -> None:
         graph = builder.compile(checkpointer=saver)
         for number in range(THREADS):
             message = HumanMessage(f"My aunt number {number} lives in Ghent.")
-            graph.invoke({"messages": [message]}, config_of(number))
+            graph.invoke({"messages": [message]}, make_config(number))
 
 
 def run_worker(path: Path, pipe: Connection, database: str | None) -> None:

@@ -30,7 +30,7 @@ NAMESPACES = ["", "sub:1"]
 Query = Callable[[SQLiteCheckpointer], Any]
 
 
-def config_at(thread_id: str, ns: str | None = None, uid: str | None = None) -> Any:
+def make_config(thread_id: str, ns: str | None = None, uid: str | None = None) -> Any:
     named = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": uid}
     return {"configurable": {name: part for name, part in named.items() if part is not None}}
 
@@ -74,7 +74,7 @@ def put_checkpoint_with_writes(
         "updated_channels": None,
     }
     metadata: Any = {"source": "loop" if step else "input", "step": step, "even": step % 2 == 0}
-    base = config_at(thread_id, ns, make_checkpoint_id(thread_id, ns, before) if step else None)
+    base = make_config(thread_id, ns, make_checkpoint_id(thread_id, ns, before) if step else None)
     config = saver.put(base, checkpoint, metadata, {"messages": step + 1, "note": 1})
     for task in range(2):
         saver.put_writes(config, [("messages", f"of {task}"), ("x", step)], f"task {task}", "~")
@@ -95,7 +95,7 @@ def build_queries() -> dict[str, Query]:
             out |= namespace_queries(thread_id, ns)
             for step in (0, 4):
                 out |= checkpoint_queries(
-                    thread_id, config_at(thread_id, ns, make_checkpoint_id(thread_id, ns, step))
+                    thread_id, make_config(thread_id, ns, make_checkpoint_id(thread_id, ns, step))
                 )
     return out
 
@@ -103,13 +103,13 @@ def build_queries() -> dict[str, Query]:
 def thread_queries(t: str) -> dict[str, Query]:
     return {
         f"checkpoints of {t}": lambda s: s.checkpoints(t),
-        f"even of {t}": lambda s: list(s.list(config_at(t), filter={"even": True})),
+        f"even of {t}": lambda s: list(s.list(make_config(t), filter={"even": True})),
     }
 
 
 def namespace_queries(t: str, ns: str) -> dict[str, Query]:
     return {
-        f"head {t} {ns}": lambda s: s.get_tuple(config_at(t, ns)),
+        f"head {t} {ns}": lambda s: s.get_tuple(make_config(t, ns)),
         f"history {t} {ns}": lambda s: s.history(t, checkpoint_ns=ns),
     }
 
@@ -117,7 +117,7 @@ def namespace_queries(t: str, ns: str) -> dict[str, Query]:
 def checkpoint_queries(t: str, config: Any) -> dict[str, Query]:
     return {
         f"get {config}": lambda s: s.get_tuple(config),
-        f"before {config}": lambda s: list(s.list(config_at(t), before=config, limit=2)),
+        f"before {config}": lambda s: list(s.list(make_config(t), before=config, limit=2)),
     }
 
 

@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[Callable[[], Fault], type[StorageError], int]] = {
 }
 
 
-def config_of(number: int | None, thread: str = "t") -> RunnableConfig:
+def make_config(number: int | None, thread: str = "t") -> RunnableConfig:
     address = {"thread_id": thread, "checkpoint_ns": ""}
     return {
         "configurable": address
@@ -127,14 +127,14 @@ def put_checkpoint(
     saver: Any, number: int, parent: int | None, thread: str = "t", **metadata: Any
 ) -> None:
     new = make_checkpoint(number)
-    config = config_of(parent, thread)
+    config = make_config(parent, thread)
     saver.put(config, new, {"source": "loop", "step": number, **metadata}, new["channel_versions"])
 
 
 def put_task_writes(
     saver: Any, channel: str, task: str, number: int = 5, words: str = "pending "
 ) -> None:
-    saver.put_writes(config_of(number), [(channel, [HumanMessage(words * 40, id="p")])], task)
+    saver.put_writes(make_config(number), [(channel, [HumanMessage(words * 40, id="p")])], task)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replace_checkpoint(saver: Any) -> None:
     new = make_checkpoint(5, "said otherwise")
-    saver.put(config_of(3), new, {"source": "update", "step": 9}, new["channel_versions"])
+    saver.put(make_config(3), new, {"source": "update", "step": 9}, new["channel_versions"])
 
 
 METHODS: dict[str, Callable[[SQLiteCheckpointer], object]] = {
@@ -185,20 +185,20 @@ METHODS: dict[str, Callable[[SQLiteCheckpointer], object]] = {
 }
 
 
-def aput(saver: SQLiteCheckpointer) -> None:
+def put_checkpoint_async(saver: SQLiteCheckpointer) -> None:
     new = make_checkpoint(6)
-    config = config_of(5)
+    config = make_config(5)
     asyncio.run(saver.aput(config, new, {"source": "loop", "step": 6}, new["channel_versions"]))
 
 
-def aput_writes(saver: SQLiteCheckpointer) -> None:
+def put_task_writes_async(saver: SQLiteCheckpointer) -> None:
     value = HumanMessage("pending " * 40, id="p")
-    asyncio.run(saver.aput_writes(config_of(5), [("messages", [value])], "task-9"))
+    asyncio.run(saver.aput_writes(make_config(5), [("messages", [value])], "task-9"))
 
 
 METHODS |= {
-    "aput": aput,
-    "aput_writes": aput_writes,
+    "aput": put_checkpoint_async,
+    "aput_writes": put_task_writes_async,
     "adelete_thread": lambda saver: asyncio.run(saver.adelete_thread("t")),
 }
 
@@ -211,7 +211,7 @@ def drop_removal_number(config: Any) -> Any:
     return {"configurable": {name: value for name, value in items if name != REMOVALS_KEY}}
 
 
-def dump(path: Path) -> Any:
+def read_contents(path: Path) -> Any:
     """Return everything that the public methods read from a file."""
     with SQLiteCheckpointer.open(path, read_only=True) as saver:
         infos = saver.threads()
@@ -259,10 +259,10 @@ def test_failed_call_leaves_file_as_before_or_after_and_can_be_repeated(
     make, expected, stride = FAULTS[kind]
     path = tmp_path / "x.db"
     shutil.copy(template, path)
-    before = dump(path)
+    before = read_contents(path)
     with SQLiteCheckpointer.open(path) as saver:
         METHODS[method](saver)
-    after = dump(path)
+    after = read_contents(path)
     assert before != after
 
     fault = make()
@@ -278,9 +278,9 @@ def test_failed_call_leaves_file_as_before_or_after_and_can_be_repeated(
             if error is not None:
                 assert isinstance(error, expected)
                 assert error.__cause__ is fault.error
-                assert dump(path) in (before, after)
+                assert read_contents(path) in (before, after)
                 METHODS[method](saver)
-        assert after == dump(path)
+        assert after == read_contents(path)
         if not fault.fired:
             break
 
@@ -311,7 +311,7 @@ def test_full_disk_keeps_acknowledged_checkpoints(tmp_path: Path) -> None:
     with SQLiteCheckpointer.open(tmp_path / "x.db", factory=TinyDatabase) as saver:
         with pytest.raises(StorageFull, match="free disk space and retry"):  # noqa: PT012 - until it is full
             for number in range(1, 100):
-                thread = config_of(None, f"t{number}")
+                thread = make_config(None, f"t{number}")
                 saver.put(thread, make_big_checkpoint(number), {}, {"text": number})
                 acknowledged.append(number)
         stored = {t.checkpoint["id"] for t in saver.list(None)}
@@ -321,8 +321,8 @@ def test_full_disk_keeps_acknowledged_checkpoints(tmp_path: Path) -> None:
             "t2",
         ):  # a row of another size may need one page more than the deleted ones had
             saver.delete_thread(thread_id)
-        saver.put(config_of(None, "again"), make_big_checkpoint(200), {}, {"text": 200})
-        later_tuple = saver.get_tuple(config_of(None, "again"))
+        saver.put(make_config(None, "again"), make_big_checkpoint(200), {}, {"text": 200})
+        later_tuple = saver.get_tuple(make_config(None, "again"))
 
     assert acknowledged
     assert {make_checkpoint_id(number) for number in acknowledged} == stored
@@ -336,7 +336,7 @@ def test_full_disk_fails_only_concurrent_puts_that_do_not_fit(tmp_path: Path) ->
 
     async def all_at_once(saver: SQLiteCheckpointer) -> list[Any]:
         puts = (
-            saver.aput(config_of(None, f"t{n}"), make_big_checkpoint(n), {}, {"text": n})
+            saver.aput(make_config(None, f"t{n}"), make_big_checkpoint(n), {}, {"text": n})
             for n in range(1, 40)
         )
         outcomes: list[Any] = await asyncio.gather(*puts, return_exceptions=True)

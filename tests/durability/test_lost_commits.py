@@ -22,7 +22,7 @@ from tests.contracts.puts import config_at, put, read_channel_values
 TABLES = ("keys", "threads", "namespaces", "logs", "items", "checkpoints", "writes", "tags")
 
 
-def channel_values_of(*texts: str) -> dict[str, Any]:
+def make_channel_values(*texts: str) -> dict[str, Any]:
     return {"messages": [HumanMessage(text, id=text) for text in texts], "docs": [*texts]}
 
 
@@ -59,16 +59,16 @@ def save_state(place: Place) -> Callable[[], None]:
 def test_put_on_a_lost_checkpoint_stores_its_whole_state(place: Place) -> None:
     """A lost item is not confused with the next item at the same position."""
     with place.saver() as saver:
-        put(saver, channel_values_of("a"), uid="1")
+        put(saver, make_channel_values("a"), uid="1")
         restore = save_state(place)
-        put(saver, channel_values_of("a", "b"), config_at(uid="1"), uid="2")
+        put(saver, make_channel_values("a", "b"), config_at(uid="1"), uid="2")
         restore()
-        put(saver, channel_values_of("a", "b", "c"), config_at(uid="2"), uid="3")
+        put(saver, make_channel_values("a", "b", "c"), config_at(uid="2"), uid="3")
         own_values = read_channel_values(saver, config_at(uid="3"))
         with place.saver() as other_saver:
             other_values = read_channel_values(other_saver, config_at(uid="3"))
 
-    assert own_values == channel_values_of("a", "b", "c")
+    assert own_values == make_channel_values("a", "b", "c")
     assert other_values == own_values
 
 
@@ -76,24 +76,26 @@ def test_put_on_a_lost_checkpoint_stores_its_whole_state(place: Place) -> None:
 def test_run_continues_from_restored_state(place: Place, reads_first: bool) -> None:
     """Lost items are not read again, even if another process has continued the thread."""
     with place.saver() as saver:
-        put(saver, channel_values_of("a"), uid="1")
+        put(saver, make_channel_values("a"), uid="1")
         restore = save_state(place)
-        put(saver, channel_values_of("a", "b", "x"), config_at(uid="1"), uid="2")
+        put(saver, make_channel_values("a", "b", "x"), config_at(uid="1"), uid="2")
         restore()
         if reads_first:
-            assert read_channel_values(saver, config_at()) == channel_values_of("a")
+            assert read_channel_values(saver, config_at()) == make_channel_values("a")
         with place.saver() as other_saver:
-            put(other_saver, channel_values_of("a", "B"), config_at(uid="1"), uid="2'")
-            assert read_channel_values(saver, config_at()) == channel_values_of("a", "B")
-            put(saver, channel_values_of("a", "B", "n"), config_at(uid="2'"), uid="3")
-            assert read_channel_values(other_saver, config_at()) == channel_values_of("a", "B", "n")
-        assert read_channel_values(saver, config_at()) == channel_values_of("a", "B", "n")
+            put(other_saver, make_channel_values("a", "B"), config_at(uid="1"), uid="2'")
+            assert read_channel_values(saver, config_at()) == make_channel_values("a", "B")
+            put(saver, make_channel_values("a", "B", "n"), config_at(uid="2'"), uid="3")
+            assert read_channel_values(other_saver, config_at()) == make_channel_values(
+                "a", "B", "n"
+            )
+        assert read_channel_values(saver, config_at()) == make_channel_values("a", "B", "n")
         assert [item.value.content for item in saver.history("t")] == ["a", "B", "n"]
 
 
 def test_task_writes_are_stored_if_their_logged_items_were_lost(place: Place) -> None:
     """A task's update and an input repeat messages whose positions in the log are reused."""
-    two_messages, twelve_messages = (channel_values_of(*map(str, range(n))) for n in (2, 12))
+    two_messages, twelve_messages = (make_channel_values(*map(str, range(n))) for n in (2, 12))
     with place.saver() as saver:
         put(saver, two_messages, uid="1")
         restore = save_state(place)
@@ -116,24 +118,24 @@ def test_task_writes_are_stored_if_their_logged_items_were_lost(place: Place) ->
 def test_puts_succeed_after_key_counter_was_reset(place: Place) -> None:
     """The restored counter is behind the keys that this process has allocated."""
     with place.saver() as saver:
-        put(saver, channel_values_of("a"), thread="t", uid="1")
+        put(saver, make_channel_values("a"), thread="t", uid="1")
         while saver._cache.keys.take_keys(1):  # use up the block of keys, as some sixty threads do
             pass
         restore = save_state(place)
-        put(saver, channel_values_of("a"), ns="sub", uid="1")  # allocates the next block
+        put(saver, make_channel_values("a"), ns="sub", uid="1")  # allocates the next block
         restore()
         for n in range(3):
-            put(saver, channel_values_of("a"), thread=f"a{n}", uid="1")
+            put(saver, make_channel_values("a"), thread=f"a{n}", uid="1")
         with place.saver() as other_saver:
             for n in range(30):
-                put(other_saver, channel_values_of("b"), thread=f"b{n}", uid="1")
+                put(other_saver, make_channel_values("b"), thread=f"b{n}", uid="1")
             read = [read_channel_values(other_saver, config_at(f"b{n}")) for n in range(30)]
         for n in range(100):
             with suppress(
                 StorageError
             ):  # the other saver has used the key, so another block is allocated
-                put(saver, channel_values_of("c"), thread=f"c{n}", uid="1")
-        put(saver, channel_values_of("c"), thread="last", uid="1")
+                put(saver, make_channel_values("c"), thread=f"c{n}", uid="1")
+        put(saver, make_channel_values("c"), thread="last", uid="1")
 
-        assert read_channel_values(saver, config_at("last")) == channel_values_of("c")
-    assert read == [channel_values_of("b")] * 30
+        assert read_channel_values(saver, config_at("last")) == make_channel_values("c")
+    assert read == [make_channel_values("b")] * 30

@@ -155,7 +155,7 @@ def perform(saver: SQLiteCheckpointer, action: Any) -> None:
     action(saver) if callable(action) else put_named_checkpoint(saver, action)
 
 
-def dump(saver: SQLiteCheckpointer) -> Any:
+def read_contents(saver: SQLiteCheckpointer) -> Any:
     """Return everything in a thread: its checkpoints with their writes and the head."""
     infos = saver.checkpoints("t")
     tuples = {
@@ -227,7 +227,7 @@ def prepare_thread(place: Place, case: str) -> Any:
     with place.saver() as saver:
         for action in CASES[case].before:
             perform(saver, action)
-        return dump(saver)
+        return read_contents(saver)
 
 
 @pytest.mark.repeats
@@ -243,7 +243,7 @@ def test_killed_merge_leaves_thread_as_before_or_after_and_can_be_repeated(
     before = prepare_thread(place, case)
     with place.saver() as saver:
         perform(saver, expected.killed)
-        after, head = dump(saver), saver.get_tuple(config_at())
+        after, head = read_contents(saver), saver.get_tuple(config_at())
     assert head is not None
     assert (head.checkpoint["id"], head.checkpoint["channel_values"]) == (
         expected.head,
@@ -263,11 +263,11 @@ def test_killed_merge_leaves_thread_as_before_or_after_and_can_be_repeated(
         process.join()
         ours.close()
         with place.saver() as saver:
-            state = dump(saver)
+            state = read_contents(saver)
             assert state in (before, after)
             if state == before:
                 perform(saver, expected.killed)
-            assert dump(saver) == after
+            assert read_contents(saver) == after
         if process.exitcode != -signal.SIGKILL:
             assert process.exitcode == 0
             break

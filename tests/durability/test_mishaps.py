@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import PerdureError, StorageUnavailable
 from tests.contracts.puts import config_at, put
-from tests.durability.test_faults import FAULTS, config_of, template  # noqa: F401
+from tests.durability.test_faults import FAULTS, make_config, template  # noqa: F401
 from tests.rounds import rounds
 from tests.storage.test_storage import insert_note, open_notes, read_numbers
 
@@ -38,18 +38,18 @@ def test_next_read_succeeds_after_a_failed_read(template: Path, tmp_path: Path) 
     for make, expected, _ in FAULTS.values():
         fault = make()
         with SQLiteCheckpointer.open(path, factory=fault.connection_class()) as saver:
-            fresh = saver.get_tuple(config_of(5))
+            fresh = saver.get_tuple(make_config(5))
             for call in itertools.count(1):
                 fault.arm(call)
                 try:
-                    saver.get_tuple(config_of(5))
+                    saver.get_tuple(make_config(5))
                 except PerdureError as error:
                     errors.append((type(error), error.__cause__))
                     expected_errors.append((expected, fault.error))
                 if not fault.fired:
                     break
                 fault.disarm()
-                assert fresh == saver.get_tuple(config_of(5))
+                assert fresh == saver.get_tuple(make_config(5))
 
     assert errors
     assert expected_errors == errors

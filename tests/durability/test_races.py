@@ -28,21 +28,21 @@ PATIENCE_S = 30.0  # a deadlock fails the test instead of stopping it
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
-def config_of(thread: str = "t", checkpoint_id: str | None = None) -> RunnableConfig:
+def make_config(thread: str = "t", checkpoint_id: str | None = None) -> RunnableConfig:
     address = {"thread_id": thread, "checkpoint_ns": ""}
     return {
         "configurable": {**address, "checkpoint_id": checkpoint_id} if checkpoint_id else address
     }
 
 
-def answer(state: MessagesState) -> dict[str, Any]:
+def answer_last_message(state: MessagesState) -> dict[str, Any]:
     question = state["messages"][-1]
     return {"messages": [AIMessage(f"answer to {question.content}", id=f"answer-{question.id}")]}
 
 
 def build_graph(saver: Any) -> Any:
     graph = StateGraph(MessagesState)
-    graph.add_node("answer", answer)
+    graph.add_node("answer", answer_last_message)
     graph.add_edge(START, "answer")
     return graph.compile(checkpointer=saver)
 
@@ -58,7 +58,7 @@ def run_in_threads(saver: SQLiteCheckpointer, *, locked: bool) -> None:
     def run(number: int) -> None:
         gate.wait(PATIENCE_S)
         with saver.lock("t", timeout_s=PATIENCE_S) if locked else nullcontext():
-            graph.invoke(human_input(number), config_of())
+            graph.invoke(human_input(number), make_config())
 
     with ThreadPoolExecutor(RUNS) as pool:
         list(pool.map(run, range(RUNS)))
@@ -70,7 +70,7 @@ def run_in_tasks(saver: SQLiteCheckpointer, *, locked: bool) -> None:
 
     async def run(number: int) -> None:
         async with saver.lock("t", timeout_s=PATIENCE_S) if locked else nullcontext():
-            await graph.ainvoke(human_input(number), config_of())
+            await graph.ainvoke(human_input(number), make_config())
 
     async def all_at_once() -> None:
         runs = asyncio.gather(*(run(number) for number in range(RUNS)))
@@ -81,7 +81,7 @@ def run_in_tasks(saver: SQLiteCheckpointer, *, locked: bool) -> None:
 
 def read_head_ids(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
     """Return the ids of the human messages in the thread's head."""
-    stored = saver.get_tuple(config_of(thread))
+    stored = saver.get_tuple(make_config(thread))
     assert stored is not None
     return human_ids(stored.checkpoint)
 
@@ -93,7 +93,7 @@ def human_ids(checkpoint: Checkpoint) -> set[str]:
 
 def read_all_ids(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
     """Return the ids of the human messages in any checkpoint of the thread."""
-    return set().union(*(human_ids(t.checkpoint) for t in saver.list(config_of(thread))))
+    return set().union(*(human_ids(t.checkpoint) for t in saver.list(make_config(thread))))
 
 
 def count_heads(saver: SQLiteCheckpointer, thread: str = "t") -> int:
@@ -140,8 +140,8 @@ def run_turns(place: Place, go: Connection, number: int) -> None:
     with place.saver() as saver:
         graph = build_graph(saver)
         for turn in range(4):
-            graph.invoke(human_input(turn), config_of(f"own {number}"))
-            graph.invoke(human_input(100 * number + turn), config_of("shared"))
+            graph.invoke(human_input(turn), make_config(f"own {number}"))
+            graph.invoke(human_input(100 * number + turn), make_config("shared"))
     go.send("done")
 
 
@@ -150,7 +150,7 @@ def put_first_checkpoint(place: Place, go: Connection, number: int) -> None:
     go.send("ready")
     go.recv()
     with place.saver() as saver:
-        saver.put(config_of(f"t{number}"), empty_checkpoint(), {"source": "input"}, {})
+        saver.put(make_config(f"t{number}"), empty_checkpoint(), {"source": "input"}, {})
     go.send("done")
 
 
@@ -182,7 +182,7 @@ def test_many_processes_can_create_one_database_at_once(place: Place) -> None:
 
 def put_five_checkpoints(saver: SQLiteCheckpointer) -> list[RunnableConfig]:
     """Put a thread of five checkpoints, and return their configs, newest first."""
-    config, out = config_of(), []
+    config, out = make_config(), []
     for step in range(5):
         config = saver.put(config, make_checkpoint(), {"source": "loop", "step": step}, {})
         out.append(config)
@@ -197,7 +197,7 @@ def make_checkpoint() -> Checkpoint:
 def test_saver_can_read_and_write_while_iterating_list(backend: str, tmp_path: Path) -> None:
     with BACKENDS[backend](tmp_path) as saver:
         expected, configs = put_five_checkpoints(saver), []
-        for checkpoint_tuple in saver.list(config_of()):
+        for checkpoint_tuple in saver.list(make_config()):
             assert checkpoint_tuple == saver.get_tuple(checkpoint_tuple.config)
             saver.put(checkpoint_tuple.config, make_checkpoint(), {"source": "fork"}, {})
             saver.put_writes(checkpoint_tuple.config, [("x", 1)], "task")
@@ -212,7 +212,7 @@ def test_saver_can_be_awaited_while_iterating_alist(backend: str, tmp_path: Path
 
     async def iterate_and_write(saver: SQLiteCheckpointer) -> list[RunnableConfig]:
         configs = []
-        async for checkpoint_tuple in saver.alist(config_of(), filter={"source": "loop"}):
+        async for checkpoint_tuple in saver.alist(make_config(), filter={"source": "loop"}):
             read_tuple = await saver.aget_tuple(checkpoint_tuple.config)
             assert read_tuple is not None
             assert checkpoint_tuple.checkpoint == read_tuple.checkpoint
@@ -237,9 +237,9 @@ def test_blocking_calls_of_saver_return_on_an_event_loop(backend: str, tmp_path:
     """Blocking methods may be called in the loop's own thread while tasks are running."""
 
     async def call_blocking_methods(saver: SQLiteCheckpointer) -> Any:
-        others = [asyncio.create_task(saver.aget_tuple(config_of())) for _ in range(RUNS)]
+        others = [asyncio.create_task(saver.aget_tuple(make_config())) for _ in range(RUNS)]
         await asyncio.sleep(0)
-        stored = saver.put(config_of(), make_checkpoint(), {"source": "loop"}, {})
+        stored = saver.put(make_config(), make_checkpoint(), {"source": "loop"}, {})
         saver.put_writes(stored, [("x", 1)], "task")
         read_tuple = saver.get_tuple(stored)
         await asyncio.gather(*others)
@@ -258,7 +258,7 @@ def test_saver_stays_usable_after_cancelled_puts(place: Place) -> None:
 
     async def put_and_cancel(saver: SQLiteCheckpointer, turns: int) -> None:
         checkpoint = {**make_checkpoint(), "channel_values": {"text": "x" * 1000}}
-        put = saver.aput(config_of(), checkpoint, {"source": "loop"}, {"text": turns})  # type: ignore[arg-type]
+        put = saver.aput(make_config(), checkpoint, {"source": "loop"}, {"text": turns})  # type: ignore[arg-type]
         task = asyncio.create_task(put)
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -267,12 +267,12 @@ def test_saver_stays_usable_after_cancelled_puts(place: Place) -> None:
 
     async def cancel_some(saver: SQLiteCheckpointer) -> RunnableConfig:
         await asyncio.gather(*(put_and_cancel(saver, n % 4) for n in range(40)))
-        return await saver.aput(config_of(), make_checkpoint(), {"source": "loop"}, {})
+        return await saver.aput(make_config(), make_checkpoint(), {"source": "loop"}, {})
 
     with place.saver() as saver:
         expected = asyncio.run(cancel_some(saver))
-        head = saver.get_tuple(config_of())
-        values = [t.checkpoint["channel_values"] for t in saver.list(config_of())]
+        head = saver.get_tuple(make_config())
+        values = [t.checkpoint["channel_values"] for t in saver.list(make_config())]
 
     assert head is not None
     assert expected == head.config

@@ -116,7 +116,7 @@ def read_progress(path: Path, work: Work) -> int:
         return int(db.execute(work.done).fetchone()[0])
 
 
-def dump(path: Path, work: Work) -> Any:
+def read_contents(path: Path, work: Work) -> Any:
     """Return everything in a file, and the results of some searches."""
     with open_store_with_embedder(path, work.embedder(), read_only=True) as store:
         modes: list[Any] = ["text", "semantic"]
@@ -143,7 +143,7 @@ def run_without_fault(template: Path, folder: Path, work: Work) -> Any:
     with open_store_with_embedder(path, work.embedder()) as store:
         work.run(store)
     assert work.steps[-1] == read_progress(path, work)
-    return dump(path, work)
+    return read_contents(path, work)
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -175,7 +175,7 @@ def test_failed_operation_stops_between_transactions_and_can_be_completed(
                 progress_values.add(progress)
             work.run(store)
             assert ("forget" in name) <= is_secret_erased(path)
-        assert after == dump(path, work)
+        assert after == read_contents(path, work)
         if not fault.fired:
             break
 
@@ -219,7 +219,7 @@ def test_killed_operation_can_be_completed_after_reopening(
             assert is_secret_erased(path) is (name == "forget" and progress == work.steps[-1])
             work.run(store)
             assert is_secret_erased(path) is (name == "forget")
-        assert after == dump(path, work)
+        assert after == read_contents(path, work)
         if codes[-1] == 0:
             break
 

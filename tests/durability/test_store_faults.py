@@ -73,7 +73,7 @@ METHODS: dict[str, Callable[[SQLiteStore], object]] = {
 }
 
 
-def dump(path: Path) -> Any:
+def read_contents(path: Path) -> Any:
     """Return everything that the public methods read from a file."""
     with open_store_at(path, read_only=True) as store:
         spaces = store.list_namespaces(limit=1000)
@@ -102,10 +102,10 @@ def test_failed_call_leaves_store_as_before_or_after_and_can_be_repeated(
     make, expected, stride = FAULTS[kind]
     path = tmp_path / "x.db"
     shutil.copy(template, path)
-    before = dump(path)
+    before = read_contents(path)
     with open_store_at(path) as store:
         METHODS[method](store)
-    after = dump(path)
+    after = read_contents(path)
     assert before != after
 
     fault = make()
@@ -119,11 +119,11 @@ def test_failed_call_leaves_store_as_before_or_after_and_can_be_repeated(
             if error is not None:
                 assert isinstance(error, expected)
                 assert error.__cause__ is fault.error
-                state = dump(path)
+                state = read_contents(path)
                 assert state in (before, after)
                 if state == before:
                     METHODS[method](store)
-        assert after == dump(path)
+        assert after == read_contents(path)
         if not fault.fired:
             break
 

@@ -32,7 +32,7 @@ PROCESSES, TURNS = 8, 12
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
-def count_up(store: SQLiteStore) -> None:
+def increment_counter(store: SQLiteStore) -> None:
     """Add one to a counter by compare-and-set, and retry until it succeeds."""
     while True:
         item = store.get(A, "counter")
@@ -58,7 +58,7 @@ def use_store_in_process(place: Place, pipe: Connection, number: int) -> None:
             store.put((f"p{number}",), f"k{turn}", {"text": f"{own} tea"})
             store.put((f"p{number}",), "gone", {"text": "gone"})
             store.delete((f"p{number}",), "gone")
-            count_up(store)
+            increment_counter(store)
             assert keys(store.search((), query=own, mode="text")) == [f"k{turn}"]
             if turn == 6 and number == 0:
                 store.retain(VersionRetention(last=0), prefix=("p0",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-TICK = 1_000_000  # microseconds a second
+TICK = 1_000_000  # microseconds per second
 
 
 @dataclass
@@ -22,15 +22,15 @@ class Version:
     actor: str | None = None
     index: bool = True
 
-    def alive(self, now: int) -> bool:
+    def is_alive(self, now: int) -> bool:
         return self.until is None and (self.expires is None or self.expires > now)
 
-    def seen(self, when: int) -> bool:
+    def is_valid_at(self, when: int) -> bool:
         """Return whether a read as of `when` returns this version."""
         end = self.expires if self.until is None else self.until
         return self.since <= when and (end is None or end > when)
 
-    def shape(self) -> Any:
+    def describe(self) -> Any:
         return self.number, self.value, self.created, self.since, self.actor
 
 
@@ -49,7 +49,7 @@ class Key:
         """Close the present version, and append `version` unless it is None."""
         present, created, since, number = self.present, now, now, 0
         if present is not None:
-            alive, number = present.alive(now), present.number
+            alive, number = present.is_alive(now), present.number
             since = max(now, present.since + 1)
             assert alive or present.expires is not None
             present.until = since if alive else max(present.expires or 0, present.since + 1)

@@ -278,7 +278,7 @@ def test_items_not_yet_reembedded_are_found_by_words_only(
             store.reembed(start_failing)
         other.failing = False
         pending = store.stats().pending
-        for n in (299, 7):  # without a vector, with one
+        for n in (299, 7):  # k299 has no new vector, k7 has one
             results = store.search(A, query=f"word{n}", mode="semantic", limit=301)
             assert {f"k{n}" for n in range(256, 300)} == set(keys(results[-pending:]))
             assert [0] * pending == [item.score for item in results[-pending:]]
@@ -331,7 +331,9 @@ def test_search_loads_vectors_of_other_process_in_few_statements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of statements does not grow with the number of new vectors."""
-    monkeypatch.setattr("perdure.stores.indexes._PAGE_ROWS", 100)  # so that there are several pages
+    monkeypatch.setattr(
+        "perdure.stores.indexes._PAGE_ROWS", 100
+    )  # small pages, so that several are read
     store, words = open_store_with_words("file", tmp_path)
     with store:
         write(store, A, first="milk")
@@ -344,10 +346,12 @@ def test_search_loads_vectors_of_other_process_in_few_statements(
             done = store.embed_pending()
             before = CountingConnection.count
             results = other_store.search(A, query="word7", mode="semantic", limit=1000)
-            used = CountingConnection.count - before - len(results)  # each result is read by itself
+            used = (
+                CountingConnection.count - before - len(results)
+            )  # each result is read with its own statement
 
     assert done == 800
-    assert "k7" in keys(results[:3])  # some words share an axis
+    assert "k7" in keys(results[:3])  # some words share an axis of the vectors
     assert used <= 30
 
 

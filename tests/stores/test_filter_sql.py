@@ -92,7 +92,9 @@ def test_hostile_text_is_never_interpreted_as_syntax(
     text: str, evaluate_filter: EvaluateFilter
 ) -> None:
     """Any text works as a key and as an operand, and the filter's result is correct."""
-    key = f".{text}" if text.startswith("$") else text  # a key in $ is an operator, or an error
+    key = (
+        f".{text}" if text.startswith("$") else text
+    )  # a key that begins with $ is an operator or an error
     document = json.loads(json.dumps({key: text, "k": {key: [text, 1]}, "s": f"<{text}>"}))
     filters: list[dict[str, Any]] = [
         {key: text},
@@ -133,7 +135,9 @@ def test_sqlite_uses_path_index_for_filter(filter: dict[str, Any], path: str) ->
         {"kind": f"k{number}", "n": number, "author": {"name": f"k{number}"}, "done": number == 7}
         for number in range(200)
     ]
-    pool.append({"author.name": "k7", "author": {"name": "other"}})  # the literal key counts
+    pool.append(
+        {"author.name": "k7", "author": {"name": "other"}}
+    )  # a literal key with a dot has precedence over the path
     connection = make_items_table(pool)
     connection.execute(f"CREATE INDEX by_path ON items ({build_index_expression(path, 'value')})")
     parsed = parse_filter(filter)

@@ -245,7 +245,7 @@ def test_every_operator_occurs_in_match_examples() -> None:
     assert missing == set()
 
 
-BIG = 10**400  # beyond the largest real
+BIG = 10**400  # larger than the largest float
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def open_store_in_folder(folder: Path, **options: Any) -> SQLiteStore:
     return open_store(folder / "x.db", **of_words(**options))
 
 
-def fill(store: SQLiteStore, namespace: tuple[str, ...], count: int, word: str = "tea") -> None:
+def put_texts(
+    store: SQLiteStore, namespace: tuple[str, ...], count: int, word: str = "tea"
+) -> None:
     store.batch([PutOp(namespace, f"k{n}", {"text": f"{word} number{n}"}) for n in range(count)])
 
 
@@ -234,7 +236,7 @@ class Handles(RuleBasedStateMachine):
         self.handles[by].delete(space, name)
 
     @rule(by=st.integers(0, 1))
-    def embed(self, by: int) -> None:
+    def embed_pending(self, by: int) -> None:
         """Embed pending items."""
         self.handles[by].embed_pending()
 
@@ -249,7 +251,7 @@ class Handles(RuleBasedStateMachine):
         self.handles[by].retain(VersionRetention(last=0))
 
     @rule(by=st.integers(0, 1), seconds=st.sampled_from([1.0, 59.0, 90.0, -30.0, 400.0]))
-    def time(self, by: int, seconds: float) -> None:
+    def move_clock(self, by: int, seconds: float) -> None:
         """Move the clock; then sometimes sweep expired items, or refresh their TTL by a read."""
         self.clock.forward(seconds)
         if seconds == 90.0:
@@ -258,7 +260,7 @@ class Handles(RuleBasedStateMachine):
             self.handles[by].search((), refresh_ttl=True)
 
     @rule(space=spaces)
-    def look(self, space: Any) -> None:
+    def search_with_first_handle(self, space: Any) -> None:
         """Search with one handle, which may save its index."""
         self.handles[0].search(space, query="car", limit=99)
 
@@ -360,7 +362,7 @@ def test_search_sees_writes_of_another_process(tmp_path: Path) -> None:
         "    store.delete(('a',), 'k1')\n"
     )
     with open_store_in_folder(tmp_path) as store:
-        fill(store, A, 3)
+        put_texts(store, A, 3)
         before = store.search(A, query="tea quimbo", mode="text")
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.db")], check=True)
         after = store.search(A, query="tea quimbo", mode="text")
@@ -376,8 +378,8 @@ def test_reopened_store_loads_saved_index_and_analyses_only_newer_items(
     tmp_path: Path, analysed_texts: list[str]
 ) -> None:
     with open_store_in_folder(tmp_path) as store:
-        fill(store, A, 300)
-        fill(store, B, 5)
+        put_texts(store, A, 300)
+        put_texts(store, B, 5)
         first = store.search(A, query="number7", explain=True)
     count_of_first_store = len(analysed_texts)
     with open_store_in_folder(tmp_path) as store:
@@ -422,7 +424,7 @@ def test_damaged_saved_index_is_rebuilt_and_rewritten(
 ) -> None:
     """The texts are analysed again, and the index is saved again."""
     with open_store_in_folder(tmp_path, key=key) as store:
-        fill(store, A, 40)
+        put_texts(store, A, 40)
         expected = store.search(A, query="number7 tea", limit=99)
     path = tmp_path / "x.db"
     body = DAMAGES[damage](read_saved_indexes(path)["a\0"])
@@ -442,8 +444,8 @@ def test_damaged_saved_index_is_rebuilt_and_rewritten(
 def test_saved_index_of_another_namespace_is_not_used(tmp_path: Path) -> None:
     """A saved index that was copied to another namespace's row is ignored."""
     with open_store_in_folder(tmp_path) as store:
-        fill(store, A, 20)
-        fill(store, B, 20, "milk")
+        put_texts(store, A, 20)
+        put_texts(store, B, 20, "milk")
         store.search((), query="tea")
     path = tmp_path / "x.db"
     with closing(sqlite3.connect(path)) as db, db:
@@ -480,8 +482,8 @@ def test_saved_index_contains_no_forgotten_or_dropped_words(
     """Saved indexes of an encrypted file contain no readable words at all."""
     path = tmp_path / "x.db"
     with open_store_in_folder(tmp_path, key=key) as store:
-        fill(store, A, 30)
-        fill(store, B, 30)
+        put_texts(store, A, 30)
+        put_texts(store, B, 30)
         store.put(A, "secret", {"text": "the zorbaxing"})
         store.put(B, "closed", {"text": "a quimboe"})
         store.search((), query="tea")
@@ -514,11 +516,11 @@ def test_index_reads_only_closed_versions_to_find_removed_items(
         indexes, "_is_worth_saving", lambda unsaved, items: index_saved and unsaved > 0
     )
     with open_store_in_folder(tmp_path) as store, open_store_in_folder(tmp_path) as other:
-        fill(store, A, 20)
+        put_texts(store, A, 20)
         store.search((), query="tea")
         searcher = other if index_saved else store
         monkeypatch.setitem(store._parts.sql, "present_ids", "no SQL, of no other's")
-        fill(store, B, 20)
+        put_texts(store, B, 20)
         store.delete(A, "k3")
         store.put(A, "k4", {"text": "milk"})
         other.put(A, "k5", {"text": "tea, at last"})
@@ -531,7 +533,7 @@ def test_index_reads_only_closed_versions_to_find_removed_items(
 def test_search_omits_deleted_item_whose_closed_version_was_dropped(tmp_path: Path) -> None:
     """Retention removes the row that would tell the next search about the deletion."""
     with open_store_in_folder(tmp_path) as store:
-        fill(store, A, 20)
+        put_texts(store, A, 20)
         store.search(A, query="tea")
         store.delete(A, "k3")
         store.retain(VersionRetention(last=0))
@@ -560,8 +562,8 @@ def test_forgotten_words_are_removed_from_cached_indexes(
         open_store_in_folder(tmp_path) as store,
         open_store_in_folder(tmp_path, read_only=True) as other,
     ):
-        fill(store, A, 30)
-        fill(store, B, 30, "milk")
+        put_texts(store, A, 30)
+        put_texts(store, B, 30, "milk")
         store.put(A, "secret", {"text": "zorbaxing"})
         for handle in (store, other):
             handle.search((), query="tea")
@@ -601,7 +603,7 @@ def test_index_read_before_forget_is_not_saved_after_it(
 ) -> None:
     path = tmp_path / "x.db"
     with open_store_in_folder(tmp_path) as store:
-        fill(store, A, 20)
+        put_texts(store, A, 20)
         store.put(A, "secret", {"text": "zorbaxing"})
         indexes = store._parts.indexes
         delayed_writes: list[Any] = []
@@ -632,7 +634,7 @@ def test_least_recently_searched_indexes_are_evicted_over_budget(
     """An evicted index is loaded again when it is needed, and the search has the same result."""
     with open_store_in_folder(tmp_path) as store:
         for n in range(4):
-            fill(store, (f"n{n}",), 100, f"word{n}")
+            put_texts(store, (f"n{n}",), 100, f"word{n}")
         single = store._parts.indexes
         store.search(("n0",), query="word0")
         single_bytes = single._nbytes
@@ -650,7 +652,7 @@ def test_least_recently_searched_indexes_are_evicted_over_budget(
     assert cached_keys == [(b"n2\0", False), (b"n3\0", False)]
     assert cached_bytes <= single_bytes * 5 // 2
     assert all(before[n] == again[n] for n in again)
-    assert analysed_count == 0  # n0 was read from its compact form
+    assert analysed_count == 0  # the index of n0 was loaded from its saved form
     assert len(across) == 400
     assert keys(whole) == keys(across)
     assert np.allclose([i.score or 0 for i in whole], [i.score or 0 for i in across], atol=1e-5)
@@ -660,7 +662,7 @@ def test_search_of_all_namespaces_stays_within_index_budget(tmp_path: Path) -> N
     """A prefix whose indexes exceed the budget is searched in parts."""
     with open_store_in_folder(tmp_path, index_bytes=1_000_000) as store:
         for n in range(20):
-            fill(store, (f"n{n}",), 100)
+            put_texts(store, (f"n{n}",), 100)
         results = store.search((), query="tea", limit=3_000)
         indexes = store._parts.indexes
         cached_count, cached_bytes = len(indexes._cached), indexes._nbytes

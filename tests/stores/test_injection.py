@@ -115,7 +115,7 @@ def test_hostile_filter_field_matches_only_that_field(store_with_secret: SQLiteS
 
     for number, text in enumerate(STORABLE):
         if text.startswith("$") or text == "a[*]":
-            continue  # operators and paths, not names
+            continue  # these texts are operators and paths, not names
         results = store_with_secret.search(("fields",), filter={text: number}, limit=200)
         assert f"k{number}" in keys(results), text
     for text in CORPUS:

@@ -81,7 +81,7 @@ GOLDEN_COSINES = [
     (3, 4, 0.397927725),
 ]
 
-# scripts that were complete when the tables of `tokenizers` were made, and what is odd in them
+# scripts that were complete when the tables of `tokenizers` were made, with unusual characters
 ALPHABET = "".join(
     chr(code)
     for low, high in (

@@ -106,7 +106,9 @@ def test_past_and_scoped_namespace_listings_omit_notes(store: SQLiteStore) -> No
     assert scope.list_namespaces() == []
     assert scope.list_namespaces(as_of=moment) == [SPACES[0]]
     assert scope.list_namespaces(prefix=("perdure",)) == NOTES
-    assert store.list_namespaces() == [("tenant", *place) for place in NOTES]  # of no memories here
+    assert store.list_namespaces() == [
+        ("tenant", *place) for place in NOTES
+    ]  # they are not notes on memories of this store
 
 
 def test_pages_of_namespace_listing_are_full_despite_many_notes(store: SQLiteStore) -> None:

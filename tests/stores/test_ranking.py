@@ -34,7 +34,7 @@ def make_term(rows: list[int], counts: list[int] | None = None) -> Term:
     occurrences = np.array(counts if counts is not None else [1] * len(rows), np.float32)
     return Term(
         np.array(rows, np.int64), occurrences, message_frequency=1 / math.e
-    )  # an information of one nat
+    )  # each word has one nat of information
 
 
 def make_floats(*values: float) -> np.ndarray:

@@ -292,7 +292,7 @@ def test_separation_of_changed_index_equals_that_of_new_index() -> None:
     late = [row._replace(thread="talk-0") for row in make_indexed_items(65, 2, topic_vector)]
     changed.add_items(rows)
     before = changed.get_view(0).separation
-    changed.remove_items(np.arange(1, 8))  # all of the first thread
+    changed.remove_items(np.arange(1, 8))  # all rows of the first thread
     changed.add_items(late)
     new.add_items([*rows[7:], *late])
     assert changed.get_view(0).separation == new.get_view(0).separation != before
@@ -362,7 +362,7 @@ def test_separation_ignores_pairs_of_equal_rows() -> None:
     vectors = normalize_rows(draw.standard_normal((n, DIMS)))
     vectors[2::4] = normalize_rows(
         np.asarray(vectors[0::4] + vectors[2::4], np.float64)
-    )  # rows 0 and 2 of each four are alike
+    )  # rows 0 and 2 of each four rows are similar
     vectors[1::2] = vectors[1]  # every other row is the same reply
     pairs = np.column_stack([np.arange(0, n, 4), np.arange(2, n, 4)])
     thread, rows = np.arange(n) // 2, np.arange(n, dtype=np.float64)

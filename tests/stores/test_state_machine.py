@@ -75,7 +75,7 @@ class StoreRules(RuleBasedStateMachine):
         return {
             place: key.present
             for place, key in self.keys.items()
-            if place[0][: len(prefix)] == prefix and key.present and key.present.alive(self.now)
+            if place[0][: len(prefix)] == prefix and key.present and key.present.is_alive(self.now)
         }
 
     def versions_at(self, when: int, prefix: Any = ()) -> dict[Place, Version]:
@@ -85,7 +85,7 @@ class StoreRules(RuleBasedStateMachine):
             for place, key in self.keys.items()
             if place[0][: len(prefix)] == prefix
             for version in key.versions
-            if version.seen(when)
+            if version.is_valid_at(when)
         }
 
     # -- writing
@@ -105,7 +105,7 @@ class StoreRules(RuleBasedStateMachine):
     def swap(self, space: Any, name: str, version: int, gone: bool) -> None:
         """Put or delete with if_version, which must succeed at that version only."""
         key = self.key_model(space, name)
-        present = key.present if key.present and key.present.alive(self.now) else None
+        present = key.present if key.present and key.present.is_alive(self.now) else None
         value = {"text": "swapped", "n": version}
         try:
             if gone:
@@ -130,7 +130,7 @@ class StoreRules(RuleBasedStateMachine):
         due = [
             key.present
             for key in self.keys.values()
-            if key.present and not key.present.alive(self.now)
+            if key.present and not key.present.is_alive(self.now)
         ]
         for version in due:
             version.until = version.expires
@@ -204,7 +204,7 @@ class StoreRules(RuleBasedStateMachine):
         """Read the present version, with or without refreshing its TTL."""
         version = self.present_versions(space).get((space, name))
         item = self.store.get(space, name, refresh_ttl=refresh)
-        assert (version.shape() if version else None) == (describe_item(item) if item else None)
+        assert (version.describe() if version else None) == (describe_item(item) if item else None)
         if version and version.ttl is not None and refresh:
             version.expires = self.now + version.ttl
 
@@ -215,7 +215,7 @@ class StoreRules(RuleBasedStateMachine):
             prefix, filter=None if n is None else {"n": n}, limit=100, refresh_ttl=False
         )
         wanted = {
-            place: version.shape()
+            place: version.describe()
             for place, version in self.present_versions(prefix).items()
             if n is None or version.value["n"] == n
         }
@@ -243,7 +243,7 @@ class StoreRules(RuleBasedStateMachine):
         then = self.versions_at(when, prefix)
         results = self.store.search(prefix, as_of=moment, limit=100)
         asked = self.store.search(prefix, query=word, as_of=moment, limit=100)
-        assert {place: version.shape() for place, version in then.items()} == {
+        assert {place: version.describe() for place, version in then.items()} == {
             (item.namespace, item.key): describe_item(item) for item in results
         }
         assert sorted(k for (_, k), v in then.items() if v.index and word in v.value["text"]) == (
@@ -255,7 +255,9 @@ class StoreRules(RuleBasedStateMachine):
         for space, name in self.keys:
             item = self.store.get(space, name, as_of=moment)
             version = self.versions_at(when).get((space, name))
-            assert (version.shape() if version else None) == (describe_item(item) if item else None)
+            assert (version.describe() if version else None) == (
+                describe_item(item) if item else None
+            )
 
     @invariant()
     def compare_namespaces_and_counts(self) -> None:
@@ -273,7 +275,7 @@ class StoreRules(RuleBasedStateMachine):
     def compare_histories(self) -> None:
         for (space, name), key in self.keys.items():
             history = self.store.history(space, name)
-            assert [version.shape() for version in key.versions] == list(
+            assert [version.describe() for version in key.versions] == list(
                 map(describe_item, history)
             )
 
