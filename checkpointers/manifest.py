@@ -15,10 +15,10 @@ pending write stores a reference in place of each value:
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items has at most `compute_max_range_count(n)` ranges. If the items of a value are scattered
-over more ranges than `compute_max_range_count(n)`, neighbouring short ranges are replaced by one
-range of aliases (`group_ranges_between_longest`). An alias is a log entry that repeats an earlier
-item and stores the position of this item. In each log, the first alias has the position `ALIASES`.
+of n items is stored with at most `compute_max_range_count(n)` ranges. If its items are scattered
+over more ranges than that, short neighbouring ranges are replaced by a single range of aliases
+(`group_ranges_between_longest`). An alias is a log entry that refers to an earlier item by its
+position. In each log, the positions of aliases start at `ALIASES`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log2
 from typing import Any, Final
 
-# The stored form of a value or of a part of a value. The docstring of this module lists all forms.
+# The stored form of a value or of part of a value. See the module docstring for all forms.
 ValueReference = Any
 Range = tuple[int, int]
 Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
-# The code `DELTA` is negative, so that `ref[0] == DELTA` is False if `ref` is bytes.
+# `DELTA` is negative, so that `ref[0] == DELTA` is always False if `ref` is bytes.
 DELTA: Final = -1
 ALIASES: Final = 1 << 31  # The lowest log position of aliases.
-# Number of log ranges that every value may have, however few items it contains.
+# Smallest limit on the number of log ranges in one value. The limit grows with the number of items.
 MIN_RANGE_LIMIT: Final = 8
 
 
@@ -51,16 +51,14 @@ def compute_max_range_count(item_count: int) -> int:
 
 
 def group_ranges_between_longest(ranges: Ranges) -> list[Ranges]:
-    """Divide log ranges into groups.
+    """Divide log ranges into groups, keeping each of the longest ranges in a group of its own.
 
-    The caller can replace each group with one range of aliases. An alias is a log entry that
-    repeats an earlier item. The caller replaces a group with aliases only if the group has several
-    ranges. Each of the longest ranges is a group by itself, because the caller never replaces a
-    group that has only one range. The number of ranges that count as longest is a quarter of the
-    result of `compute_max_range_count`. All shorter ranges between two of the longest ranges form
-    one group. Because the longest ranges are never replaced, few items are repeated by aliases.
-    Log-structured merge trees also rewrite their largest components rarely, to limit the amount of
-    data that is written again (O'Neil et al., 1996).
+    To reduce the number of ranges, the caller replaces each group that has several ranges by a
+    single range of aliases. An alias is a log entry that refers to an earlier item. The longest
+    ranges are kept as they are, so that few aliases need to be written. A quarter of the maximum
+    number of ranges (`compute_max_range_count`) are treated as the longest ones. The shorter ranges
+    between two of them form one group. Log-structured merge trees also rewrite their largest
+    components rarely, to limit the amount of data that is written again (O'Neil et al., 1996).
 
     >>> group_ranges_between_longest([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -94,7 +92,7 @@ def join_ranges(parts: Iterable[Range]) -> Ranges:
 
 
 def iter_positions(ranges: Ranges) -> Iterator[int]:
-    """Yield each log position that the ranges contain, in order."""
+    """Yield the log positions in the ranges, in order."""
     for start, stop in ranges:
         yield from range(start, stop)
 
@@ -105,7 +103,7 @@ def count_positions(ranges: Ranges) -> int:
 
 
 def merge_ranges(ranges: Iterable[Range]) -> Ranges:
-    """Return sorted ranges without overlap that cover the same positions as `ranges`.
+    """Return sorted, non-overlapping ranges that cover the same positions as `ranges`.
 
     >>> merge_ranges([(5, 7), (0, 2), (1, 4)])
     [(0, 4), (5, 7)]
@@ -148,7 +146,7 @@ def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
 def drop_repeated_positions(
     ranges: Ranges, find_original_position: Callable[[int], int] | None = None
 ) -> Ranges:
-    """Return log ranges reduced to the first occurrence of each item, in order.
+    """Drop repeated items from log ranges, keeping the first occurrence of each item.
 
     Args:
         ranges: The ranges, which may contain an item several times.
@@ -175,7 +173,7 @@ def drop_repeated_positions(
 
 
 def flatten_ranges(ranges: Ranges) -> list[int]:
-    """Return ranges in the form `[start, length, start, length, ...]`, in which they are stored."""
+    """Flatten ranges to their stored form, `[start, length, start, length, ...]`."""
     numbers: list[int] = []
     for start, stop in ranges:
         numbers += (start, stop - start)
@@ -189,11 +187,11 @@ def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
 
 
 def unwrap_delta_channel_reference(ref: ValueReference) -> ValueReference:
-    """Return the reference to a channel's value, without the wrapper of a `DeltaChannel` reference.
+    """Unwrap a `DeltaChannel` reference, and return the reference to the channel's value.
 
-    None is returned if `ref` belongs to a `DeltaChannel` whose value is unknown. If `ref` is the
-    reference of a `DeltaChannel` snapshot, the reference to the value inside the snapshot is
-    returned.
+    For a `DeltaChannel` snapshot, this is the reference to the value in the snapshot. For a
+    `DeltaChannel` with an unknown value, the result is None. Any other reference is returned
+    unchanged.
     """
     if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
         return None if isinstance(ref[1], int) else ref[1]
@@ -201,9 +199,9 @@ def unwrap_delta_channel_reference(ref: ValueReference) -> ValueReference:
 
 
 def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
-    """Yield a log key and stored ranges for each place where a reference points into a log.
+    """Yield the log key and the stored ranges of each part of a reference that points into a log.
 
-    Stored ranges have the form `[start, length, ...]`.
+    Ranges are stored in the form `[start, length, ...]`.
     """
     ref = unwrap_delta_channel_reference(ref)
     if ref is None or isinstance(ref, bytes):

@@ -23,8 +23,8 @@ _ROUTING_PREFIXES: Final = ("__", "branch:to:", "join:")
 class Merge:
     """Describes how a new checkpoint is merged with the head of its namespace.
 
-    The new checkpoint gets the values of some channels from the head, and the head becomes the
-    parent of the new checkpoint.
+    The new checkpoint takes over the values of some channels from the head, and its parent is set
+    to the head.
 
     Attributes:
         head: The head before the put.
@@ -40,7 +40,7 @@ class Merge:
     keeps_head: Snapshot | None = None
 
     def copy_head_channels_into(self, snapshot: Snapshot) -> None:
-        """Copy the channels that the merge selects from the head to the new checkpoint."""
+        """Copy the channels selected by the merge from the head to the new checkpoint."""
         head, written = self.head, self.written
         if self.keeps_head is not None:
             return
@@ -68,11 +68,11 @@ class Merge:
         snapshot.channel_versions |= self.versions
 
     def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
-        """Return the version of a channel to store in a node's `versions_seen` after a merge.
+        """Return the channel version to store in a node's `versions_seen` after a merge.
 
-        If the node has seen the channel's newest version before the merge, the version that the
-        merge assigns to the channel is returned. Recording the version of the merge prevents
-        langgraph from running the node again because of the merge.
+        A node that had seen the channel's latest version before the merge is treated as if it had
+        seen the version that the merge assigns. Otherwise, LangGraph would run the node again
+        because of the merge.
         """
         is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
@@ -96,7 +96,7 @@ def is_state_channel(channel: str) -> bool:
 
 
 def find_max_merge_epoch(channel_versions: Iterable[Any]) -> int | None:
-    """Return the highest merge epoch in channel versions.
+    """Return the highest merge epoch among channel versions.
 
     The epoch is the upper part of a channel version. A merge of the channel increases the epoch.
 

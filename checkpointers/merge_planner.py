@@ -1,21 +1,19 @@
-"""Merge the checkpoint of a state update with the checkpoints of a concurrent run.
+"""Merge a state update's checkpoint with the checkpoints of a concurrent run.
 
-LangGraph's `update_state` reads a checkpoint and stores a child of this checkpoint. If a run
-continues from the same checkpoint at the same time, the run stores another child of the checkpoint,
-and the thread would have two branches. Perdure avoids two branches by merging the update with the
-run. The update and the run are not merged if both have written the same channel. If the run and the
-update both store a child of the same checkpoint, the child that is stored later gets the values of
-the channels that the other child has changed. A merged checkpoint always takes the tasks,
-`versions_seen` and the channels with which langgraph routes a run (such as `branch:to:...`) from
-the run, and never from the state update.
+LangGraph's `update_state` reads a checkpoint and stores a child of it. If a run continues from the
+same checkpoint at the same time, the run stores a second child, which would split the thread into
+two branches. To keep the thread in one branch, Perdure merges the update with the run, unless both
+have written to the same channel. Whichever child checkpoint is stored later takes over the values
+of the channels that the other child has changed. A merged checkpoint always takes its tasks, its
+`versions_seen` and LangGraph's routing channels (such as `branch:to:...`) from the run, never from
+the state update.
 
-The run does not notice the merge. The run continues with the state that its process has in memory.
-The state in the run's memory lacks the values that the state update has written. The later
-checkpoints of the run must be merged again, until the run has read the values of the state update.
-A merge gives a new version to each channel whose value it copies. If a later checkpoint of the run
-has at least this version for the channel, the run has read the copied value. As long as the run has
-not read a copied channel, the name of the channel is listed in the checkpoint's metadata under
-`MERGED`.
+The run does not notice the merge. The run continues from its in-memory state, which does not
+include the values written by the state update. Each later checkpoint of the run must therefore be
+merged as well, until the run has read those values. A merge assigns a new version to each channel
+whose value it copies. Once a checkpoint of the run has this version of the channel or a higher one,
+the run has read the copied value. Until then, the channel's name is listed in the checkpoint's
+metadata under `MERGED`.
 """
 
 from __future__ import annotations
@@ -50,15 +48,15 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
 
-# Maximum number of checkpoints that are read on the way from the head back to the parent of a new
-# checkpoint.
+# Maximum number of checkpoints to read when following parent ids from the head back to a new
+# checkpoint's parent.
 _MAX_STEPS: Final = 64
 # Channels to which langgraph writes when a task fails or is interrupted.
 _STOP_CHANNELS: Final = (ERROR, INTERRUPT)
 _ANCHOR_STEP: Final = -2
 """The step of the empty checkpoint at which the first run of a thread stores its writes to
 `DeltaChannel`s if the durability is `exit`."""
-# Mask for the bits of a checkpoint's row key that contain the sequence number of the checkpoint.
+# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
 _SEQ_MASK: Final = 0xFFFFFFFF
 _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
 """Stands for the parent of a put that has none."""
@@ -67,7 +65,7 @@ _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
 class MergePlanner:
     """Decides whether and how a new checkpoint is merged with the head of its namespace.
 
-    The methods of `MergePlanner` must be called in the transaction that stores the new checkpoint.
+    Call the methods of `MergePlanner` only in the transaction that stores the new checkpoint.
 
     Args:
         reader: The reader of the database.
@@ -115,8 +113,8 @@ class MergePlanner:
             return self._plan_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
-            # The run may also have written to a `DeltaChannel` of the head, so the new checkpoint
-            # cannot be merged.
+            # Do not merge the new checkpoint, because the run may also have written to a
+            # `DeltaChannel` that the head contains.
             return None
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
@@ -126,11 +124,10 @@ class MergePlanner:
     def _plan_put_with_pruned_parent(
         self, put: CheckpointPut, current_head: Snapshot, parent_id: str
     ) -> Flow[Merge | None]:
-        """Plan a new checkpoint whose parent was pruned.
+        """Plan the merge of a new checkpoint whose parent was pruned.
 
-        The pruned parent is the last checkpoint that the run of the new checkpoint has stored or
-        read. After the pruned parent was stored, an update of the state or a later run has stored
-        the current head.
+        The pruned parent is the last checkpoint that the new checkpoint's run stored or read. The
+        current head was stored after the pruned parent, by a state update or by a later run.
 
         Args:
             put: The put.
@@ -156,10 +153,10 @@ class MergePlanner:
     def _plan_put_on_merged_head(
         self, put: CheckpointPut, current_head: Snapshot, merged_channels: Collection[str]
     ) -> Flow[Merge | None]:
-        """Plan a new checkpoint whose parent is a head with merged channels.
+        """Plan the merge of a new checkpoint whose parent is a head with merged channels.
 
-        The value of a merged channel was copied to the head from another checkpoint. The run may
-        not have read the copied value.
+        A merged channel is one whose value was copied to the head from another checkpoint. It is
+        possible that the run has not yet read the copied value.
 
         Args:
             put: The put.
@@ -173,9 +170,9 @@ class MergePlanner:
         }
         if any(channel in put.new_versions for channel in unread):
             if self._reader.read_superstep(current_head) == _ANCHOR_STEP:
-                # If the head is an anchor checkpoint, the new checkpoint replaces the head without
-                # a merge. An anchor checkpoint is the empty checkpoint at which the first run of a
-                # thread stores its writes to `DeltaChannel`s.
+                # Do not merge with an anchor checkpoint, which is the empty checkpoint at which the
+                # first run of a thread stores its writes to `DeltaChannel`s. The new checkpoint
+                # replaces such a head.
                 return None
             return Merge(
                 current_head,
@@ -187,7 +184,7 @@ class MergePlanner:
     def _plan_put_of_run(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan a run's new checkpoint, when a state update has become the head during the run."""
+        """Plan the merge of a run's checkpoint if a state update has since become the head."""
         unread = {
             c
             for c in self._list_unread_merged_channels(base)
@@ -214,7 +211,7 @@ class MergePlanner:
     def _plan_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan the checkpoint of a state update, when a run has continued from the same parent."""
+        """Plan the merge of a state update after a run continued from the update's parent."""
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
@@ -225,9 +222,9 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # The head stores the value of a `DeltaChannel` to which the new state update also
-            # writes. When langgraph loads the channel, it starts from the stored value, and ignores
-            # the pending writes that the state update has stored at an older checkpoint.
+            # Do not merge if the head stores a value of a `DeltaChannel` to which the state update
+            # also writes. LangGraph would load the head's value and ignore the update's pending
+            # writes, which are stored at an older checkpoint.
             return None
         codec, step = self._reader.codec, self._reader.read_superstep(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
@@ -265,7 +262,7 @@ class MergePlanner:
         return Merge(current_head, versions)
 
     def _set_metadata(self, put: CheckpointPut, key: str, value: Any) -> None:
-        """Set a value in the metadata of a new checkpoint, and encode the metadata again."""
+        """Set a metadata value of a new checkpoint and re-encode the metadata."""
         put.metadata = {**put.metadata, key: value}
         put.encoded_fields[1] = self._reader.codec.encode(
             put.metadata, lambda: "metadata", exact=True
@@ -274,9 +271,9 @@ class MergePlanner:
     def finish_merge_and_check_change(self, merge: Merge, head: Head) -> Flow[bool]:
         """Complete a merge after its checkpoint was stored.
 
-        If the new checkpoint is a state update, and a task of the run has failed or waits for an
-        answer, the values of the update are copied into the run's checkpoint, which becomes the
-        head again.
+        If the new checkpoint is a state update and a task of the run has failed or is interrupted,
+        the update's values are copied into the run's checkpoint, and the run's checkpoint becomes
+        the head again.
 
         Args:
             merge: The merge.
@@ -300,12 +297,11 @@ class MergePlanner:
     def try_folding_updates_into_checkpoint(
         self, checkpoint_id: str, *, requires_stopped_task: bool
     ) -> Flow[bool]:
-        """Copy the values of state updates into a run's checkpoint, which becomes the head.
+        """Copy values from state updates into a run's checkpoint, and make it the head.
 
-        With `requires_stopped_task`, the values of the state updates are copied only if a task at
-        the run's checkpoint has failed or waits for an answer. After a task of a run has failed or
-        waits for an answer, the run stores no further checkpoint, so the state updates cannot be
-        merged with a later checkpoint of the run.
+        If `requires_stopped_task` is True, the values are copied only if a task at the run's
+        checkpoint has failed or is interrupted. A run stores no further checkpoints after such a
+        stop, so there is no later checkpoint to merge the state updates with.
 
         Args:
             checkpoint_id: The id of the run's checkpoint.
@@ -345,12 +341,13 @@ class MergePlanner:
         return True
 
     def _has_stopped_task(self, run: Snapshot) -> Flow[bool]:
-        """Return whether a task of a checkpoint waits for an answer, or has failed."""
+        """Return whether a task of a checkpoint has failed or is interrupted."""
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
         for row in (yield from self._reader.read_write_rows(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
-            # A task that was interrupted or has failed may have finished later, for example after
-            # an answer to its question. A finished task does not count as stopped.
+            # A task that failed or was interrupted counts as stopped only if it has not finished
+            # since then. For example, an interrupted task can finish after its interrupt was
+            # answered.
             has_finished = any(index >= 0 for index, _, _ in writes)
             if not has_finished and any(channel in _STOP_CHANNELS for _, channel, _ in writes):
                 return True
@@ -372,11 +369,11 @@ class MergePlanner:
             yield from reader.rewrite_list_entry(self._thread_id, (*row[:5], body))
 
     def has_unread_merged_channels(self, head: Head | None) -> bool:
-        """Return whether the head contains merged values that the run may not have read.
+        """Return whether the head contains merged values that the run might not have read yet.
 
-        The value of a merged channel was copied to the head from another checkpoint. If the head
-        has merged channels that the run may not have read, the head is not cached. Without a cached
-        head, each new checkpoint is planned in the database transaction, by a `MergePlanner`.
+        A merged channel is one whose value was copied to the head from another checkpoint. A head
+        with unread merged values is not cached. If the head is not cached, the transaction that
+        stores the next checkpoint uses a `MergePlanner` to decide whether to merge.
         """
         snapshot = None if head is None else head.snapshot
         return snapshot is not None and bool(self._list_unread_merged_channels(snapshot))
@@ -399,14 +396,14 @@ class MergePlanner:
     def _is_ancestor_of_head(
         self, ancestor: Snapshot, allowed_sources: Collection[str]
     ) -> Flow[bool]:
-        """Return whether the head descends from `ancestor`.
+        """Return whether the head descends from `ancestor` through allowed checkpoints only.
 
-        All checkpoints in between must have one of the allowed sources.
+        The head and all checkpoints between `ancestor` and the head must have one of the allowed
+        sources.
 
         Args:
             ancestor: The checkpoint.
-            allowed_sources: The permitted values of `source` in the metadata of the checkpoints in
-                between.
+            allowed_sources: The allowed values of `source` in the metadata of these checkpoints.
         """
         snapshot = self._head.snapshot
         for _ in range(_MAX_STEPS):
@@ -429,7 +426,7 @@ class MergePlanner:
     def _find_last_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
-        """Return the last state update that was merged into the head, or else return the head."""
+        """Return the latest state update merged into the head, or the head if there is none."""
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_unread_merged_channels(snapshot):
@@ -446,9 +443,9 @@ class MergePlanner:
         )
 
     def _list_unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
-        """Return the channels that a merge has changed and that the run may not have read.
+        """Return the merged channels that the run might not have read yet.
 
-        A merged channel was copied to the checkpoint by a merge.
+        A merged channel is one whose value was copied to the checkpoint by a merge.
         """
         names = self._reader.read_labels(snapshot).get(MERGED) if snapshot.encoded_fields else None
         return (
@@ -457,18 +454,18 @@ class MergePlanner:
 
 
 def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
-    """Return whether a channel has a value at a new checkpoint.
+    """Return whether a new checkpoint has a value for a channel, or writes to rebuild it from.
 
-    The value of a `DeltaChannel` may be rebuilt from pending writes.
+    A `DeltaChannel` without a stored value is rebuilt from pending writes.
     """
     return channel in put.checkpoint["channel_values"] or channel in put.delta_channels
 
 
 def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
-    """Return whether a run has read the channel value that a merge has stored in `base`.
+    """Return whether a run has read the channel value that a merge stored in `base`.
 
-    The version of the channel in the run's new checkpoint shows whether the run has read the merged
-    value.
+    The run has read the merged value if its new checkpoint has the same version of the channel as
+    `base`, or assigns a version whose merge epoch is at least as high.
     """
     version, taken_version = (
         put.checkpoint["channel_versions"].get(channel),
@@ -492,16 +489,15 @@ def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[
 def _infer_versions_of_pruned_checkpoint(
     put: CheckpointPut, current_head: Snapshot, checkpoint_id: str
 ) -> Snapshot:
-    """Infer the channel versions of a pruned checkpoint from a new child of the checkpoint.
+    """Infer a pruned checkpoint's channel versions from a new child checkpoint.
 
-    If the new checkpoint has not changed a channel, the pruned parent and the new checkpoint have
-    the same version of the channel. When a run changes a channel, langgraph assigns a version to
-    the channel that is higher than all versions that the run has read. If the head's version of the
-    channel is lower than all versions that the new checkpoint has assigned, the channel has not
-    changed since the pruned parent was stored, and the pruned parent had the same version as the
-    head. If the head's version of the channel is not lower than all versions that the new
-    checkpoint has assigned, the head's version was assigned after the pruned parent was stored, and
-    the version in the pruned parent is unknown.
+    A channel that the new checkpoint has not changed has the same version in the pruned parent. For
+    a channel that the new checkpoint has changed, the version in the head is compared with the
+    lowest version that the new checkpoint has assigned. LangGraph assigns versions that are higher
+    than all versions the run has read. If the head's version is lower than the lowest assigned
+    version, the pruned parent had the same version as the head. Otherwise, the head's version was
+    assigned after the pruned parent was stored, so the pruned parent's version is unknown and is
+    left out.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
@@ -517,7 +513,7 @@ def _infer_versions_of_pruned_checkpoint(
 
 
 def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
-    """Return whether the head may descend from `base` through checkpoints that are not inputs."""
+    """Return whether the head could descend from `base` without a new input in between."""
     for channel, version in base.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
@@ -526,7 +522,7 @@ def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snaps
 
 
 def _is_lower(version: Any, other: Any) -> bool:
-    """Return whether the integer part of a channel version is lower than that of `other`."""
+    """Return whether a channel version has a lower integer part than `other`."""
     whole, other_whole = parse_whole_part_of_version(version), parse_whole_part_of_version(other)
     return whole is not None and other_whole is not None and whole < other_whole
 
@@ -539,12 +535,12 @@ def _is_delta(ref: Any) -> bool:
 def _has_version_changed_only_by_merge(
     channel: str, current_head: Snapshot, base: Snapshot
 ) -> bool:
-    """Return whether a merge alone explains why a channel's versions differ in two checkpoints.
+    """Return whether two checkpoints differ in a channel's version only because of a merge.
 
-    A merge increases the epoch of the channel's version and does not change the channel's value.
-    Comparing only the channel's values in the head and in `base` is not enough, because a run may
-    have written an equal value. Comparing only the versions is not enough, because a run and a
-    concurrent update can give equal versions to different values.
+    A merge increments the epoch of the channel's version and leaves the channel's value unchanged,
+    so both are compared. Comparing only the values is not enough, because a run may have written
+    the same value again. Comparing only the versions is not enough either, because a run and a
+    concurrent update can assign the same version to different values.
     """
     old_epoch, new_epoch = (
         parse_merge_epoch(base.channel_versions.get(channel)),
@@ -560,11 +556,11 @@ def _has_version_changed_only_by_merge(
 def try_folding_updates_at_head(
     reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
-    """Make a run's checkpoint the head again, after state updates have become the head.
+    """Make a run's checkpoint the head again after a state update has replaced it as the head.
 
-    The run's checkpoint becomes the head only if one of its tasks has failed or waits for an
-    answer. If another task of the run stores a write after the update, the run was still in
-    progress when the state was updated. See `MergePlanner.try_folding_updates_into_checkpoint`.
+    The run's checkpoint becomes the head only if one of its tasks has failed or is interrupted.
+    If another task of the run stores writes after the state update, the state was updated while the
+    run was still in progress. See `MergePlanner.try_folding_updates_into_checkpoint` for details.
 
     Args:
         reader: The reader of the database.
@@ -577,9 +573,9 @@ def try_folding_updates_at_head(
     """
     address, (namespace, explicit_head, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
-        # The writes in `request` come from a state update, from an answer to an interrupt, or from
-        # a run that continues an earlier checkpoint on purpose, and not from a run that is in
-        # progress.
+        # The writes do not come from a run in progress. They come from a state update, from a
+        # response to an interrupt, or from a run that was deliberately resumed from an earlier
+        # checkpoint.
         return False
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
@@ -598,11 +594,10 @@ def try_folding_updates_at_head(
 def separate_task_writes_and_get_id_and_path(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
-    """Store the writes of a run's task and of a state update under different task ids.
+    """Store a state update's writes and a task's writes under different task ids.
 
-    LangGraph's `update_state` may choose a task id that a task of the run already has, and store
-    its writes under this id. The writes of the state update are stored under a new task id, which
-    no task of the run has.
+    LangGraph's `update_state` can choose the id of one of the run's tasks for its own writes. To
+    avoid this conflict, the writes of the state update are stored under a new, random task id.
 
     Args:
         reader: The reader of the database.
