@@ -26,46 +26,47 @@ FACTS = (
 VOICES = ("Does Ann play the oboe?", "Do I play the oboe?", "Does she play the oboe?")
 
 
-def facts(**options: Any) -> SQLiteStore:
+def open_facts_store(**options: Any) -> SQLiteStore:
     return open_filled_store(
         *(build_fact_put(text, text) for text in FACTS), index="offline", **options
     )
 
 
-def shown(store: SQLiteStore, text: str, **options: Any) -> list[str]:
-    """The facts that a request for a message shows, in order."""
+def list_shown_facts(store: SQLiteStore, text: str, **options: Any) -> list[str]:
+    """Return the facts that a request for a message contains, in order."""
     section = str(use_memories(store, **options)([HumanMessage(text)], AS_ANN)[0].content)
-    found = {text: section.find(f'"{text}"') for text in FACTS}
-    return sorted((text for text in FACTS if found[text] >= 0), key=found.__getitem__)
+    positions = {text: section.find(f'"{text}"') for text in FACTS}
+    return sorted((text for text in FACTS if positions[text] >= 0), key=positions.__getitem__)
 
 
-def test_all_memories_of_a_person_who_has_few() -> None:
-    """Best first, whatever they score; off by default, and at as many as the option says."""
-    with facts() as store:
-        every = shown(store, "Which instrument is an oboe?", all_below=7)
-        enough = shown(store, "Which instrument is an oboe?", all_below=6)
-        default = shown(store, "Which instrument is an oboe?")
+def test_all_memories_are_shown_when_a_person_has_fewer_than_all_below() -> None:
+    """The best match comes first.
 
-    assert every[0] == "Ann plays the oboe"
-    assert set(every) == set(FACTS)
-    assert enough == default == ["Ann plays the oboe"]
+    With as many memories as `all_below` or by default, only matches are shown.
+    """
+    with open_facts_store() as store:
+        shown_below_limit = list_shown_facts(store, "Which instrument is an oboe?", all_below=7)
+        shown_at_limit = list_shown_facts(store, "Which instrument is an oboe?", all_below=6)
+        shown_by_default = list_shown_facts(store, "Which instrument is an oboe?")
+
+    assert shown_below_limit[0] == "Ann plays the oboe"
+    assert set(shown_below_limit) == set(FACTS)
+    assert shown_at_limit == shown_by_default == ["Ann plays the oboe"]
 
 
-def test_all_memories_without_an_embedder() -> None:
-    """Those that have no word of the question come last."""
+def test_all_memories_are_shown_without_an_embedder_matches_first() -> None:
     with open_filled_store(*(build_fact_put(text, text) for text in FACTS)) as store:
-        every = shown(store, "figs", all_below=20)
+        every = list_shown_facts(store, "figs", all_below=20)
 
     assert every[0] == "Ann likes figs"
     assert set(every) == set(FACTS)
 
 
-def test_a_budget_and_kinds_hold_for_all_memories() -> None:
-    """Only the kinds that were asked for, and no more than fit; in an event loop, too."""
-    with facts() as store:
+def test_all_below_respects_the_token_budget_and_the_kinds() -> None:
+    with open_facts_store() as store:
         store.put(ANN, "case", {"text": "Ann likes figs", "kind": "episode"})
-        some = shown(store, "figs", all_below=20, max_tokens=60)
-        none = shown(store, "figs", all_below=20, kinds=["thing"])
+        some = list_shown_facts(store, "figs", all_below=20, max_tokens=60)
+        none = list_shown_facts(store, "figs", all_below=20, kinds=["thing"])
         view = use_memories(store, all_below=20)
         request = asyncio.run(view.ainvoke([HumanMessage("figs")], AS_ANN))
 
@@ -75,25 +76,24 @@ def test_a_budget_and_kinds_hold_for_all_memories() -> None:
     assert all(text in str(request[0].content) for text in FACTS)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "3", True])
-def test_all_below_is_a_whole_number(wrong: Any) -> None:
-    """Anything else is refused where it is given."""
-    with facts() as store, pytest.raises(ConfigurationError, match="all_below"):
-        use_memories(store, all_below=wrong)
+@pytest.mark.parametrize("invalid_limit", [0, -1, 1.5, "3", True])
+def test_all_below_must_be_a_positive_integer(invalid_limit: Any) -> None:
+    with open_facts_store() as store, pytest.raises(ConfigurationError, match="all_below"):
+        use_memories(store, all_below=invalid_limit)
 
 
 @pytest.mark.parametrize("query", VOICES)
-def test_voices_of_a_question(query: str) -> None:
+def test_question_in_any_grammatical_person_finds_the_fact(query: str) -> None:
     """The name, "the user", first and third person mean the person whom all facts are about."""
-    with facts() as store:
-        found = recall(query, store=store, config=AS_ANN).memories
+    with open_facts_store() as store:
+        memories = recall(query, store=store, config=AS_ANN).memories
 
-    assert [memory.text for memory in found] == ["Ann plays the oboe"]
+    assert [memory.text for memory in memories] == ["Ann plays the oboe"]
 
 
-def test_a_question_about_the_person_needs_less_evidence() -> None:
-    """The same words find more if the question and the facts are about the same person."""
-    with facts() as store:
+def test_question_about_the_person_scores_higher_than_about_another() -> None:
+    """The same words score higher if the question and the facts are about the same person."""
+    with open_facts_store() as store:
         by_person, other = (
             store.search(ANN, query=f"Which fruit does {who} like?", limit=1)[0].score or 0
             for who in ("she", "Bo")
@@ -102,9 +102,9 @@ def test_a_question_about_the_person_needs_less_evidence() -> None:
     assert by_person > other
 
 
-def test_turns_of_a_conversation_are_about_nobody() -> None:
+def test_first_person_word_does_not_change_the_score_of_turns() -> None:
     """That the user or the assistant speaks in all rows is no evidence for a question."""
-    said = (("user", "The gate squeaks"), ("assistant", "Oil it"), ("user", "We ate leek soup"))
+    messages = (("user", "The gate squeaks"), ("assistant", "Oil it"), ("user", "We ate leek soup"))
     puts = [
         build_put(
             ANN,
@@ -113,11 +113,11 @@ def test_turns_of_a_conversation_are_about_nobody() -> None:
             provenance=Provenance("t", None, (f"{number}",), actor, actor, number, at),
         )
         for at in [datetime(2026, 1, 1, tzinfo=UTC)]
-        for number, (actor, text) in enumerate(said * 3)
+        for number, (actor, text) in enumerate(messages * 3)
     ]
     with open_filled_store(*puts) as store:
-        mine, plain = (
+        score_with_pronoun, score_without_pronoun = (
             store.search(ANN, query=query, limit=1)[0].score for query in ("my gate", "gate")
         )
 
-    assert mine == plain
+    assert score_with_pronoun == score_without_pronoun

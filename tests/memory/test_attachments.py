@@ -1,4 +1,4 @@
-"""Attachments: what a message says beside its text is in its memory, and nothing binary is."""
+"""Attachments: their names and texts become part of the memory, and binary data does not."""
 
 from __future__ import annotations
 
@@ -106,31 +106,39 @@ RESULTS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("block", "told"), BLOCKS, ids=[str(b)[:60] for b, _ in BLOCKS])
+@pytest.mark.parametrize(("block", "expected_text"), BLOCKS, ids=[str(b)[:60] for b, _ in BLOCKS])
 @pytest.mark.parametrize("kind", [HumanMessage, AIMessage])
-def test_what_a_part_tells_is_said(kind: Any, block: dict[str, Any], told: str) -> None:
-    """After the text: names in brackets, then texts; no bytes, no address of a file."""
+def test_message_text_contains_names_and_texts_of_attachments(
+    kind: Any, block: dict[str, Any], expected_text: str
+) -> None:
+    """Names in brackets and texts follow the text of the message.
+
+    Bytes and signed addresses are left out.
+    """
     message = kind([{"type": "text", "text": "Please read this."}, block])
 
-    assert read_message_text(message) == "\n".join(filter(None, ("Please read this.", told)))
+    assert read_message_text(message) == "\n".join(
+        filter(None, ("Please read this.", expected_text))
+    )
     assert PNG not in render_message(message)
     assert "Signature" not in render_message(message)
-    indented = told.replace("\n", "\n    ")
+    indented = expected_text.replace("\n", "\n    ")
     assert indented in render_message(message)
 
 
-@pytest.mark.parametrize(("block", "told"), RESULTS, ids=[str(b)[:60] for b, _ in RESULTS])
-def test_the_result_of_a_tool_is_said_where_it_was_shown(block: dict[str, Any], told: str) -> None:
-    """In the assistant's answer; in a user's message it is not what the user said."""
-    assert read_message_text(AIMessage([block])) == told
+@pytest.mark.parametrize(("block", "expected_text"), RESULTS, ids=[str(b)[:60] for b, _ in RESULTS])
+def test_tool_result_block_is_text_of_the_assistant_not_of_the_user(
+    block: dict[str, Any], expected_text: str
+) -> None:
+    assert read_message_text(AIMessage([block])) == expected_text
     assert read_message_text(HumanMessage([block])) == ""
-    assert told.replace("\n", "\n    ") in render_message(AIMessage([block]))
-    assert not told or told not in render_message(HumanMessage([block]))
-    assert read_message_text(ToolMessage([block], tool_call_id="c")) == told
+    assert expected_text.replace("\n", "\n    ") in render_message(AIMessage([block]))
+    assert not expected_text or expected_text not in render_message(HumanMessage([block]))
+    assert read_message_text(ToolMessage([block], tool_call_id="c")) == expected_text
 
 
-def test_what_an_answer_in_sound_says_is_said() -> None:
-    """OpenAI's has its transcript beside the content."""
+def test_transcript_of_an_audio_answer_is_its_text() -> None:
+    """OpenAI puts the transcript beside the content."""
     audio = {"id": "a", "data": PNG, "transcript": "It rains in Oslo", "expires_at": 1}
 
     assert (
@@ -138,8 +146,8 @@ def test_what_an_answer_in_sound_says_is_said() -> None:
     )
 
 
-def test_a_file_within_a_text_is_left_out() -> None:
-    """As when a picture is pasted into Markdown; the rest of the text stays as it is."""
+def test_data_url_within_a_text_is_removed() -> None:
+    """The rest of the text stays unchanged, as when a picture was pasted into Markdown."""
     text = f"Look ![boat]({DATA} ) there"
     contents: list[Any] = [text, [text], [{"type": "text", "text": text}]]
     for content in contents:
@@ -148,8 +156,7 @@ def test_a_file_within_a_text_is_left_out() -> None:
     assert read_message_text(HumanMessage(plain)) == plain
 
 
-def test_deep_and_odd_parts_are_no_error() -> None:
-    """Whatever a provider sends."""
+def test_deeply_nested_or_malformed_blocks_are_read_without_error() -> None:
     deep: dict[str, Any] = {"type": "x", "text": "end"}
     for _ in range(5_000):
         deep = {"type": "x", "content": [deep]}
@@ -166,23 +173,23 @@ def test_deep_and_odd_parts_are_no_error() -> None:
 
 
 @pytest.fixture
-def said_and_read() -> Any:
-    """What is remembered of messages that were read from a thread."""
+def extract_from_messages() -> Any:
+    """A function that stores messages in a thread, extracts memories, and returns the store."""
 
-    def remembered(*messages: BaseMessage) -> SQLiteStore:
+    def extract(*messages: BaseMessage) -> SQLiteStore:
         with SQLiteCheckpointer.open(":memory:") as saver:
             send_messages(build_graph(saver, answers=False), "t", *messages)
             Extraction(saver, store).extract("t", user_config())
         return store
 
     with SQLiteStore.open(":memory:", index=None) as store:
-        yield remembered
+        yield extract
 
 
-def test_an_attachment_is_found_by_what_it_is_called_and_says(said_and_read: Any) -> None:
-    """Also of a message without a text; one with a nameless picture alone has no memory."""
+def test_search_finds_attachments_by_name_and_by_text(extract_from_messages: Any) -> None:
+    """A message without text gets a memory too, unless all it has is a picture without a name."""
     lease, picture = BLOCKS[5][0], {"type": "image", "base64": PNG, "mime_type": "image/png"}
-    store = said_and_read(
+    store = extract_from_messages(
         HumanMessage([{"type": "text", "text": "Keep this"}, lease], id="m1"),
         HumanMessage([{"type": "image", "url": SIGNED, "alt": "A red canoe"}], id="m2"),
         HumanMessage([picture], id="m3"),
@@ -196,8 +203,7 @@ def test_an_attachment_is_found_by_what_it_is_called_and_says(said_and_read: Any
         assert word in recall(query, store=store, config=user_config()).memories[0].text
 
 
-def test_an_edited_attachment_is_another_message() -> None:
-    """Its memory is renewed: the file's name is part of what was said."""
+def test_changed_file_name_of_an_attachment_renews_its_memory() -> None:
     with (
         SQLiteCheckpointer.open(":memory:") as saver,
         SQLiteStore.open(":memory:", index=None) as store,
@@ -239,22 +245,26 @@ blocks = st.dictionaries(keys, parts, max_size=6).flatmap(
 )
 
 
-def runs(value: Any) -> list[str]:
-    """The base64 in a part of a block."""
+def find_base64_texts(value: Any) -> list[str]:
+    """Return the base64 texts in a part of a block."""
     if isinstance(value, bytes):
         return [value.decode()]
     if isinstance(value, str):
         return [value.rpartition("base64,")[2].rpartition("sig=")[2]] if len(value) > 70 else []
     if isinstance(value, dict):
         value = list(value.values())
-    return [run for part in value for run in runs(part)] if isinstance(value, list) else []
+    return (
+        [text for part in value for text in find_base64_texts(part)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 @given(st.lists(blocks, min_size=1, max_size=3), st.sampled_from([HumanMessage, AIMessage]))
-def test_no_bytes_are_said(content: list[Any], kind: Any) -> None:
-    """Whatever parts a message has, and wherever in them a file is."""
-    told = read_message_text(kind(content)) + render_message(kind(content))
+def test_message_text_never_contains_bytes_of_a_file(content: list[Any], kind: Any) -> None:
+    """This holds for any blocks, wherever in them the file is."""
+    rendered = read_message_text(kind(content)) + render_message(kind(content))
 
-    assert not [run for run in runs(content) if run[:24] in told]
-    assert "sig=" not in told
-    json.dumps(told)
+    assert not [text for text in find_base64_texts(content) if text[:24] in rendered]
+    assert "sig=" not in rendered
+    json.dumps(rendered)

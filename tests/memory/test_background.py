@@ -1,4 +1,4 @@
-"""Background extraction: what is due is extracted once, and nothing fails in silence."""
+"""Background extraction: each waiting thread is extracted once, and every failure is reported."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundRuns]:
 
 @pytest.fixture(scope="module")
 def background(runs: BackgroundRuns) -> Iterator[Background]:
-    """One that works, and tries twice."""
+    """A background extraction that works and retries once."""
     with runs.make_background(retries=1) as background:
         yield background
 
 
-def test_a_thread_that_was_quiet_is_extracted(runs: BackgroundRuns, background: Background) -> None:
-    """What was said becomes memories, and the job tells how many."""
+def test_idle_thread_is_extracted_and_the_job_reports_counts(
+    runs: BackgroundRuns, background: Background
+) -> None:
     runs.send_message("a")
     wait_until(lambda: read_job_state(background, "a") == "done")
     (job,) = [job for job in background.jobs("done") if job.thread_id == "a"]
@@ -42,8 +43,9 @@ def test_a_thread_that_was_quiet_is_extracted(runs: BackgroundRuns, background: 
     assert str(job).startswith("a in memories/ann: done, 2 added")
 
 
-def test_each_message_is_extracted_once(runs: BackgroundRuns, background: Background) -> None:
-    """However often its thread is extracted."""
+def test_each_message_is_extracted_once_however_often_its_thread_is(
+    runs: BackgroundRuns, background: Background
+) -> None:
     for turn in range(3):
         runs.send_message("b", f"Number {turn} is a number that I like.")
         background.extract_now("b")
@@ -54,8 +56,7 @@ def test_each_message_is_extracted_once(runs: BackgroundRuns, background: Backgr
     assert len(runs.read_memory_texts("b")) == 6
 
 
-def test_a_failure_is_tried_again(runs: BackgroundRuns, background: Background) -> None:
-    """A thread that failed is extracted by the next attempt."""
+def test_failed_extraction_is_retried(runs: BackgroundRuns, background: Background) -> None:
     runs.extractor.failures["c"] = [RuntimeError("the model is tired")]
     runs.send_message("c")
     wait_until(lambda: read_job_state(background, "c") == "done")
@@ -67,10 +68,9 @@ def test_a_failure_is_tried_again(runs: BackgroundRuns, background: Background) 
     assert states == [("retrying", 1, "RuntimeError: the model is tired"), ("done", 0, "")]
 
 
-def test_what_keeps_failing_is_given_up_visibly(
+def test_job_that_keeps_failing_is_dead_logged_and_can_be_rerun(
     runs: BackgroundRuns, background: Background, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in the list of the dead with its error, it is logged, and by hand it is extracted."""
     runs.extractor.failures["d"] = [RuntimeError("first"), RuntimeError("second")]
     with caplog.at_level(logging.INFO, "perdure.background"):
         runs.send_message("d")
@@ -87,10 +87,9 @@ def test_what_keeps_failing_is_given_up_visibly(
     assert len(runs.read_memory_texts("d")) == 2
 
 
-def test_an_error_that_stays_is_not_tried_again(
+def test_configuration_error_is_not_retried_until_the_next_message(
     runs: BackgroundRuns, background: Background
 ) -> None:
-    """A wrong configuration is given up at once; what is said next is a new beginning."""
     runs.extractor.failures["e"] = [ConfigurationError("no such model")]
     runs.send_message("e")
     (dead,) = wait_until(lambda: background.jobs("dead"))
@@ -100,10 +99,9 @@ def test_an_error_that_stays_is_not_tried_again(
     assert (dead.attempts, dead.error) == (1, "ConfigurationError: no such model")
 
 
-def test_what_is_said_meanwhile_is_extracted_too(
+def test_message_sent_during_an_extraction_is_extracted_by_the_next(
     runs: BackgroundRuns, background: Background
 ) -> None:
-    """A message that comes too late for one attempt is what the next is for."""
     runs.extractor.started.clear()
     runs.extractor.may_finish.clear()
     runs.send_message("f")
@@ -116,8 +114,13 @@ def test_what_is_said_meanwhile_is_extracted_too(
     wait_until(lambda: read_job_state(background, "f") == "done")
 
 
-def test_a_second_one_is_refused(runs: BackgroundRuns, background: Background) -> None:
-    """DBOS is one of a process: the second to work is told so, and may still look and ask."""
+def test_second_worker_in_a_process_is_refused_but_may_list_and_enqueue(
+    runs: BackgroundRuns, background: Background
+) -> None:
+    """DBOS runs once per process.
+
+    A second `Background` with `work=False` can still use the queue.
+    """
     with pytest.raises(ConfigurationError, match="runs DBOS already"):
         runs.make_background().start()
     with runs.make_background(work=False) as other:
@@ -128,7 +131,6 @@ def test_a_second_one_is_refused(runs: BackgroundRuns, background: Background) -
     assert len(runs.read_memory_texts("h")) == 2
 
 
-def test_a_config_that_does_not_fill_the_namespace(background: Background) -> None:
-    """It is refused where it is given."""
+def test_extract_now_refuses_a_config_without_the_namespace_fields(background: Background) -> None:
     with pytest.raises(InvalidConfig, match="user_id"):
         background.extract_now("x", {"configurable": {"thread_id": "x"}})

@@ -1,4 +1,4 @@
-"""A collection: what is added and changed, and what is left of it."""
+"""A collection: adding and changing memories, schemas, and what is kept of earlier texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.memory.kept import ANN, BO, COFFEE, GHENT, TEA, call_method, list_mem
 
 
 class Taste(BaseModel):
-    """What somebody likes."""
+    """A taste of somebody."""
 
     text: str
     what: str
@@ -35,8 +35,8 @@ class Taste(BaseModel):
 # -- adding
 
 
-def test_what_is_added_is_there(store: Any, call_mode: str) -> None:
-    """With an id that can be copied, its kind, and the run it comes from; found by its words."""
+def test_inserted_memory_can_be_read_listed_and_searched(store: Any, call_mode: str) -> None:
+    """It has an ID that can be copied, its kind, and the run from which it comes."""
     collection = Collection(store)
     outcome = call_method(call_mode, collection, "insert", TEA, config=ANN)
     memory = call_method(call_mode, collection, "get", outcome.key, config=ANN)
@@ -49,57 +49,56 @@ def test_what_is_added_is_there(store: Any, call_mode: str) -> None:
     assert (memory.provenance.thread_id, memory.provenance.trust) == ("t1", "user")
     assert memory.provenance.at is not None
     assert call_method(call_mode, collection, "search", "tea", config=ANN)[0].key == outcome.key
-    assert [found.key for found in call_method(call_mode, collection, "list", config=ANN)] == [
+    assert [listed.key for listed in call_method(call_mode, collection, "list", config=ANN)] == [
         outcome.key
     ]
 
 
-def test_provenance_that_is_given_is_kept(store: Any) -> None:
-    """It is the caller's; without a class of trust, the words are the user's."""
+def test_insert_keeps_the_given_provenance(store: Any) -> None:
+    """Without a trust class, the words are the user's."""
     collection = Collection(store)
     source = Provenance(thread_id="old", message_ids=("m1",), position=4)
     key = collection.insert(TEA, config=ANN, provenance=source).key or ""
     collection.insert(GHENT, config=ANN, provenance=replace(source, trust="web"), key="home")
-    found = [collection.get(each, config=ANN) for each in (key, "home")]
+    memories = [collection.get(memory_key, config=ANN) for memory_key in (key, "home")]
 
-    assert [memory and memory.provenance for memory in found] == [
+    assert [memory and memory.provenance for memory in memories] == [
         replace(source, trust="user"),
         replace(source, trust="web"),
     ]
 
 
-@pytest.mark.parametrize("again", [TEA, "  ann drinks TEA. "])
-def test_adding_the_same_twice(store: Any, call_mode: str, again: str) -> None:
-    """It is there once, and what is returned is the key of the one that is there."""
+@pytest.mark.parametrize("equal_text", [TEA, "  ann drinks TEA. "])
+def test_inserting_an_equal_text_again_returns_the_existing_key(
+    store: Any, call_mode: str, equal_text: str
+) -> None:
     collection = Collection(store)
     first = call_method(call_mode, collection, "insert", TEA, config=ANN)
-    second = call_method(call_mode, collection, "insert", again, config=ANN)
+    second = call_method(call_mode, collection, "insert", equal_text, config=ANN)
 
     assert (second.change, second.key) == ("unchanged", first.key)
     assert second.reason
     assert list_memory_texts(collection) == [TEA]
 
 
-def test_the_same_told_at_once(tmp_path: Path) -> None:
-    """However many tell it at the same moment, it is kept once."""
+def test_concurrent_inserts_of_one_text_store_it_once(tmp_path: Path) -> None:
     with SQLiteStore.open(tmp_path / "m.db", index=None, synchronous="normal") as store:
         collection = Collection(store)
         with ThreadPoolExecutor(6) as pool:
             outcomes = list(pool.map(lambda _: collection.insert(TEA, config=ANN), range(6)))
 
-        async def together() -> list[Any]:
+        async def insert_concurrently() -> list[Any]:
             calls = (collection.ainsert(TEA, config=BO) for _ in range(6))
             return list(await asyncio.gather(*calls))
 
-        outcomes += asyncio.run(together())
-        kept = [len(collection.list(config=config)) for config in (ANN, BO)]
+        outcomes += asyncio.run(insert_concurrently())
+        counts = [len(collection.list(config=config)) for config in (ANN, BO)]
 
     assert sorted(outcome.change for outcome in outcomes) == ["added"] * 2 + ["unchanged"] * 10
-    assert kept == [1, 1]
+    assert counts == [1, 1]
 
 
-def test_a_key_of_ones_own(store: Any) -> None:
-    """Taken again with the same text it changes nothing; with another it is refused."""
+def test_insert_with_a_taken_key_is_refused_unless_the_text_is_equal(store: Any) -> None:
     collection = Collection(store)
     outcomes = [collection.insert(TEA, config=ANN, key="drink").change for _ in range(2)]
     with pytest.raises(ConfigurationError, match="'drink' is that of another memory"):
@@ -109,19 +108,18 @@ def test_a_key_of_ones_own(store: Any) -> None:
     assert list_memory_texts(collection) == [TEA]
 
 
-@pytest.mark.parametrize("given", ["", "  ", {"what": "tea"}, {"text": 5}, 5, None, "\ud800"])
-def test_what_says_nothing_is_no_memory(store: Any, given: Any) -> None:
-    """Without a text it is refused, and nothing is written."""
+@pytest.mark.parametrize("value", ["", "  ", {"what": "tea"}, {"text": 5}, 5, None, "\ud800"])
+def test_insert_without_a_text_is_refused(store: Any, value: Any) -> None:
+    """Nothing is written."""
     collection = Collection(store)
     with pytest.raises(InvalidValue):
-        collection.insert(given, config=ANN)
+        collection.insert(value, config=ANN)
 
     assert list_memory_texts(collection) == []
 
 
 @pytest.mark.parametrize("name", ["kind", "formerly", "provenance"])
-def test_fields_that_are_not_given(store: Any, name: str) -> None:
-    """What every memory has cannot be given, in a dict or by a schema."""
+def test_reserved_fields_are_refused_in_values_and_schemas(store: Any, name: str) -> None:
     with pytest.raises(InvalidValue, match=name):
         Collection(store).insert({"text": TEA, name: []}, config=ANN)
 
@@ -134,12 +132,11 @@ def test_fields_that_are_not_given(store: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [Taste(text=TEA, what="tea"), {"text": TEA, "what": "tea"}], ids=["model", "dict"]
+    "value", [Taste(text=TEA, what="tea"), {"text": TEA, "what": "tea"}], ids=["model", "dict"]
 )
-def test_a_schema(store: Any, given: Any) -> None:
-    """Its fields are kept beside the text, defaults too, and a change leaves the others."""
+def test_schema_fields_are_stored_with_defaults_and_kept_by_updates(store: Any, value: Any) -> None:
     collection = Collection(store, schema=Taste)
-    key = collection.insert(given, config=ANN).key or ""
+    key = collection.insert(value, config=ANN).key or ""
     added = collection.get(key, config=ANN)
     collection.update(key, {"strength": 5}, config=ANN)
     collection.update(key, Taste(text=f"{TEA} every day", what="tea"), config=ANN)
@@ -152,7 +149,7 @@ def test_a_schema(store: Any, given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         TEA,
         {"text": TEA},
@@ -161,11 +158,11 @@ def test_a_schema(store: Any, given: Any) -> None:
         {"text": TEA, "what": object()},
     ],
 )
-def test_what_does_not_fit_a_schema(store: Any, given: Any) -> None:
-    """It is refused when it is added, and when it changes something; nothing is written."""
+def test_values_that_do_not_fit_the_schema_are_refused(store: Any, value: Any) -> None:
+    """Insert and update write nothing."""
     collection = Collection(store, schema=Taste)
     with pytest.raises(InvalidValue):
-        collection.insert(given, config=ANN)
+        collection.insert(value, config=ANN)
     key = collection.insert(Taste(text=GHENT, what="home"), config=ANN).key or ""
     with pytest.raises(InvalidValue):
         collection.update(key, {"strength": 9}, config=ANN)
@@ -174,7 +171,7 @@ def test_what_does_not_fit_a_schema(store: Any, given: Any) -> None:
 
 
 class Wordless(BaseModel):
-    """A schema without a text."""
+    """A schema without a text field."""
 
     what: str
 
@@ -193,8 +190,7 @@ class Wordless(BaseModel):
     ],
     ids=str,
 )
-def test_options_that_are_none(options: dict[str, Any]) -> None:
-    """What no collection can be made of is refused when it is made."""
+def test_invalid_options_of_a_collection_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         Collection(**{"store": InMemoryStore(), **options})
 
@@ -203,8 +199,9 @@ def test_options_that_are_none(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("method", "change"), [("update", "updated"), ("supersede", "superseded")])
-def test_what_it_said_before_stays(store: Any, call_mode: str, method: str, change: str) -> None:
-    """A change is a new version of the same memory, which knows the former ones."""
+def test_change_adds_a_version_and_keeps_the_former_texts(
+    store: Any, call_mode: str, method: str, change: str
+) -> None:
     collection = Collection(store)
     key = collection.insert(TEA, config=ANN).key or ""
     outcome = call_method(call_mode, collection, method, key, COFFEE, config=ANN)
@@ -219,26 +216,29 @@ def test_what_it_said_before_stays(store: Any, call_mode: str, method: str, chan
     assert list_memory_texts(collection) == ["Ann drinks water"]
 
 
-def test_time_travel(perdure_store: SQLiteStore, call_mode: str) -> None:
-    """Of perdure's store every version is left, and each moment of the past."""
+def test_versions_and_past_states_can_be_read_from_perdure_store(
+    perdure_store: SQLiteStore, call_mode: str
+) -> None:
     collection = Collection(perdure_store)
     key = collection.insert(TEA, config=ANN).key or ""
     collection.supersede(key, COFFEE, config=ANN)
     versions = call_method(call_mode, collection, "history", key, config=ANN)
-    when = versions[0].valid_from
-    then = call_method(call_mode, collection, "get", key, config=ANN, as_of=when)
-    found = call_method(call_mode, collection, "search", "drinks", config=ANN, as_of=when)
+    first_time = versions[0].valid_from
+    past_memory = call_method(call_mode, collection, "get", key, config=ANN, as_of=first_time)
+    past_matches = call_method(
+        call_mode, collection, "search", "drinks", config=ANN, as_of=first_time
+    )
     collection.delete(key, config=ANN)
 
     assert [version.text for version in versions] == [TEA, COFFEE]
-    assert then.text == TEA
-    assert [memory.text for memory in found] == [TEA]
+    assert past_memory.text == TEA
+    assert [memory.text for memory in past_matches] == [TEA]
     assert collection.get(key, config=ANN) is None
     assert [version.text for version in collection.history(key, config=ANN)] == [TEA, COFFEE]
 
 
-def test_until_when_it_was_true(store: Any) -> None:
-    """A supersession says until when the former held; that needs a time zone."""
+def test_supersede_records_until_when_the_former_text_held(store: Any) -> None:
+    """The given time needs a time zone."""
     collection = Collection(store)
     key = collection.insert(TEA, config=ANN).key or ""
     march = datetime(2026, 3, 1, tzinfo=UTC)
@@ -251,8 +251,7 @@ def test_until_when_it_was_true(store: Any) -> None:
     assert memory.previous[0].until == march
 
 
-def test_its_past_is_bounded(store: Any) -> None:
-    """Ten former texts are noted, the newest first."""
+def test_memory_keeps_its_ten_newest_former_texts(store: Any) -> None:
     collection = Collection(store)
     key = collection.insert("Ann has run 0 marathons", config=ANN).key or ""
     for count in range(1, 13):
@@ -266,8 +265,7 @@ def test_its_past_is_bounded(store: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["update", "supersede"])
-def test_a_change_to_what_it_says_already(store: Any, method: str) -> None:
-    """Nothing is written."""
+def test_change_to_the_same_text_writes_nothing(store: Any, method: str) -> None:
     collection = Collection(store)
     key = collection.insert(TEA, config=ANN).key or ""
     outcome = getattr(collection, method)(key, f" {TEA} ", config=ANN)
@@ -277,8 +275,9 @@ def test_a_change_to_what_it_says_already(store: Any, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["update", "supersede"])
-def test_a_change_to_what_another_says(store: Any, method: str) -> None:
-    """Nothing is written or lost, and the other is named."""
+def test_change_to_the_text_of_another_memory_writes_nothing_and_names_it(
+    store: Any, method: str
+) -> None:
     collection = Collection(store)
     drink = collection.insert(TEA, config=ANN).key or ""
     home = collection.insert(GHENT, config=ANN).key or ""
@@ -289,8 +288,8 @@ def test_a_change_to_what_another_says(store: Any, method: str) -> None:
     assert list_memory_texts(collection) == [TEA, GHENT]
 
 
-def test_a_slight_correction_is_made(store: Any) -> None:
-    """That a memory is like what it is to say is no reason to leave it."""
+def test_small_correction_of_a_memory_is_written(store: Any) -> None:
+    """The similarity to its own former text is no reason to refuse it."""
     collection = Collection(store)
     key = collection.insert("Ann moved to Ghent in 2021", config=ANN).key or ""
     outcomes = [
@@ -302,14 +301,14 @@ def test_a_slight_correction_is_made(store: Any) -> None:
     assert list_memory_texts(collection) == ["Ann moved to Ghent in 2022."]
 
 
-def test_changes_at_once(tmp_path: Path) -> None:
-    """Of changes at the same moment none is lost: each is in the past of the next."""
+def test_concurrent_changes_of_one_memory_are_all_kept(tmp_path: Path) -> None:
+    """Each text is a former text of the next one."""
     with SQLiteStore.open(tmp_path / "m.db", index=None, synchronous="normal") as store:
         collection = Collection(store)
         key = collection.insert("Ann has run 0 marathons", config=ANN).key or ""
-        said = [f"Ann has run {count} marathons" for count in range(1, 7)]
+        texts = [f"Ann has run {count} marathons" for count in range(1, 7)]
         with ThreadPoolExecutor(6) as pool:
-            outcomes = list(pool.map(lambda t: collection.supersede(key, t, config=ANN), said))
+            outcomes = list(pool.map(lambda t: collection.supersede(key, t, config=ANN), texts))
         memory = collection.get(key, config=ANN)
 
     assert memory is not None
@@ -317,15 +316,15 @@ def test_changes_at_once(tmp_path: Path) -> None:
     assert len(memory.previous) == 6
     assert {memory.text, *(former.text for former in memory.previous)} == {
         "Ann has run 0 marathons",
-        *said,
+        *texts,
     }
 
 
 @pytest.mark.parametrize("method", ["update", "supersede"])
-def test_a_change_of_another_version_is_refused(
+def test_change_with_an_outdated_if_version_is_refused(
     perdure_store: SQLiteStore, call_mode: str, method: str
 ) -> None:
-    """Of two changes to what was read, the second one is a conflict and writes nothing."""
+    """The second of two changes to the same version is a conflict and writes nothing."""
     collection = Collection(perdure_store)
     key = collection.insert(TEA, config=ANN).key
     call_method(call_mode, collection, method, key, COFFEE, if_version=1, config=ANN)
@@ -339,8 +338,11 @@ def test_a_change_of_another_version_is_refused(
     assert (memory.text, memory.version) == (COFFEE, 2)
 
 
-def test_what_superseded_texts_rest_on_is_past(store: Any, call_mode: str) -> None:
-    """After Ghent, Bruges and Lille, only the turn of Lille holds; each text knows its messages."""
+def test_turns_of_superseded_texts_end_with_them(store: Any, call_mode: str) -> None:
+    """Of Ghent, Bruges and Lille, only the turn of Lille still holds.
+
+    Each text knows its messages.
+    """
     space = ("memories", "ann")
     for message, town in (("m1", "Ghent"), ("m2", "Bruges"), ("m3", "Lille"), ("m4", "tea")):
         value = {"text": f"user: It is {town}", "kind": "turn"}
@@ -363,7 +365,7 @@ def test_what_superseded_texts_rest_on_is_past(store: Any, call_mode: str) -> No
     }
 
     assert memory is not None
-    assert [each.message_ids for each in memory.previous] == [("m2",), ("m1",)]
+    assert [former.message_ids for former in memory.previous] == [("m2",), ("m1",)]
     assert until == {
         "m1": memory.previous[1].until.isoformat(),
         "m2": None,  # the present text rests on it as well

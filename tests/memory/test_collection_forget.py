@@ -1,4 +1,4 @@
-"""A collection: what is deleted and forgotten, and what the gate makes of what is told."""
+"""A collection: deleting and forgetting, and the decisions of the gate about changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from tests.stores.erasing import read_all_bytes
 # -- deleting and forgetting
 
 
-def test_a_delete(store: Any, call_mode: str) -> None:
-    """It is no longer found; what is gone cannot be changed or deleted."""
+def test_deleted_memory_is_not_found_and_cannot_be_changed(store: Any, call_mode: str) -> None:
     collection = Collection(store)
     key = collection.insert(TEA, config=ANN).key or ""
     outcome = call_method(call_mode, collection, "delete", key, config=ANN)
@@ -35,8 +34,7 @@ def test_a_delete(store: Any, call_mode: str) -> None:
             call_method(call_mode, collection, method, key, *arguments, config=ANN)
 
 
-def test_told_again_after_a_delete(store: Any) -> None:
-    """What somebody asks to be kept is kept, as another memory; the deleted one stays deleted."""
+def test_text_of_a_deleted_memory_can_be_inserted_as_another_memory(store: Any) -> None:
     collection = Collection(store)
     key = collection.insert(TEA, config=ANN).key or ""
     collection.delete(key, config=ANN)
@@ -47,8 +45,9 @@ def test_told_again_after_a_delete(store: Any) -> None:
     assert collection.get(key, config=ANN) is None
 
 
-def test_forgetting(tmp_path: Path, call_mode: str) -> None:
-    """Nothing is left of what it ever said, in the file neither; others are as they were."""
+def test_forget_removes_all_versions_from_the_file_and_keeps_others(
+    tmp_path: Path, call_mode: str
+) -> None:
     with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
         collection = Collection(store)
         key = collection.insert("Ann calls him zorbax", config=ANN).key or ""
@@ -57,7 +56,7 @@ def test_forgetting(tmp_path: Path, call_mode: str) -> None:
         collection.insert(GHENT, config=ANN)
         receipt = call_method(call_mode, collection, "forget", key, config=ANN)
         past = collection.history(key, config=ANN)
-        left = list_memory_texts(collection)
+        remaining_texts = list_memory_texts(collection)
         with pytest.raises(UnknownMemory, match=key):
             call_method(call_mode, collection, "forget", key, config=ANN)
         deeper = store.get(("memories", "ann", "deep"), key)
@@ -65,14 +64,13 @@ def test_forgetting(tmp_path: Path, call_mode: str) -> None:
     assert receipt.keys == ((("memories", "ann"), key),)
     assert (receipt.items, receipt.versions, receipt.clean) == (1, 1, True)
     assert past == []
-    assert left == [GHENT]
+    assert remaining_texts == [GHENT]
     assert deeper is not None
     for secret in (b"zorbax", b"quimbo"):
         assert secret not in read_all_bytes(tmp_path)
 
 
-def test_forgetting_what_was_deleted(perdure_store: SQLiteStore) -> None:
-    """The past of a deleted memory goes as well."""
+def test_forget_removes_the_past_of_a_deleted_memory(perdure_store: SQLiteStore) -> None:
     collection = Collection(perdure_store)
     key = collection.insert(TEA, config=ANN).key or ""
     collection.delete(key, config=ANN)
@@ -83,8 +81,8 @@ def test_forgetting_what_was_deleted(perdure_store: SQLiteStore) -> None:
 
 
 @pytest.mark.parametrize("method", ["delete", "forget"])
-def test_a_store_without_room(perdure_store: SQLiteStore, method: str) -> None:
-    """It is deleted or forgotten all the same; of a delete it is told what could not be noted."""
+def test_delete_and_forget_work_in_a_full_store(perdure_store: SQLiteStore, method: str) -> None:
+    """A delete reports what it had no room to record."""
     scope = perdure_store.scoped(("tenant",), max_items=3)
     collection = Collection(scope)
     key = collection.insert("Ann has run 0 marathons", config=ANN).key or ""
@@ -98,8 +96,7 @@ def test_a_store_without_room(perdure_store: SQLiteStore, method: str) -> None:
         assert "no room" in outcome.reason
 
 
-def test_forgetting_in_another_store(call_mode: str) -> None:
-    """It is deleted as that store does it, and the receipt does not claim more."""
+def test_forget_in_a_langgraph_store_does_not_claim_a_clean_file(call_mode: str) -> None:
     collection = Collection(InMemoryStore())
     key = collection.insert(TEA, config=ANN).key or ""
     receipt = call_method(call_mode, collection, "forget", key, config=ANN)
@@ -114,69 +111,72 @@ KEY = "sk-proj-Zq8dJ2mN4pXv7Lw1RtYbKc3H"
 SECRET = f"Ann's key is {KEY}"
 
 
-def waiting(store: Any, *space: str) -> list[str]:
-    """What is in quarantine for a namespace, or further down."""
+def list_quarantined_texts(store: Any, *space: str) -> list[str]:
+    """Return the texts in quarantine for a namespace and its descendants."""
     return [item.value["text"] for item in store.search(("perdure", "quarantine", *space))]
 
 
-def test_what_has_to_be_reviewed(store: Any, call_mode: str) -> None:
-    """It waits in quarantine, once however often it is told, and changes nothing meanwhile."""
+def test_secret_waits_in_quarantine_once_and_changes_nothing(store: Any, call_mode: str) -> None:
     collection = Collection(store)
     key = collection.insert(GHENT, config=ANN).key or ""
-    added = [call_method(call_mode, collection, "insert", SECRET, config=ANN) for _ in range(2)]
-    changed = call_method(call_mode, collection, "supersede", key, f"{SECRET}, really", config=ANN)
+    insert_outcomes = [
+        call_method(call_mode, collection, "insert", SECRET, config=ANN) for _ in range(2)
+    ]
+    change_outcome = call_method(
+        call_mode, collection, "supersede", key, f"{SECRET}, really", config=ANN
+    )
 
-    assert [outcome.change for outcome in (*added, changed)] == ["quarantined"] * 3
-    assert added[0].key == added[1].key
-    assert all(outcome.reason and outcome.check for outcome in (*added, changed))
-    assert sorted(waiting(store, "memories", "ann")) == [SECRET, f"{SECRET}, really"]
+    assert [outcome.change for outcome in (*insert_outcomes, change_outcome)] == ["quarantined"] * 3
+    assert insert_outcomes[0].key == insert_outcomes[1].key
+    assert all(outcome.reason and outcome.check for outcome in (*insert_outcomes, change_outcome))
+    assert sorted(list_quarantined_texts(store, "memories", "ann")) == [SECRET, f"{SECRET}, really"]
     assert list_memory_texts(collection) == [GHENT]
     assert len(collection.history(key, config=ANN)) == 1
 
 
-def test_forgetting_what_waits_for_review(store: Any) -> None:
-    """What would change the memory goes with it, and what says the same; others' stays."""
+def test_forget_removes_quarantined_changes_of_the_memory_only(store: Any) -> None:
+    """Entries with the same text go as well. Entries of other memories stay."""
     collection, deeper = Collection(store), Collection(store, ("memories", "{user_id}", "deep"))
-    for each in (collection, deeper):
-        each.insert(GHENT, config=ANN, key="k")
-        each.update("k", SECRET, config=ANN)
+    for target in (collection, deeper):
+        target.insert(GHENT, config=ANN, key="k")
+        target.update("k", SECRET, config=ANN)
     trusting = Collection(store, gate=Gate(secrets="keep"))
     trusting.insert(SECRET, config=ANN, key="s")
     collection.insert(f"{SECRET}.", config=ANN, key="t")
     first = collection.forget("k", config=ANN)
-    left = waiting(store, "memories", "ann")
+    quarantined = list_quarantined_texts(store, "memories", "ann")
     collection.insert(SECRET, config=ANN, key="u")
     collection.forget("s", config=ANN)
 
     assert len(first.keys) == 2
-    assert sorted(left) == [SECRET, f"{SECRET}."]
-    assert sorted(waiting(store, "memories", "ann")) == [SECRET, f"{SECRET}."]
+    assert sorted(quarantined) == [SECRET, f"{SECRET}."]
+    assert sorted(list_quarantined_texts(store, "memories", "ann")) == [SECRET, f"{SECRET}."]
 
 
 @pytest.mark.parametrize("method", ["update", "supersede"])
-def test_what_is_blotted_out(store: Any, method: str) -> None:
-    """It is so in what is added and in what is changed; the mark goes with the reason for it."""
+def test_gate_redacts_secrets_in_inserts_and_changes(store: Any, method: str) -> None:
+    """The mark goes away with the secret."""
     collection = Collection(store, gate=Gate(secrets="redact"))
     outcome = collection.insert({"text": SECRET, "note": f"it is {KEY}"}, config=ANN)
     key = outcome.key or ""
-    again = getattr(collection, method)(key, {"text": SECRET}, config=ANN)
-    changed = getattr(collection, method)(key, f"{SECRET}, and it is new", config=ANN)
-    blotted = collection.get(key, config=ANN)
+    unchanged_outcome = getattr(collection, method)(key, {"text": SECRET}, config=ANN)
+    change_outcome = getattr(collection, method)(key, f"{SECRET}, and it is new", config=ANN)
+    redacted_memory = collection.get(key, config=ANN)
     getattr(collection, method)(key, {"text": TEA, "note": ""}, config=ANN)
-    plain = collection.get(key, config=ANN)
+    plain_memory = collection.get(key, config=ANN)
 
-    assert blotted is not None
-    assert plain is not None
+    assert redacted_memory is not None
+    assert plain_memory is not None
     assert "redacted" in outcome.reason
-    assert again.change == "unchanged"
-    assert "redacted" in changed.reason
+    assert unchanged_outcome.change == "unchanged"
+    assert "redacted" in change_outcome.reason
     assert KEY not in repr([memory.value for memory in collection.history(key, config=ANN)])
-    assert "redacted" in blotted.value
-    assert plain.value.keys() == {"text", "note", "kind", "formerly"}
+    assert "redacted" in redacted_memory.value
+    assert plain_memory.value.keys() == {"text", "note", "kind", "formerly"}
 
 
-def test_a_check_is_asked_about_fields_alone(store: Any) -> None:
-    """Also where the text stays, and with the memory's own words it is not too alike."""
+def test_gate_checks_a_change_of_fields_alone(store: Any) -> None:
+    """The memory is not refused for the similarity to its own text."""
 
     def no_wine(candidate: Candidate) -> Verdict | None:
         refused = Verdict("refuse", "no wine", "wine")
@@ -194,15 +194,13 @@ def test_a_check_is_asked_about_fields_alone(store: Any) -> None:
     assert (memory.text, memory.value["drink"], memory.previous) == (TEA, "milk", ())
 
 
-def test_too_much(store: Any) -> None:
-    """A megabyte is refused."""
+def test_insert_of_a_megabyte_is_refused(store: Any) -> None:
     outcome = Collection(store).insert("tea " * 250_000, config=ANN)
 
     assert (outcome.change, outcome.check) == ("refused", "size")
 
 
-def test_what_your_code_keeps_is_no_flood(store: Any) -> None:
-    """A hundred facts within a minute are kept."""
+def test_hundred_inserts_by_code_within_a_minute_are_stored(store: Any) -> None:
     collection = Collection(store)
     outcomes = {collection.insert(f"Ann has cat{n}", config=ANN).change for n in range(100)}
 

@@ -1,4 +1,4 @@
-"""A collection: whose memories it reads and writes; the functions for one call."""
+"""A collection: the namespaces that it reads and writes, and the functions for single calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.memory.kept import ANN, GHENT, TEA, list_memory_texts
 # -- namespaces
 
 
-def test_namespaces_are_apart(store: Any) -> None:
-    """Nobody lists, finds, changes or forgets what is another's, or further down."""
+def test_collections_of_different_namespaces_do_not_see_each_other(store: Any) -> None:
+    """A namespace and its descendants are separate too."""
     spaces = [("memories", "a"), ("memories", "a", "b"), ("memories", "ab"), ("memories",)]
     if isinstance(store, SQLiteStore):  # langgraph's own refuse dots
         spaces.append(("memories", "a.b"))
@@ -46,8 +46,7 @@ def test_namespaces_are_apart(store: Any) -> None:
                 collection.update(other, TEA)
 
 
-def test_listing_by_pages(store: Any) -> None:
-    """All are listed once, whatever lies further down, and of one kind if that is asked."""
+def test_list_pages_through_one_namespace_without_its_descendants(store: Any) -> None:
     collection, deeper = Collection(store, ("m",)), Collection(store, ("m", "a"), kind="note")
     for number in range(45):
         deeper.insert(f"Deep fact {number}", key=f"d{number}")
@@ -69,8 +68,9 @@ def test_listing_by_pages(store: Any) -> None:
         (None, InvalidConfig),
     ],
 )
-def test_a_config_that_does_not_say_whose(store: Any, config: Any, error: Any) -> None:
-    """It is refused, and nobody's memories are read or written."""
+def test_config_without_a_valid_user_id_is_refused_by_all_methods(
+    store: Any, config: Any, error: Any
+) -> None:
     collection = Collection(store)
     for method, arguments in (
         ("insert", (TEA,)),
@@ -86,21 +86,19 @@ def test_a_config_that_does_not_say_whose(store: Any, config: Any, error: Any) -
             getattr(collection, method)(*arguments, config=config)
 
 
-def test_a_user_cannot_name_where_perdure_keeps_its_notes(store: Any) -> None:
-    """An id that would lead there is refused."""
+def test_user_id_that_leads_to_perdure_own_namespace_is_refused(store: Any) -> None:
     with pytest.raises(InvalidNamespace):
         Collection(store, ("{user_id}",)).list(config={"configurable": {"user_id": "perdure"}})
 
 
 @pytest.mark.parametrize("key", ["", None, "a\0b", "\ud800", 1.5])
-def test_keys_that_are_none(store: Any, key: Any) -> None:
-    """What no memory can be called is refused on every store."""
+def test_invalid_keys_are_refused_on_every_store(store: Any, key: Any) -> None:
     with pytest.raises(InvalidNamespace):
         Collection(store).get(key, config=ANN)
 
 
-def test_what_is_no_memory_is_left_alone(store: Any) -> None:
-    """A document without a text, say instructions, is not changed or deleted through it."""
+def test_document_without_a_text_cannot_be_changed_or_deleted(store: Any) -> None:
+    """Instructions are such a document."""
     store.put(("memories", "ann"), "agent", {"instructions": "Be brief."})
     collection = Collection(store)
     for method, arguments in (("update", (TEA,)), ("supersede", (TEA,)), ("delete", ())):
@@ -110,8 +108,9 @@ def test_what_is_no_memory_is_left_alone(store: Any) -> None:
     assert collection.get("agent", config=ANN) is not None
 
 
-def test_within_a_graph(store: Any, call_mode: str) -> None:
-    """A node needs to name neither the store nor the config."""
+def test_collection_in_a_node_uses_the_store_and_config_of_the_run(
+    store: Any, call_mode: str
+) -> None:
     collection = Collection()
 
     def keep(state: Any) -> dict[str, Any]:
@@ -138,42 +137,42 @@ def test_within_a_graph(store: Any, call_mode: str) -> None:
 # -- the verbs
 
 
-def called(call_mode: str, name: str, *args: Any, **named: Any) -> Any:
-    """What a function of `perdure.memory` gives, in either form."""
+def call_function(call_mode: str, name: str, *args: Any, **named: Any) -> Any:
+    """Call a function of `perdure.memory` in its synchronous or asynchronous form."""
     if call_mode == "sync":
         return getattr(memory_package, name)(*args, **named)
     return asyncio.run(getattr(memory_package, f"a{name}")(*args, **named))
 
 
-def test_remember_memories_forget(store: Any, call_mode: str) -> None:
-    """Without a collection; a key that is taken is superseded, and everything can be forgotten."""
-    place: dict[str, Any] = {"store": store, "config": ANN}
+def test_remember_memories_and_forget_work_without_a_collection(store: Any, call_mode: str) -> None:
+    """A taken key is superseded. All memories can be forgotten at once."""
+    options: dict[str, Any] = {"store": store, "config": ANN}
     outcomes = [
-        called(call_mode, "remember", GHENT, key="home", **place),
-        called(call_mode, "remember", "Ann lives in Bruges", key="home", **place),
-        called(call_mode, "remember", {"text": TEA, "cups": 3}, kind="taste", **place),
-        called(call_mode, "remember", TEA.upper(), **place),
+        call_function(call_mode, "remember", GHENT, key="home", **options),
+        call_function(call_mode, "remember", "Ann lives in Bruges", key="home", **options),
+        call_function(call_mode, "remember", {"text": TEA, "cups": 3}, kind="taste", **options),
+        call_function(call_mode, "remember", TEA.upper(), **options),
     ]
-    listed = called(call_mode, "memories", limit=5, **place)
-    tastes = called(call_mode, "memories", kind="taste", **place)
+    listed = call_function(call_mode, "memories", limit=5, **options)
+    tastes = call_function(call_mode, "memories", kind="taste", **options)
     with pytest.raises(ConfigurationError, match="everything=True"):
-        called(call_mode, "forget", **place)
+        call_function(call_mode, "forget", **options)
     with pytest.raises(ConfigurationError, match="everything=True"):
-        called(call_mode, "forget", "home", everything=True, **place)
-    forgotten = called(call_mode, "forget", "home", **place)
-    rest = called(call_mode, "forget", everything=True, **place)
+        call_function(call_mode, "forget", "home", everything=True, **options)
+    receipt = call_function(call_mode, "forget", "home", **options)
+    rest_receipt = call_function(call_mode, "forget", everything=True, **options)
 
     assert [outcome.change for outcome in outcomes] == [
         "added", "superseded", "added", "unchanged",
     ]  # fmt: skip
     assert sorted(memory.text for memory in listed) == [TEA, "Ann lives in Bruges"]
     assert [(memory.kind, memory.value["cups"]) for memory in tastes] == [("taste", 3)]
-    assert (forgotten.keys[0], rest.items >= 1) == ((("memories", "ann"), "home"), True)
-    assert called(call_mode, "memories", **place) == []
+    assert (receipt.keys[0], rest_receipt.items >= 1) == ((("memories", "ann"), "home"), True)
+    assert call_function(call_mode, "memories", **options) == []
 
 
-def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:
-    """However often it changed: unasked, not even its first text is kept again."""
+def test_gate_refuses_any_former_text_of_a_deleted_memory() -> None:
+    """This holds even for its first text, however often the memory was changed."""
     with SQLiteStore.open(":memory:") as store:
         facts, gate = Collection(store, ("memories",)), Gate()
         key = str(facts.insert("Ann lives in Ghent").key)
@@ -181,7 +180,7 @@ def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:
             facts.supersede(key, f"Ann lives in town {number}")
         facts.delete(key)
         texts = ["Ann lives in Ghent", "Ann lives in town 0", "Ann lives in town 14"]
-        asked = [Candidate(text) for text in texts]
-        verdicts = run(gate.judge(asked, StoreAdapter(store), ("memories",)))
+        candidates = [Candidate(text) for text in texts]
+        verdicts = run(gate.judge(candidates, StoreAdapter(store), ("memories",)))
 
     assert [verdict.check for verdict in verdicts] == ["tombstone"] * 3

@@ -1,4 +1,4 @@
-"""Changes of one namespace at the same moment: none fails or is made twice, none waits forever."""
+"""Concurrent changes of one namespace: none fails or is made twice, and none waits forever."""
 
 from __future__ import annotations
 
@@ -33,180 +33,188 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is ever overtaken, so who waits for nothing waits forever."""
+def endless_lock_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is ever overtaken, so a change that waits for nothing waits forever."""
     monkeypatch.setattr(changes, "_LOCK_WAIT_S", 10_000.0)
 
 
-def fact(number: int) -> str:
-    """Half of them are told twice, in other letters."""
-    said = f"Ann keeps item{number // 2} in room{number // 2}"
-    return said.upper() if number % 2 else said
+def build_fact(number: int) -> str:
+    """Return a fact. Two numbers share each fact, in different letters."""
+    text = f"Ann keeps item{number // 2} in room{number // 2}"
+    return text.upper() if number % 2 else text
 
 
-def kept(store: Any) -> list[str]:
-    found = Collection(store).list(limit=1_000, config=ANN)
-    return sorted(memory.text.lower() for memory in found)
+def list_texts(store: Any) -> list[str]:
+    memories = Collection(store).list(limit=1_000, config=ANN)
+    return sorted(memory.text.lower() for memory in memories)
 
 
-def expected(count: int) -> list[str]:
-    return sorted({fact(number).lower() for number in range(count)})
+def expected_texts(count: int) -> list[str]:
+    return sorted({build_fact(number).lower() for number in range(count)})
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
-def test_many_tasks_at_once(store: SQLiteStore, kind: str) -> None:
-    """All are done, and what two tell is kept once; also in a store without versions."""
-    chosen: Any = store if kind == "perdure" else InMemoryStore()
-    collection = Collection(chosen)
+def test_concurrent_inserts_by_tasks_store_each_fact_once(store: SQLiteStore, kind: str) -> None:
+    """This also holds for a store without versions."""
+    target_store: Any = store if kind == "perdure" else InMemoryStore()
+    collection = Collection(target_store)
 
-    async def together() -> list[Any]:
-        calls = (collection.ainsert(fact(number), config=ANN) for number in range(200))
+    async def insert_concurrently() -> list[Any]:
+        calls = (collection.ainsert(build_fact(number), config=ANN) for number in range(200))
         return list(await asyncio.gather(*calls))
 
-    outcomes = [outcome.change for outcome in asyncio.run(together())]
+    outcomes = [outcome.change for outcome in asyncio.run(insert_concurrently())]
 
     assert [outcomes.count("added"), outcomes.count("unchanged")] == [100, 100]
-    assert kept(chosen) == expected(200)
+    assert list_texts(target_store) == expected_texts(200)
 
 
-def test_many_threads_at_once(store: SQLiteStore) -> None:
-    """So it is with threads, each with a collection of its own."""
+def test_concurrent_inserts_by_threads_store_each_fact_once(store: SQLiteStore) -> None:
+    """Each thread has a collection of its own."""
 
     def work(thread: int) -> list[str]:
         collection = Collection(store)
         numbers = range(thread * 15, thread * 15 + 15)
-        return [str(collection.insert(fact(n), config=ANN).change) for n in numbers]
+        return [str(collection.insert(build_fact(n), config=ANN).change) for n in numbers]
 
     with ThreadPoolExecutor(16) as pool:
         outcomes = [change for changes in pool.map(work, range(16)) for change in changes]
 
     assert [outcomes.count("added"), outcomes.count("unchanged")] == [120, 120]
-    assert kept(store) == expected(240)
+    assert list_texts(store) == expected_texts(240)
 
 
-def test_two_loops_and_a_thread(store: SQLiteStore) -> None:
-    """All three tell the same at the same moment, on two stores over one file."""
+def test_concurrent_inserts_by_two_loops_and_a_thread_store_each_fact_once(
+    store: SQLiteStore,
+) -> None:
+    """The two loops use two stores over one file."""
     with SQLiteStore.open(store.database.path, index=None, synchronous="normal") as other:
 
-        async def together(which: Any) -> None:
-            collection = Collection(which)
-            await asyncio.gather(*(collection.ainsert(fact(n), config=ANN) for n in range(40)))
+        async def insert_concurrently(target_store: Any) -> None:
+            collection = Collection(target_store)
+            await asyncio.gather(
+                *(collection.ainsert(build_fact(n), config=ANN) for n in range(40))
+            )
 
-        def one_by_one() -> None:
+        def insert_one_by_one() -> None:
             for number in range(40):
-                Collection(store).insert(fact(number), config=ANN)
+                Collection(store).insert(build_fact(number), config=ANN)
 
         with ThreadPoolExecutor(3) as pool:
-            works = [pool.submit(asyncio.run, together(which)) for which in (store, other)]
-            works.append(pool.submit(one_by_one))
+            works = [
+                pool.submit(asyncio.run, insert_concurrently(target_store))
+                for target_store in (store, other)
+            ]
+            works.append(pool.submit(insert_one_by_one))
             for work in works:
                 work.result()
 
-    assert kept(store) == expected(40)
+    assert list_texts(store) == expected_texts(40)
 
 
-class Slow:
-    """A check that keeps a change in front until it is told to go on."""
+class BlockingCheck:
+    """A check that blocks a change until it is released."""
 
     def __init__(self) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.started, self.may_finish = threading.Event(), threading.Event()
 
     def __call__(self, candidate: Candidate) -> None:
         if candidate.text == "slow":
-            self.begun.set()
-            self.go_on.wait()
+            self.started.set()
+            self.may_finish.wait()
 
 
-@pytest.mark.usefixtures("patient")
-def test_who_is_cancelled_keeps_nobody_waiting(store: SQLiteStore) -> None:
-    """In front, waiting, or at the moment of being called: the others are done."""
-    slow = Slow()
+@pytest.mark.usefixtures("endless_lock_wait")
+def test_cancelled_changes_do_not_block_the_others(store: SQLiteStore) -> None:
+    """A change may be cancelled while it runs, while it waits, or when it is called."""
+    slow = BlockingCheck()
     collection = Collection(store, gate=Gate([slow]))
 
-    async def cancelling() -> list[Any]:
+    async def cancel_some() -> list[Any]:
         first = asyncio.create_task(collection.ainsert("slow", config=ANN))
-        await asyncio.to_thread(slow.begun.wait)
-        tasks = [asyncio.create_task(collection.ainsert(fact(n), config=ANN)) for n in range(40)]
+        await asyncio.to_thread(slow.started.wait)
+        tasks = [
+            asyncio.create_task(collection.ainsert(build_fact(n), config=ANN)) for n in range(40)
+        ]
         await asyncio.sleep(0)
         for task in (first, *tasks[::3]):
             task.cancel()
         ended = await asyncio.gather(first, *tasks, return_exceptions=True)
-        slow.go_on.set()  # its thread is still there
+        slow.may_finish.set()  # its thread is still there
         return ended
 
-    ended = asyncio.run(cancelling())
+    ended = asyncio.run(cancel_some())
     collection.insert("Ann sings", config=ANN)
 
-    assert [type(each) is asyncio.CancelledError for each in ended[1:]] == [
+    assert [type(result) is asyncio.CancelledError for result in ended[1:]] == [
         number % 3 == 0 for number in range(40)
     ]
-    assert kept(store) == sorted(
-        {"ann sings", *(fact(number).lower() for number in range(40) if number % 3)}
+    assert list_texts(store) == sorted(
+        {"ann sings", *(build_fact(number).lower() for number in range(40) if number % 3)}
     )
 
 
-@pytest.mark.usefixtures("patient")
-def test_a_loop_that_is_closed_keeps_nobody_waiting(store: SQLiteStore) -> None:
-    """Who waited in it is passed over."""
-    slow = Slow()
+@pytest.mark.usefixtures("endless_lock_wait")
+def test_change_left_in_a_closed_event_loop_does_not_block_the_others(store: SQLiteStore) -> None:
+    slow = BlockingCheck()
     collection = Collection(store, gate=Gate([slow]))
     with ThreadPoolExecutor(1) as pool:
         front = pool.submit(collection.insert, "slow", config=ANN)
-        slow.begun.wait()
+        slow.started.wait()
         loop = asyncio.new_event_loop()
-        left = loop.create_task(collection.ainsert("Ann sings", config=ANN))
+        lost_task = loop.create_task(collection.ainsert("Ann sings", config=ANN))
         loop.run_until_complete(asyncio.sleep(0.01))
         loop.set_exception_handler(lambda *_: None)  # that the task is lost is known
         loop.close()
-        slow.go_on.set()
+        slow.may_finish.set()
         front.result()
     collection.insert("Ann swims", config=ANN)
 
-    assert not left.done()
-    assert kept(store) == ["ann swims", "slow"]
+    assert not lost_task.done()
+    assert list_texts(store) == ["ann swims", "slow"]
 
 
-def test_who_stands_still_is_overtaken(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others do not wait for a check that hangs, whose change is judged again afterwards."""
+def test_hanging_change_is_overtaken_and_judged_again(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(changes, "_LOCK_WAIT_S", 0.02)
-    slow = Slow()
+    slow = BlockingCheck()
     collection = Collection(store, gate=Gate([slow]))
     with ThreadPoolExecutor(1) as pool:
         front = pool.submit(collection.insert, "slow", config=ANN)
-        slow.begun.wait()
+        slow.started.wait()
         asyncio.run(collection.ainsert("Ann sings", config=ANN))
         collection.insert("Ann swims", config=ANN)
-        slow.go_on.set()
+        slow.may_finish.set()
         outcome = front.result()
 
     assert outcome.change == "added"
-    assert kept(store) == ["ann sings", "ann swims", "slow"]
+    assert list_texts(store) == ["ann sings", "ann swims", "slow"]
 
 
-@pytest.mark.usefixtures("patient")
-def test_who_would_wait_for_itself_goes_at_once(store: SQLiteStore) -> None:
-    """A check that keeps something itself, and a call that blocks the loop of who is in front."""
+@pytest.mark.usefixtures("endless_lock_wait")
+def test_change_within_a_check_or_a_blocked_loop_does_not_deadlock(store: SQLiteStore) -> None:
     plain = Collection(store)
 
-    def logs(candidate: Candidate) -> None:
+    def log_insert(candidate: Candidate) -> None:
         plain.insert("Something was kept", config=ANN)
 
-    Collection(store, gate=Gate([logs])).insert("Ann sings", config=ANN)
+    Collection(store, gate=Gate([log_insert])).insert("Ann sings", config=ANN)
 
-    async def blocking() -> None:
-        slow = Slow()
+    async def insert_in_blocked_loop() -> None:
+        slow = BlockingCheck()
         task = asyncio.create_task(Collection(store, gate=Gate([slow])).ainsert("slow", config=ANN))
-        await asyncio.to_thread(slow.begun.wait)
+        await asyncio.to_thread(slow.started.wait)
         plain.insert("Ann swims", config=ANN)
-        slow.go_on.set()
+        slow.may_finish.set()
         await task
 
-    asyncio.run(blocking())
+    asyncio.run(insert_in_blocked_loop())
 
-    assert kept(store) == ["ann sings", "ann swims", "slow", "something was kept"]
+    assert list_texts(store) == ["ann sings", "ann swims", "slow", "something was kept"]
 
 
-_TELLS = """
+_INSERT_SCRIPT = """
 import sys
 from perdure.memory.collection import Collection
 from perdure.stores import SQLiteStore
@@ -218,13 +226,13 @@ with SQLiteStore.open(sys.argv[1], index=None, synchronous="normal") as store:
 """
 
 
-def test_two_processes(store: SQLiteStore) -> None:
-    """What both tell is kept once, and each correction of both is in the history of the memory."""
+def test_concurrent_changes_by_two_processes_are_all_kept(store: SQLiteStore) -> None:
+    """Equal facts are stored once, and the memory's history has each change of both processes."""
     facts = Collection(store, ("memories", "ann"))
     facts.insert("Ann lives in Ghent", key="home")
     path = str(store.database.path)
-    tells = [[sys.executable, "-c", _TELLS, path, name] for name in ("north", "south")]
-    running = [subprocess.Popen(command) for command in tells]
+    commands = [[sys.executable, "-c", _INSERT_SCRIPT, path, name] for name in ("north", "south")]
+    running = [subprocess.Popen(command) for command in commands]
 
     assert [process.wait() for process in running] == [0, 0]
     assert len(facts.list()) == 31
@@ -234,12 +242,12 @@ def test_two_processes(store: SQLiteStore) -> None:
     )
 
 
-def other_process(store: SQLiteStore, times: int) -> Any:
-    """A check at whose every call, so many times, another process has changed something."""
-    left = iter(range(times))
+def build_interfering_check(store: SQLiteStore, count: int) -> Any:
+    """Return a check that simulates a change by another process at each of its first calls."""
+    numbers = iter(range(count))
 
     def check(candidate: Candidate) -> None:
-        number = next(left, None)
+        number = next(numbers, None)
         if number is not None:
             store.put(NOTE, "memories", {"number": 1_000 + number})
 
@@ -247,37 +255,38 @@ def other_process(store: SQLiteStore, times: int) -> Any:
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_a_change_of_another_process(store: SQLiteStore, call_mode: str) -> None:
-    """What comes too late is judged again."""
-    collection = Collection(store, gate=Gate([other_process(store, 4)]))
+def test_change_overtaken_by_another_process_is_judged_again(
+    store: SQLiteStore, call_mode: str
+) -> None:
+    collection = Collection(store, gate=Gate([build_interfering_check(store, 4)]))
     if call_mode == "sync":
         outcome = collection.insert("Ann sings", config=ANN)
     else:
         outcome = asyncio.run(collection.ainsert("Ann sings", config=ANN))
 
     assert outcome.change == "added"
-    assert kept(store) == ["ann sings"]
+    assert list_texts(store) == ["ann sings"]
 
 
-def test_who_is_always_too_late(store: SQLiteStore) -> None:
-    """It is told so in the end, and the next is not kept waiting."""
-    collection = Collection(store, gate=Gate([other_process(store, 51)]))
+def test_change_that_is_always_overtaken_raises_a_version_conflict(store: SQLiteStore) -> None:
+    """The next change does not have to wait."""
+    collection = Collection(store, gate=Gate([build_interfering_check(store, 51)]))
     with pytest.raises(VersionConflict):
         collection.insert("Ann sings", config=ANN)
 
     assert collection.insert("Ann swims", config=ANN).change == "added"
-    assert kept(store) == ["ann swims"]
+    assert list_texts(store) == ["ann swims"]
 
 
-def test_one_episode_told_differently_at_once(store: SQLiteStore) -> None:
-    """It is one: the first adds it, the others put it right."""
+def test_concurrent_examples_of_one_input_become_one_episode(store: SQLiteStore) -> None:
+    """The first call adds it, the others update it."""
     examples = ExampleSelector(store, ("memories", "{user_id}"))
 
-    async def together() -> list[Any]:
-        told = (examples.aadd("Late", "Took a bus", why=f"{n}", config=ANN) for n in range(9))
-        return list(await asyncio.gather(*told))
+    async def add_concurrently() -> list[Any]:
+        calls = (examples.aadd("Late", "Took a bus", why=f"{n}", config=ANN) for n in range(9))
+        return list(await asyncio.gather(*calls))
 
-    outcomes = [outcome.change for outcome in asyncio.run(together())]
+    outcomes = [outcome.change for outcome in asyncio.run(add_concurrently())]
 
     assert outcomes == ["added", *["updated"] * 8]
-    assert kept(store) == ["late"]
+    assert list_texts(store) == ["late"]

@@ -1,4 +1,4 @@
-"""Functions that count tokens, and the options, as langchain's `trim_messages` takes them."""
+"""Functions that count tokens, and options in the forms that `trim_messages` accepts."""
 
 from __future__ import annotations
 
@@ -37,86 +37,88 @@ ABOUT = "Look up facts in the archive. " * 200
 LOOK = StructuredTool.from_function(lambda what: what, name="look", description=ABOUT)
 
 
-def talk_of(count: int, words: int = 20) -> list[BaseMessage]:
-    """Turns of a question and an answer, and a question."""
-    said: list[BaseMessage] = []
+def build_conversation(count: int, words: int = 20) -> list[BaseMessage]:
+    """Return `count` turns of a question and an answer, and a last question."""
+    messages: list[BaseMessage] = []
     for n in range(count):
-        said += [HumanMessage(f"question {n} " + "word " * words, id=f"h{n}")]
-        said += [AIMessage(f"answer {n} " + "word " * words, id=f"a{n}")]
-    return [*said, HumanMessage("and now?", id="h")]
+        messages += [HumanMessage(f"question {n} " + "word " * words, id=f"h{n}")]
+        messages += [AIMessage(f"answer {n} " + "word " * words, id=f"a{n}")]
+    return [*messages, HumanMessage("and now?", id="h")]
 
 
-TALK = talk_of(10)
+TALK = build_conversation(10)
 
 
-def words_of(messages: Any) -> int:
+def count_words(messages: Any) -> int:
     return sum(len(message.text.split()) for message in messages)
 
 
-def request_of_500(messages: Any) -> int:
-    return 500 + words_of(messages)
+def count_request_of_500(messages: Any) -> int:
+    return 500 + count_words(messages)
 
 
-def refuses_none(messages: Any) -> int:
+def count_refusing_empty_list(messages: Any) -> int:
     if not messages:
         raise ValueError("no messages")
-    return 500 + words_of(messages)
+    return 500 + count_words(messages)
 
 
-def nothing_for_none(messages: Any) -> int:
-    return 500 + words_of(messages) if messages else 0
+def count_zero_for_empty_list(messages: Any) -> int:
+    return 500 + count_words(messages) if messages else 0
 
 
-class Desk:
-    """An object with methods that count."""
+class CountingObject:
+    """An object with methods that count tokens."""
 
     def count(self, messages: list[BaseMessage]) -> int:
-        return 500 + words_of(messages)
+        return 500 + count_words(messages)
 
     def count_one(self, message: BaseMessage) -> int:
         return len(message.text.split())
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage]) -> int:
-        return 500 + words_of(messages)
+        return 500 + count_words(messages)
 
     def __call__(self, messages: list[BaseMessage]) -> int:
         return 0
 
 
-class Counts(FakeListChatModel):
-    """A chat model of the user, which counts messages itself."""
+class CountingModel(FakeListChatModel):
+    """A user's chat model that counts messages itself."""
 
     def get_num_tokens_from_messages(self, messages: Any, tools: Any = None) -> int:
-        return 500 + words_of(messages)
+        return 500 + count_words(messages)
 
 
 FIXED: dict[str, Any] = {
     "tools": partial(count_tokens_approximately, tools=[LOOK]),
-    "a request": request_of_500,
-    "no empty list": refuses_none,
-    "nothing for an empty list": nothing_for_none,
-    "a bound method": Desk().count,
-    "an object": Desk(),
-    "a model": Counts(responses=[]),
-    "a bound model": Counts(responses=[]).with_config(tags=["a"]),
-    "floats": lambda messages: 500.25 + 0.75 * words_of(messages),
-    "numpy": lambda messages: np.float32(500) + np.int64(words_of(messages)),
-    "an array": lambda messages: np.array(500 + words_of(messages)),
-    "wrapped": functools.wraps(request_of_500)(lambda messages: request_of_500(messages)),
+    "a request": count_request_of_500,
+    "no empty list": count_refusing_empty_list,
+    "nothing for an empty list": count_zero_for_empty_list,
+    "a bound method": CountingObject().count,
+    "an object": CountingObject(),
+    "a model": CountingModel(responses=[]),
+    "a bound model": CountingModel(responses=[]).with_config(tags=["a"]),
+    "floats": lambda messages: 500.25 + 0.75 * count_words(messages),
+    "numpy": lambda messages: np.float32(500) + np.int64(count_words(messages)),
+    "an array": lambda messages: np.array(500 + count_words(messages)),
+    "wrapped": functools.wraps(count_request_of_500)(
+        lambda messages: count_request_of_500(messages)
+    ),
 }
 
 
-def as_counter(counter: Any) -> Any:
+def get_counting_function(counter: Any) -> Any:
     """Return the function that `trim_messages` calls."""
     return getattr(counter, "get_num_tokens_from_messages", None) or counter
 
 
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("budget", [4_000, 2_400, 900, 700, 600])
-def test_a_fixed_part_is_counted_once(name: str, budget: int) -> None:
+def test_fixed_cost_of_a_counting_function_is_counted_once(name: str, budget: int) -> None:
     """As many messages are kept as by langchain's function, which counts whole lists."""
     counter = FIXED[name]
-    counts = as_counter(getattr(counter, "bound", counter))
+    counts = get_counting_function(getattr(counter, "bound", counter))
     theirs = trim_messages(
         TALK, max_tokens=budget, token_counter=counts, start_on="human", include_system=True
     )
@@ -131,41 +133,41 @@ def test_a_fixed_part_is_counted_once(name: str, budget: int) -> None:
     assert count_tokens(ours, counter) == math.ceil(counts(ours))
 
 
-def test_a_fixed_part_is_measured_once() -> None:
-    """A function may ask a service; nothing is asked before something is counted."""
-    asked: list[int] = []
+def test_counting_function_is_called_lazily_and_with_an_empty_list_once() -> None:
+    """A function may call a service, so nothing is counted before it is needed."""
+    call_sizes: list[int] = []
 
     def count(messages: Any) -> int:
-        asked.append(len(messages))
-        return 500 + words_of(messages)
+        call_sizes.append(len(messages))
+        return 500 + count_words(messages)
 
     node = trim(max_tokens=4_000, token_counter=count)
     small = trim(max_tokens=700, token_counter=node.counter)
-    assert asked == []
+    assert call_sizes == []
     for _ in range(3):
         node(TALK)
-    assert asked == [len(TALK)] * 3
+    assert call_sizes == [len(TALK)] * 3
     for _ in range(3):
         small(TALK)
 
-    assert asked.count(0) == 1
-    assert asked.count(1) <= 3 * len(TALK)
+    assert call_sizes.count(0) == 1
+    assert call_sizes.count(1) <= 3 * len(TALK)
 
 
 @pytest.mark.parametrize("annotation", [BaseMessage, "BaseMessage", AnyMessage, HumanMessage])
-def test_a_function_of_one_message(annotation: Any) -> None:
-    """Its annotation says so, of a function, a method, a partial and an object."""
+def test_function_annotated_for_one_message_is_called_per_message(annotation: Any) -> None:
+    """This holds for a function, a method, a partial and an object."""
 
     def count(message: Any, each: int = 1) -> int:
         return each * len(message.text.split())
 
     count.__annotations__["message"] = annotation
 
-    for counter in (count, partial(count, each=1), Desk().count_one):
-        assert count_tokens(TALK, counter) == words_of(TALK)
-        kept = trim(max_tokens=100, token_counter=counter)(TALK)
-        assert words_of(kept) <= 100
-        assert len(kept) == 5
+    for counter in (count, partial(count, each=1), CountingObject().count_one):
+        assert count_tokens(TALK, counter) == count_words(TALK)
+        trimmed = trim(max_tokens=100, token_counter=counter)(TALK)
+        assert count_words(trimmed) <= 100
+        assert len(trimmed) == 5
 
 
 COUNTERS: dict[str, Callable[..., Any]] = {
@@ -180,53 +182,52 @@ COUNTERS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("kind", [trim, assemble])
 @pytest.mark.parametrize("name", COUNTERS)
 @given(budget=st.integers(1, 3_000), count=st.integers(0, 12))
-def test_a_list_that_takes_more_than_its_messages_still_fits(
+def test_result_fits_the_budget_of_a_non_additive_counting_function(
     kind: Any, name: str, budget: int, count: int
 ) -> None:
-    """Whatever the function adds up to; the newest question fits, or it is refused."""
-    counter, talk = COUNTERS[name], talk_of(count)
+    """The newest question fits, or `BudgetExceeded` is raised."""
+    counter, talk = COUNTERS[name], build_conversation(count)
     try:
-        kept = kind(max_tokens=budget, token_counter=counter)(talk)
+        trimmed = kind(max_tokens=budget, token_counter=counter)(talk)
     except BudgetExceeded:
         assert counter(talk[-1:]) > budget
         return
-    assert counter(kept) <= budget
-    assert kept[-1] == talk[-1]
+    assert counter(trimmed) <= budget
+    assert trimmed[-1] == talk[-1]
 
 
-def test_what_is_shortened_fits_too() -> None:
-    """By a function that counts a list as more than its messages."""
+def test_shortened_message_fits_the_budget_of_a_counting_function() -> None:
     long = [HumanMessage("word " * 2_000)]
-    kept = trim(max_tokens=900, token_counter=request_of_500, allow_partial=True)(long)
+    trimmed = trim(max_tokens=900, token_counter=count_request_of_500, allow_partial=True)(long)
     squares = trim(max_tokens=900, token_counter=COUNTERS["squares"], allow_partial=True)(long)
 
-    assert 800 < request_of_500(kept) <= 900
+    assert 800 < count_request_of_500(trimmed) <= 900
     assert 400 < COUNTERS["squares"](squares) <= 900
-    assert kept[0].text.count("…") == 2  # around one gap
+    assert trimmed[0].text.count("…") == 2  # around one gap
 
 
-async def awaited(messages: Any) -> int:
+async def count_async(messages: Any) -> int:
     return 1
 
 
-class Awaited:
+class AsyncCounter:
     async def __call__(self, messages: Any) -> int:
         return 1
 
 
-@pytest.mark.parametrize("counter", [awaited, Awaited(), partial(awaited), partial(Awaited())])
-def test_an_async_function_is_refused(counter: Any) -> None:
-    """Before anything runs; one that hides in a lambda, when it is called."""
+@pytest.mark.parametrize(
+    "counter", [count_async, AsyncCounter(), partial(count_async), partial(AsyncCounter())]
+)
+def test_async_counting_function_is_refused(counter: Any) -> None:
+    """A coroutine that a lambda returns is refused when it is called."""
     with pytest.raises(ConfigurationError, match="which is async"):
         trim(max_tokens=5, token_counter=counter)
-    hidden: Any = lambda messages: awaited(messages)  # noqa: E731
+    hidden: Any = lambda messages: count_async(messages)  # noqa: E731
     with pytest.raises(ConfigurationError, match="expected a number of tokens"):
         trim(max_tokens=5, token_counter=hidden)(TALK)
 
 
-def test_an_error_of_the_function_is_raised_as_it_is() -> None:
-    """An exception of the user's function is not wrapped."""
-
+def test_error_of_a_counting_function_is_not_wrapped() -> None:
     def fails(messages: Any) -> int:
         raise RuntimeError("no tokenizer")
 
@@ -234,8 +235,8 @@ def test_an_error_of_the_function_is_raised_as_it_is() -> None:
         trim(max_tokens=5, token_counter=fails)(TALK)
 
 
-def test_models_of_langchain_are_not_asked() -> None:
-    """They would download a tokenizer, or ask the provider about each message."""
+def test_langchain_models_without_a_counter_are_estimated() -> None:
+    """Their own methods would download a tokenizer, or call the provider for each message."""
     plain = FakeListChatModel(responses=["yes"])
     completing = FakeListLLM(responses=["yes"])
     estimate = count_tokens(TALK)
@@ -250,16 +251,15 @@ def test_models_of_langchain_are_not_asked() -> None:
 # -- other parts
 
 
-def test_the_tools_of_an_agent_are_not_counted_twice() -> None:
-    """A function that counts tools, in an agent that has them."""
-    shown: list[int] = []
+def test_tools_that_a_counting_function_counts_are_not_counted_twice() -> None:
+    request_sizes: list[int] = []
 
     class Model(FakeListChatModel):
         def bind_tools(self, tools: Any, **options: Any) -> Any:
             return self
 
         def _call(self, messages: Any, *args: Any, **options: Any) -> str:
-            shown.append(len(messages))
+            request_sizes.append(len(messages))
             return "yes"
 
     for budget in (2_300, 1_900):
@@ -267,22 +267,24 @@ def test_the_tools_of_an_agent_are_not_counted_twice() -> None:
         agent: Any = create_agent(Model(responses=["yes"]), [LOOK], middleware=[memory])
         agent.invoke({"messages": TALK})
 
-    assert shown[0] == len(TALK)
-    assert 1 < shown[1] < len(TALK)
+    assert request_sizes[0] == len(TALK)
+    assert 1 < request_sizes[1] < len(TALK)
 
 
-def test_a_fixed_part_in_assemble_summarize_and_clear_tool_outputs() -> None:
-    """Sections and results of tools take what they add; a trigger counts the whole request."""
-    kept = assemble(max_tokens=1_000, token_counter=request_of_500, memories=["She likes figs."])
-    assert len(kept(TALK)) == len(TALK) + 1
+def test_assemble_summarize_and_clear_tool_outputs_handle_a_fixed_cost() -> None:
+    """Sections and tool outputs cost what they add. A trigger counts the whole request."""
+    assembling = assemble(
+        max_tokens=1_000, token_counter=count_request_of_500, memories=["She likes figs."]
+    )
+    assert len(assembling(TALK)) == len(TALK) + 1
     model = FakeListChatModel(responses=["the summary"])
-    size = request_of_500(TALK)
+    size = count_request_of_500(TALK)
     for tokens, due in ((size, True), (size + 1, False)):
-        node = summarize(model, trigger=("tokens", tokens), token_counter=request_of_500)
+        node = summarize(model, trigger=("tokens", tokens), token_counter=count_request_of_500)
         assert node.is_due({"messages": TALK}) is due
     call = AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": "1"}])
     results = [HumanMessage("a"), call, ToolMessage("b " * 90, tool_call_id="1"), *TALK]
-    clear = clear_tool_outputs(keep=0, min_tokens=100, token_counter=request_of_500)
+    clear = clear_tool_outputs(keep=0, min_tokens=100, token_counter=count_request_of_500)
     assert clear(results)[2].text == results[2].text
 
 
@@ -293,8 +295,8 @@ def test_a_fixed_part_in_assemble_summarize_and_clear_tool_outputs() -> None:
     "start_on",
     ["human", ("human",), ["human"], HumanMessage, [HumanMessage], ("system", HumanMessage)],
 )
-def test_start_on_a_human_message(start_on: Any) -> None:
-    """By type or class, alone or in a list."""
+def test_start_on_human_is_the_default(start_on: Any) -> None:
+    """The option takes a type or a class, alone or in a list."""
     for budget in range(1, 12):
         node = trim(max_tokens=budget, token_counter=len, start_on=start_on)
         assert node(TALK) == trim(max_tokens=budget, token_counter=len)(TALK)
@@ -303,11 +305,11 @@ def test_start_on_a_human_message(start_on: Any) -> None:
 @pytest.mark.parametrize(
     "start_on", [None, (), ("human", "ai"), [HumanMessage, AIMessage], BaseMessage]
 )
-def test_start_on_any_message(start_on: Any) -> None:
+def test_start_on_any_type_may_cut_a_turn_in_two(start_on: Any) -> None:
     """The oldest turn may lose its question."""
-    kept = trim(max_tokens=4, token_counter=len, start_on=start_on)(TALK)
+    trimmed = trim(max_tokens=4, token_counter=len, start_on=start_on)(TALK)
 
-    assert [m.id for m in kept] == ["a8", "h9", "a9", "h"]
+    assert [m.id for m in trimmed] == ["a8", "h9", "a9", "h"]
 
 
 @pytest.mark.parametrize(
@@ -324,25 +326,26 @@ def test_start_on_any_message(start_on: Any) -> None:
         (BaseMessage, "h"),
     ],
 )
-def test_end_on_types_and_classes(end_on: Any, last: str) -> None:
-    """As `start_on`."""
+def test_end_on_takes_types_and_classes(end_on: Any, last: str) -> None:
     assert trim(max_tokens=99, token_counter=len, end_on=end_on)(TALK)[-1].id == last
 
 
 @pytest.mark.parametrize(
-    "wrong", ["middle", 5, ["human", "middle"], [5], str, SystemMessage, "tool", [AIMessage]]
+    "invalid_option",
+    ["middle", 5, ["human", "middle"], [5], str, SystemMessage, "tool", [AIMessage]],
 )
-def test_what_a_window_cannot_start_on(wrong: Any) -> None:
-    """Providers take a list that begins with a question."""
+def test_invalid_start_on_is_refused(invalid_option: Any) -> None:
+    """Providers need a list that begins with a question."""
     with pytest.raises(ConfigurationError, match="start_on is"):
-        trim(max_tokens=5, start_on=wrong)
+        trim(max_tokens=5, start_on=invalid_option)
 
 
-@pytest.mark.parametrize("wrong", ["middle", 5, ["human", 5], str, "system", ["system", str]])
-def test_what_a_window_cannot_end_on(wrong: Any) -> None:
-    """The error names the option."""
+@pytest.mark.parametrize(
+    "invalid_option", ["middle", 5, ["human", 5], str, "system", ["system", str]]
+)
+def test_invalid_end_on_is_refused(invalid_option: Any) -> None:
     with pytest.raises(ConfigurationError, match="end_on is"):
-        trim(max_tokens=5, end_on=wrong)
+        trim(max_tokens=5, end_on=invalid_option)
 
 
 FORMS: list[Any] = [
@@ -357,8 +360,7 @@ FORMS: list[Any] = [
 ]  # fmt: skip
 
 
-def test_dicts_and_pairs_are_messages() -> None:
-    """In every form of a list that langchain converts."""
+def test_dicts_and_pairs_are_converted_to_messages() -> None:
     types = ["system", "human", "ai", "tool", "ai", "human"]
     node = trim(max_tokens=99, token_counter=len)
 
@@ -371,17 +373,17 @@ def test_dicts_and_pairs_are_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["hello"], [("human", "a"), "hello"], ("human", "hello"), [{"a": 1}], [("x", "y")]]
+    "invalid_messages",
+    [["hello"], [("human", "a"), "hello"], ("human", "hello"), [{"a": 1}], [("x", "y")]],
 )
-def test_what_is_no_form_of_a_message_is_refused(wrong: Any) -> None:
-    """A text by itself does not say who said it; `("human", "hello")` is a list of two texts."""
+def test_values_that_are_no_message_are_refused(invalid_messages: Any) -> None:
+    """A text alone has no role. `("human", "hello")` is a list of two texts."""
     with pytest.raises(InvalidMessages, match="expected langchain messages"):
-        trim(max_tokens=99)(wrong)
+        trim(max_tokens=99)(invalid_messages)
 
 
-def test_a_counter_that_names_an_unknown_model_is_one_of_a_function() -> None:
-    """A model of the user whose name nobody knows is asked, and its reported usage is its own."""
-    counter = token_counter(Counts(responses=[]))
+def test_token_counter_uses_the_counting_method_of_an_unknown_model() -> None:
+    counter = token_counter(CountingModel(responses=[]))
 
     assert counter.encoding is None
     assert counter.request_overhead == 500
