@@ -1,4 +1,4 @@
-"""Detectors: what they find, what they must leave alone, and that hostile texts cost no more."""
+"""Detectors: what they find, what they leave alone, and that their cost is linear."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEGABYTE = 1 << 20
 MAIL = "the password for the mail at my work"
 
 
-def hidden(text: str) -> str:
+def redact_all(text: str) -> str:
     return redact_spans(text, find_sensitive_spans(text, DETECTORS))
 
 
@@ -40,13 +40,13 @@ def hidden(text: str) -> str:
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc_def",
     ],
 )
-def test_keys_of_services_are_found(secret: str) -> None:
-    """By their form, wherever they stand, and redacted whole."""
-    assert hidden(f"It is {secret}") == "It is [secret]"
+def test_service_keys_are_redacted(secret: str) -> None:
+    """Their form identifies them anywhere in a text."""
+    assert redact_all(f"It is {secret}") == "It is [secret]"
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("password: hunter2", "password: [secret]"),
         ("my password is swordfish.", "my password is [secret]."),
@@ -63,9 +63,9 @@ def test_keys_of_services_are_found(secret: str) -> None:
         ("+1 (415) 555-2671", "[phone]"),
     ],
 )
-def test_what_is_sensitive_is_redacted(text: str, shown: str) -> None:
-    """Passwords by what is said of them, cards by their check digits, contacts."""
-    assert hidden(text) == shown
+def test_passwords_cards_and_contacts_are_redacted(text: str, expected: str) -> None:
+    """Passwords are found by the words around them, and cards by their check digits."""
+    assert redact_all(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_what_is_sensitive_is_redacted(text: str, shown: str) -> None:
         "https://example.com/articles/2024/05/01/title-123456",
     ],
 )
-def test_dates_ids_prices_and_versions_are_left_alone(text: str) -> None:
-    """What only looks like a number to call, a card or a secret stays as it is."""
-    assert hidden(text) == text
+def test_dates_ids_prices_and_versions_are_not_redacted(text: str) -> None:
+    """Text that only looks like a phone number, a card or a secret stays unchanged."""
+    assert redact_all(text) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ('{"password": "hunter2"}', '{"password": "[secret]"}'),
         ('"password":"hunter2"', '"password":"[secret]"'),
@@ -191,14 +191,17 @@ def test_dates_ids_prices_and_versions_are_left_alone(text: str) -> None:
         ("_ghp_" + "b1" * 18, "_[secret]"),
     ],
 )
-def test_a_secret_is_found_however_it_is_named(text: str, shown: str) -> None:
-    """In JSON, markup, headers, commands, addresses and other languages."""
-    assert hidden(text) == shown
-    assert hidden(shown) == shown
+def test_secrets_are_redacted_in_any_syntax_or_language(text: str, expected: str) -> None:
+    """This includes JSON, markup, headers, commands and addresses.
+
+    Redacting twice changes nothing.
+    """
+    assert redact_all(text) == expected
+    assert redact_all(expected) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("pa\u00adssword: hun\u200bter2!", "pa\u00adssword: [secret]!"),
         ("p\u200bassword\u200b: hunter2", "p\u200bassword\u200b: [secret]"),
@@ -220,20 +223,20 @@ def test_a_secret_is_found_however_it_is_named(text: str, shown: str) -> None:
         ("\u0664\u0661" * 3 + " +49 30 12\u00ad3456", "\u0664\u0661" * 3 + " [phone]"),
     ],
 )
-def test_what_is_written_otherwise_is_found_where_it_stands(text: str, shown: str) -> None:
-    """Unseen characters, spaces, dashes, digits and letters of other forms hide nothing."""
-    assert hidden(text) == shown
+def test_secrets_with_unusual_characters_are_redacted_in_place(text: str, expected: str) -> None:
+    """Invisible characters and other forms of spaces, dashes, digits and letters hide nothing."""
+    assert redact_all(text) == expected
 
 
-def test_findings_are_places_in_the_text_itself() -> None:
-    """Not those in the form that detectors see."""
+def test_spans_are_positions_in_the_original_text() -> None:
+    """Detectors see a normalized form of the text."""
     assert find_sensitive_spans("\u00ad\u00adpassword: hunter2", [secrets]) == [("secret", 12, 19)]
 
 
-@pytest.mark.repeats  # a quarter of a megabyte is enough to be long about
+@pytest.mark.repeats  # a quarter of a megabyte is long enough
 @pytest.mark.parametrize("part", ["1 ", "a@", "\u200b", "a\u0301\u0316", "\u2026"])
-def test_a_megabyte_of_nearly_something_holds_nothing(part: str) -> None:
-    """A detector that starts over at each place would not be done today."""
+def test_long_text_of_near_matches_is_searched_in_linear_time(part: str) -> None:
+    """A detector that started over at each position would take hours."""
     assert find_sensitive_spans(part * (rounds(MEGABYTE) // len(part)), DETECTORS) == []
 
 
@@ -260,8 +263,8 @@ def test_a_megabyte_of_nearly_something_holds_nothing(part: str) -> None:
         ),
     ],
 )
-def test_a_hostile_text_is_gone_over_once(part: str) -> None:
-    """Whatever begins again and again, there is an end of it."""
+def test_hostile_repetitions_are_searched_in_linear_time(part: str) -> None:
+    """The spans are within the text."""
     text = part * (MEGABYTE // 16 // len(part))
 
     assert all(
@@ -274,8 +277,7 @@ def test_a_hostile_text_is_gone_over_once(part: str) -> None:
         alphabet="aB1 @.+-:/\n4k_s漢é\u0301\u00ad\u200b\uff11\u2026\u2013\u0130\ufdfa", max_size=200
     )
 )
-def test_spans_are_in_order_and_within_the_text(text: str) -> None:
-    """Whatever the text, what is left of it after redacting is its own."""
+def test_spans_are_ordered_and_within_the_text(text: str) -> None:
     end = 0
     for _, start, stop in find_sensitive_spans(text, DETECTORS):
         assert end <= start < stop <= len(text)
@@ -283,8 +285,7 @@ def test_spans_are_in_order_and_within_the_text(text: str) -> None:
     assert redact_spans(text, []) == text
 
 
-def test_spans_that_overlap_become_one() -> None:
-    """Two detectors of one place leave one mark."""
+def test_overlapping_spans_are_merged() -> None:
     detectors = [lambda text: [("x", 0, 4)], lambda text: [("y", 2, 6), ("y", 6, 8)]]
 
     assert find_sensitive_spans("abcdefgh", detectors) == [("x", 0, 6), ("y", 6, 8)]
@@ -293,18 +294,17 @@ def test_spans_that_overlap_become_one() -> None:
 # -- the extra
 
 
-def test_service_keys_are_found_by_detect_secrets() -> None:
-    """Such as those of Azure, Twilio and Slack."""
+def test_service_keys_detector_finds_keys_by_detect_secrets() -> None:
+    """It knows the keys of Azure, Twilio and Slack, for example."""
     key = "SK" + "1a2b3c4d" * 4
 
     assert [kind for kind, _, _ in service_keys(f"Twilio: {key}")] == ["secret"]
-    assert hidden("https://hooks.slack.com/services/T00000000/B00000000/" + "a1b2c3d4" * 3) == (
+    assert redact_all("https://hooks.slack.com/services/T00000000/B00000000/" + "a1b2c3d4" * 3) == (
         "[secret]"
     )
 
 
-def test_telephone_numbers_of_a_region() -> None:
-    """By the plan of the region; other numbers are left alone."""
+def test_phone_numbers_finds_numbers_of_its_region_only() -> None:
     numbers = phone_numbers("DE")
 
     assert redact_spans(
@@ -315,10 +315,10 @@ def test_telephone_numbers_of_a_region() -> None:
         phone_numbers("Germany")
 
 
-def test_without_the_extra_phone_numbers_says_what_to_install(
+def test_phone_numbers_without_the_extra_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before it is used; the built-in detectors go on."""
+    """The error is raised before the detector is used."""
     monkeypatch.setattr("perdure.memory.detectors.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"\.\[privacy\]"):
         phone_numbers("DE")

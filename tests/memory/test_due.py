@@ -1,4 +1,4 @@
-"""What is due is a query over threads and watermarks."""
+"""Which threads are due for extraction: a query over threads and watermarks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.memory.background_runs import BackgroundRuns, thread_config
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def after(seconds: float) -> datetime:
+def time_after(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def head(at: float, uid: str = "c1") -> ThreadHead:
-    return ThreadHead("t", uid, {}, after(at), after(at), ThreadStatus())
+def build_head(at: float, uid: str = "c1") -> ThreadHead:
+    return ThreadHead("t", uid, {}, time_after(at), time_after(at), ThreadStatus())
 
 
 @pytest.fixture
@@ -45,55 +45,58 @@ def runs(tmp_path: Path) -> Iterator[BackgroundRuns]:
 @given(
     st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(0, 50), st.integers(0, 200)
 )
-def test_the_wait_is_bounded(pauses: list[int], delay_s: int, max_wait_s: int) -> None:
-    """Whatever is said when: it is due at the nearer of two bounds, and never before the first."""
+def test_thread_is_due_after_the_delay_or_the_maximum_wait(
+    pauses: list[int], delay_s: int, max_wait_s: int
+) -> None:
+    """The earlier of the two times counts."""
     last = sum(pauses)
     pace = Pace(delay_s, max_wait_s)
-    _, at = compute_job_state(pace, head(last), Watermark(), START, START)
+    _, at = compute_job_state(pace, build_head(last), Watermark(), START, START)
 
-    assert at == min(after(last + delay_s), after(max_wait_s))
+    assert at == min(time_after(last + delay_s), time_after(max_wait_s))
 
 
-def test_failures_are_repeated_ever_later_and_then_no_more() -> None:
-    """The pause doubles; the last attempt is followed by none, until something new is said."""
+def test_failed_job_is_retried_with_growing_pauses_and_then_dead() -> None:
+    """The pause doubles. After the last attempt, only a new message makes the thread due again."""
     pace, mark = Pace(30, 600, retries=2, backoff_s=2), Watermark()
     for attempt, pause in ((1, 2), (2, 4)):
-        mark = mark.with_failure("no", after(40), "c1")
-        assert ("retrying", after(40 + pause)) == compute_job_state(
-            pace, head(0), mark, START, after(41)
+        mark = mark.with_failure("no", time_after(40), "c1")
+        assert ("retrying", time_after(40 + pause)) == compute_job_state(
+            pace, build_head(0), mark, START, time_after(41)
         )
-        assert compute_job_state(pace, head(0), mark, START, after(60))[0] == "due", attempt
-    mark = mark.with_failure("no", after(40), "c1")
+        assert compute_job_state(pace, build_head(0), mark, START, time_after(60))[0] == "due", (
+            attempt
+        )
+    mark = mark.with_failure("no", time_after(40), "c1")
 
-    assert compute_job_state(pace, head(0), mark, START, after(10_000)) == ("dead", None)
-    assert ("due", after(30)) == compute_job_state(pace, head(0, "c2"), mark, START, after(31))
+    assert compute_job_state(pace, build_head(0), mark, START, time_after(10_000)) == ("dead", None)
+    assert ("due", time_after(30)) == compute_job_state(
+        pace, build_head(0, "c2"), mark, START, time_after(31)
+    )
 
 
-def test_threads_of_all_users_are_found_until_they_are_extracted(runs: BackgroundRuns) -> None:
-    """Whose they are stands in the metadata of the head; a new message makes a thread due again."""
+def test_threads_of_all_users_are_due_until_they_are_extracted(runs: BackgroundRuns) -> None:
+    """The metadata of the head names the user. A new message makes a thread due again."""
     threads = DueThreads(runs.extraction, Pace(0))
     for user in ("ann", "bo"):
         config = thread_config(f"of {user}")
         config["configurable"]["user_id"] = user
         runs.graph.invoke({"messages": [HumanMessage("My cat is called Tom.")]}, config)
-    found = {job.thread_id: job for job in threads.list_jobs()}
+    jobs = {job.thread_id: job for job in threads.list_jobs()}
 
-    assert {name: job.namespace for name, job in found.items()} == {
+    assert {name: job.namespace for name, job in jobs.items()} == {
         "of ann": ("memories", "ann"),
         "of bo": ("memories", "bo"),
     }
-    for job in found.values():
+    for job in jobs.values():
         runs.extraction.extract(job.thread_id, job.config)
     assert [] == threads.list_jobs() == DueThreads(runs.extraction, Pace(0)).list_jobs()
     runs.send_message("of ann")
     assert [job.thread_id for job in threads.list_jobs()] == ["of ann"]
 
 
-def test_threads_that_name_no_user(runs: BackgroundRuns) -> None:
-    """They are nobody's, and are listed once nothing was said in them for a while.
-
-    A whole number is a user's name, and a value of another kind is none.
-    """
+def test_threads_without_a_user_are_listed_apart_after_a_while(runs: BackgroundRuns) -> None:
+    """An integer is a valid user ID, and a value of another type is none."""
     for thread, user in (("t", {}), ("truth", {"user_id": True}), ("number", {"user_id": 7})):
         config: Any = {"configurable": {"thread_id": thread, **user}}
         runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)
@@ -108,8 +111,7 @@ def test_threads_that_name_no_user(runs: BackgroundRuns) -> None:
     )
 
 
-def test_another_extractions_threads_are_left_alone(runs: BackgroundRuns) -> None:
-    """What one extraction has read is due for another all the same."""
+def test_thread_read_by_one_extraction_is_still_due_for_another(runs: BackgroundRuns) -> None:
     other = Extraction(runs.saver, runs.store, namespace=("notes", "{user_id}"))
     runs.send_message("g")
     runs.extraction.extract("g", thread_config("g"))
@@ -118,33 +120,35 @@ def test_another_extractions_threads_are_left_alone(runs: BackgroundRuns) -> Non
     assert [job.namespace for job in DueThreads(other, Pace(0)).list_jobs()] == [("notes", "ann")]
 
 
-def test_two_threads_may_ask_at_once(runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits for the other, also if threads are extracted meanwhile."""
+def test_concurrent_list_jobs_calls_run_one_after_the_other(
+    runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This holds even while threads are extracted."""
     names = [f"t{number}" for number in range(8)]
     for name in names:
         runs.send_message(name)
     threads = DueThreads(runs.extraction, Pace(0))
-    inside, most = 0, 0
+    inside, max_inside = 0, 0
 
-    async def watched(*args: Any) -> Any:
-        nonlocal inside, most
+    async def read_and_count(*args: Any) -> Any:
+        nonlocal inside, max_inside
         inside += 1
-        most = max(most, inside)
+        max_inside = max(max_inside, inside)
         await run_computation(lambda: time.sleep(0.01))
-        found = await read_watermarks(*args)
+        watermarks = await read_watermarks(*args)
         inside -= 1
-        return found
+        return watermarks
 
-    monkeypatch.setattr(extraction, "read_watermarks", watched)
+    monkeypatch.setattr(extraction, "read_watermarks", read_and_count)
     with ThreadPoolExecutor(4) as pool:
-        asked = []
+        futures = []
         for name in names:
-            asked += [pool.submit(threads.list_jobs) for _ in range(3)]
+            futures += [pool.submit(threads.list_jobs) for _ in range(3)]
             runs.extraction.extract(name, thread_config(name))
-        left = [{job.thread_id for job in each.result()} for each in asked]
+        listed = [{job.thread_id for job in item.result()} for item in futures]
 
-    assert most == 1
-    assert all(each <= {*names} for each in left)
+    assert max_inside == 1
+    assert all(item <= {*names} for item in listed)
     assert threads.list_jobs() == []
 
 
@@ -158,24 +162,23 @@ def test_two_threads_may_ask_at_once(runs: BackgroundRuns, monkeypatch: pytest.M
         ({"limit_s": 0}, "limit_s is 0"),
     ],
 )
-def test_a_wrong_pace(options: dict[str, Any], message: str) -> None:
-    """It is named when it is made."""
+def test_invalid_pace_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Pace(**options)
 
 
-def test_a_checkpointer_that_lists_no_threads(tmp_path: Path) -> None:
-    """langgraph's own savers cannot be asked what is due."""
+def test_due_threads_refuses_a_saver_that_cannot_list_threads(tmp_path: Path) -> None:
+    """The savers of langgraph cannot."""
     with SQLiteStore.open(tmp_path / "m.db") as store:
         extraction = Extraction(InMemorySaver(), store)
         with pytest.raises(ConfigurationError, match=r"SQLiteCheckpointer\.open"):
             DueThreads(extraction, Pace())
 
 
-def test_a_thread_that_no_store_could_keep_does_not_hold_up_the_others(
+def test_thread_with_an_invalid_user_id_does_not_block_the_others(
     runs: BackgroundRuns,
 ) -> None:
-    """Its user's name is longer than a label may be; the log says so, and the rest is due."""
+    """The user ID is longer than a label may be. A log record says so."""
     config = thread_config("long")
     config["configurable"]["user_id"] = "u" * 5_000
     runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)

@@ -35,15 +35,15 @@ from tests.memory.conversations import comparison_keys
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 
-def human(uid: str, text: str) -> HumanMessage:
+def build_human(uid: str, text: str) -> HumanMessage:
     return HumanMessage(text, id=uid)
 
 
-def ids(value: Sequence[BaseMessage]) -> list[str | None]:
+def list_ids(value: Sequence[BaseMessage]) -> list[str | None]:
     return [message.id for message in value]
 
 
-def texts(value: Sequence[BaseMessage]) -> list[str]:
+def list_texts(value: Sequence[BaseMessage]) -> list[str]:
     return [message.text for message in value]
 
 
@@ -51,59 +51,58 @@ def texts(value: Sequence[BaseMessage]) -> list[str]:
 
 SOME_IDS = st.sampled_from("abc")
 UPDATES = st.lists(
-    st.builds(human, SOME_IDS, st.text("xyz", min_size=1, max_size=2))
+    st.builds(build_human, SOME_IDS, st.text("xyz", min_size=1, max_size=2))
     | st.builds(lambda uid: RemoveMessage(id=uid), SOME_IDS)
     | st.builds(lambda text: ("user", text), st.text("xyz", max_size=2)),
     max_size=6,
 )
 
 
-def outcome(*updates: Any) -> list[tuple[str, str]] | str:
-    """The types and contents that the reducer gives for these updates, or its refusal."""
+def reduce_updates(*updates: Any) -> list[tuple[str, str]] | str:
+    """Return the types and texts that the reducer leaves after these updates, or its error."""
     try:
         merged: Any = functools.reduce(messages, updates)
     except ValueError as exc:
         return str(exc)
-    assert len(set(ids(merged))) == len(merged)
+    assert len(set(list_ids(merged))) == len(merged)
     return [(message.type, message.text) for message in merged]
 
 
 @given(UPDATES)
-def test_the_reducer_merges_after_the_sentinel_as_before_it(update: list[Any]) -> None:
-    """An update that follows REMOVE_ALL_MESSAGES has the result that it has on an empty list."""
-    old = [human("a", "old"), human("z", "old")]
-    replacing = [human("a", "gone"), RemoveMessage(id=REMOVE_ALL_MESSAGES), *update]
+def test_updates_after_remove_all_merge_as_on_an_empty_list(update: list[Any]) -> None:
+    old = [build_human("a", "old"), build_human("z", "old")]
+    replacing = [build_human("a", "gone"), RemoveMessage(id=REMOVE_ALL_MESSAGES), *update]
 
-    assert outcome([], update) == outcome(old, replacing)
-    assert outcome([], update) == outcome(old, [Keep(0, 0), *replacing])
-
-
-@given(st.lists(st.builds(human, SOME_IDS, st.text("xyz", max_size=2)), max_size=6), UPDATES)
-def test_the_reducer_returns_unique_ids_whatever_it_is_given(left: Any, update: Any) -> None:
-    """A list with duplicates, as an Overwrite leaves it, has the result of the list merged."""
-    assert outcome([], left, update) == outcome(left, update)
+    assert reduce_updates([], update) == reduce_updates(old, replacing)
+    assert reduce_updates([], update) == reduce_updates(old, [Keep(0, 0), *replacing])
 
 
-def test_a_later_message_takes_the_place_of_an_earlier_one() -> None:
-    """The order is that of the first occurrence, and a keep counts messages after the merge."""
+@given(st.lists(st.builds(build_human, SOME_IDS, st.text("xyz", max_size=2)), max_size=6), UPDATES)
+def test_reducer_merges_duplicates_of_the_stored_list(stored: Any, update: Any) -> None:
+    """An `Overwrite` can leave a list with duplicates."""
+    assert reduce_updates([], stored, update) == reduce_updates(stored, update)
+
+
+def test_later_message_replaces_an_earlier_one_with_its_id_in_place() -> None:
+    """The order is that of the first occurrence, and a `Keep` counts messages after the merge."""
     remove_all = RemoveMessage(id=REMOVE_ALL_MESSAGES)
-    update = [remove_all, human("a", "1"), human("b", "2"), human("a", "3")]
+    update = [remove_all, build_human("a", "1"), build_human("b", "2"), build_human("a", "3")]
 
-    assert texts(messages([human("c", "0")], update)) == ["3", "2"]
-    assert texts(messages([], [*update, Keep(-1)])) == ["2"]
-    assert texts(messages(update[1:], Keep(0, 1))) == ["3"]
+    assert list_texts(messages([build_human("c", "0")], update)) == ["3", "2"]
+    assert list_texts(messages([], [*update, Keep(-1)])) == ["2"]
+    assert list_texts(messages(update[1:], Keep(0, 1))) == ["3"]
     as_json = {"type": "remove", "content": "", "id": REMOVE_ALL_MESSAGES}
-    assert texts(messages([human("c", "0")], [as_json, *update[1:]])) == ["3", "2"]
+    assert list_texts(messages([build_human("c", "0")], [as_json, *update[1:]])) == ["3", "2"]
 
 
-def test_a_removal_that_was_stored_does_not_stay() -> None:
-    """A list with a RemoveMessage, as `add_messages` leaves it after the sentinel, is repaired."""
+def test_reducer_drops_a_stored_remove_message() -> None:
+    """`add_messages` leaves one in the list after the sentinel."""
     remove_all = RemoveMessage(id=REMOVE_ALL_MESSAGES)
-    update: Any = [remove_all, human("a", "1"), RemoveMessage(id="b")]
+    update: Any = [remove_all, build_human("a", "1"), RemoveMessage(id="b")]
     stored: Any = add_messages([], update)
 
     assert [RemoveMessage] == [type(message) for message in stored[1:]]
-    assert texts(messages(stored, [human("c", "2")])) == ["1", "2"]
+    assert list_texts(messages(stored, [build_human("c", "2")])) == ["1", "2"]
 
 
 # -- nodes in graphs
@@ -113,150 +112,169 @@ def merge_writes(state: list[Any], writes: Sequence[list[Any]]) -> Any:
     return functools.reduce(add_messages, writes, state)  # type: ignore[arg-type]
 
 
-class Merging(TypedDict):
+class MergingState(TypedDict):
     messages: Annotated[list[AnyMessage], messages]
     summary: Any
     summarized: list[str]
 
 
-class Langgraphs(TypedDict):
+class LanggraphState(TypedDict):
     messages: Annotated[list[AnyMessage], add_messages]
     summary: Any
     summarized: list[str]
 
 
-class Keepable(TypedDict):
+class KeepableState(TypedDict):
     messages: Annotated[list[AnyMessage], keepable(add_messages)]
     summary: Any
     summarized: list[str]
 
 
-class Delta(TypedDict):
+class DeltaState(TypedDict):
     messages: Annotated[list[AnyMessage], DeltaChannel(merge_writes, snapshot_frequency=50)]
     summary: Any
     summarized: list[str]
 
 
-STATES: list[Any] = [Merging, Langgraphs, Keepable, Delta]
+STATES: list[Any] = [MergingState, LanggraphState, KeepableState, DeltaState]
 
 
-def talk() -> list[BaseMessage]:
-    """Three turns, the first with a call of a tool; ids occur twice in each turn."""
+def build_conversation_with_duplicates() -> list[BaseMessage]:
+    """Return three turns. The first one calls a tool, and IDs occur twice in each turn."""
     call: Any = {"name": "look", "args": {}, "id": "call"}
     return [
-        human("h1", "first"),
+        build_human("h1", "first"),
         AIMessage("", id="a1", tool_calls=[call]),
         ToolMessage("word " * 400, id="r1", tool_call_id="call", name="look"),
         AIMessage("looking", id="a2"),
         AIMessage("looked", id="a2"),
-        human("h1", "first, edited"),
-        human("h2", "second"),
-        human("h3", "third"),
-        human("h2", "second, edited"),
+        build_human("h1", "first, edited"),
+        build_human("h2", "second"),
+        build_human("h3", "third"),
+        build_human("h2", "second, edited"),
     ]
 
 
-def started(state: Any, node: Any, saver: Any) -> Any:
-    """A graph whose node runs upon a list of messages that replaced the channel's."""
+def build_graph_with_duplicates(state: Any, node: Any, saver: Any) -> Any:
+    """Return a graph whose node runs after a list of messages has replaced the channel's."""
     builder = StateGraph(state)
-    replaced = {"messages": Overwrite(talk()), "summarized": []}
+    replaced = {"messages": Overwrite(build_conversation_with_duplicates()), "summarized": []}
     builder.add_node("replace", lambda state: replaced if not state["messages"] else {})
     builder.add_node("node", node)
     builder.add_edge(START, "replace").add_edge("replace", "node")
     return builder.compile(checkpointer=saver)
 
 
-def invoke(graph: Any, update: Any, awaited: bool) -> Any:
-    if awaited:
+def invoke_graph(graph: Any, update: Any, is_async: bool) -> Any:
+    if is_async:
         return asyncio.run(graph.ainvoke(update, CONFIG))
     return graph.invoke(update, CONFIG)
 
 
-@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("state", STATES)
-def test_trim_repairs_a_list_with_duplicates(state: Any, awaited: bool, tmp_path: Path) -> None:
-    """What fits stays, each id once, and the next turns go on; the history has every message."""
+def test_trim_merges_duplicates_and_history_keeps_every_message(
+    state: Any, is_async: bool, tmp_path: Path
+) -> None:
+    """The messages that fit stay, each ID once, and the next turns work."""
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        graph = started(state, trim(max_tokens=2, token_counter=len), saver)
-        out = invoke(graph, {"messages": []}, awaited)["messages"]
-        assert texts(out) == ["second, edited", "third"]
-        out = invoke(graph, {"messages": [human("h4", "fourth")]}, awaited)["messages"]
-        assert texts(out) == ["third", "fourth"]
-        if state is not Delta:
-            told = [item.value.text for item in saver.history("t")]
-            assert [m.text for m in [*talk(), human("h4", "fourth")]] == told
+        graph = build_graph_with_duplicates(state, trim(max_tokens=2, token_counter=len), saver)
+        result = invoke_graph(graph, {"messages": []}, is_async)["messages"]
+        assert list_texts(result) == ["second, edited", "third"]
+        result = invoke_graph(graph, {"messages": [build_human("h4", "fourth")]}, is_async)[
+            "messages"
+        ]
+        assert list_texts(result) == ["third", "fourth"]
+        if state is not DeltaState:
+            history = [item.value.text for item in saver.history("t")]
+            assert [
+                m.text for m in [*build_conversation_with_duplicates(), build_human("h4", "fourth")]
+            ] == history
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_trim_repairs_a_list_from_which_nothing_has_to_go(state: Any, tmp_path: Path) -> None:
-    """The duplicates are merged although all messages fit; running it again changes nothing."""
+def test_trim_merges_duplicates_even_if_all_messages_fit(state: Any, tmp_path: Path) -> None:
+    """Running the node again changes nothing."""
     node = trim(max_tokens=100, token_counter=len)
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        out = started(state, node, saver).invoke({"messages": []}, CONFIG)["messages"]
+        result = build_graph_with_duplicates(state, node, saver).invoke({"messages": []}, CONFIG)[
+            "messages"
+        ]
 
-    assert ids(out) == ["h1", "a1", "r1", "a2", "h2", "h3"]
-    assert texts(out)[0] == "first, edited"
-    assert texts(out)[-2:] == ["second, edited", "third"]
-    assert node.invoke({"messages": out}) == {}
+    assert list_ids(result) == ["h1", "a1", "r1", "a2", "h2", "h3"]
+    assert list_texts(result)[0] == "first, edited"
+    assert list_texts(result)[-2:] == ["second, edited", "third"]
+    assert node.invoke({"messages": result}) == {}
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_clear_tool_outputs_repairs_a_list_with_duplicates(state: Any, tmp_path: Path) -> None:
-    """Old results are cleared, and each id is there once."""
+def test_clear_tool_outputs_merges_duplicates(state: Any, tmp_path: Path) -> None:
     node = clear_tool_outputs(keep=0)
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        out = started(state, node, saver).invoke({"messages": []}, CONFIG)["messages"]
+        result = build_graph_with_duplicates(state, node, saver).invoke({"messages": []}, CONFIG)[
+            "messages"
+        ]
 
-    assert ids(out) == ["h1", "a1", "r1", "a2", "h2", "h3"]
-    assert out[2].text.startswith("[The result of look was cleared")
-    assert texts(out)[3:] == ["looked", "second, edited", "third"]
+    assert list_ids(result) == ["h1", "a1", "r1", "a2", "h2", "h3"]
+    assert result[2].text.startswith("[The result of look was cleared")
+    assert list_texts(result)[3:] == ["looked", "second, edited", "third"]
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_summarize_repairs_a_list_with_duplicates(state: Any, tmp_path: Path) -> None:
-    """Each message is summarised once, with its last text; the newest turn stays, once."""
+def test_summarize_merges_duplicates_and_summarizes_each_message_once(
+    state: Any, tmp_path: Path
+) -> None:
+    """The last text of each message is summarized."""
     model = FakeListChatModel(responses=["They looked."])
     node = summarize(model, trigger=("messages", 4), keep=("messages", 1))
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-        out = started(state, node, saver).invoke({"messages": []}, CONFIG)
+        result = build_graph_with_duplicates(state, node, saver).invoke({"messages": []}, CONFIG)
 
-    assert texts(out["messages"]) == ["third"]
-    assert out["summarized"] == ["h1", "a1", "r1", "a2", "h2"]
-    assert out["summary"]["count"] == 5
+    assert list_texts(result["messages"]) == ["third"]
+    assert result["summarized"] == ["h1", "a1", "r1", "a2", "h2"]
+    assert result["summary"]["count"] == 5
 
 
-def test_a_view_shows_a_message_once() -> None:
-    """With its last text, in the place of the first, for a state and for a list alike."""
-    shown = view(trim(max_tokens=100, token_counter=len))
+def test_view_shows_a_message_with_duplicate_id_once() -> None:
+    """It shows the last text at the first position, for a state and for a list."""
+    trimming_view = view(trim(max_tokens=100, token_counter=len))
     expected = ["first, edited", "", "word " * 400, "looked", "second, edited", "third"]
 
-    assert texts(shown(talk())) == expected == texts(shown({"messages": talk()}))
-    assert comparison_keys(shown(shown(talk()))) == comparison_keys(shown(talk()))
+    assert (
+        list_texts(trimming_view(build_conversation_with_duplicates()))
+        == expected
+        == list_texts(trimming_view({"messages": build_conversation_with_duplicates()}))
+    )
+    assert comparison_keys(
+        trimming_view(trimming_view(build_conversation_with_duplicates()))
+    ) == comparison_keys(trimming_view(build_conversation_with_duplicates()))
 
 
-def test_messages_without_ids_are_never_merged() -> None:
-    """They are shown as they are; a node names the channel's reducer, and Overwrite, as before."""
+def test_messages_without_ids_are_shown_but_refused_by_a_node() -> None:
+    """The error of the node names the channel's reducer and `Overwrite`."""
     same: list[BaseMessage] = [HumanMessage("a"), AIMessage("b"), HumanMessage("a")]
     node = trim(max_tokens=1, token_counter=len)
 
-    assert texts(view(trim(max_tokens=9, token_counter=len))(same)) == ["a", "b", "a"]
-    for unnamed in (same, [*same, *talk()]):
+    assert list_texts(view(trim(max_tokens=9, token_counter=len))(same)) == ["a", "b", "a"]
+    for unnamed in (same, [*same, *build_conversation_with_duplicates()]):
         with pytest.raises(InvalidMessages, match=r"without ids; .*Overwrite"):
             node.invoke({"messages": unnamed})
 
 
-def test_a_reducer_that_stores_the_replacement_is_named() -> None:
-    """Where a reducer applies no removals, the node says so; the list does not grow for ever."""
+def test_node_refuses_a_reducer_that_stores_removals() -> None:
+    """The list does not grow forever."""
     node = trim(max_tokens=100, token_counter=len)
-    stored = talk() + node.invoke({"messages": talk()})["messages"]  # what operator.add gives
+    stored = (
+        build_conversation_with_duplicates()
+        + node.invoke({"messages": build_conversation_with_duplicates()})["messages"]
+    )  # what operator.add gives
 
     with pytest.raises(InvalidMessages, match="stored a RemoveMessage instead of applying it"):
         node.invoke({"messages": stored})
 
 
-def test_system_messages_are_not_lost_in_a_repair() -> None:
-    """The first message of the thread stays where it is."""
-    given = [SystemMessage("Rules", id="s"), *talk()]
-    update = trim(max_tokens=3, token_counter=len).invoke({"messages": given})["messages"]
+def test_trim_keeps_system_messages_when_it_merges_duplicates() -> None:
+    stored = [SystemMessage("Rules", id="s"), *build_conversation_with_duplicates()]
+    update = trim(max_tokens=3, token_counter=len).invoke({"messages": stored})["messages"]
 
-    assert texts(messages(given, update)) == ["Rules", "second, edited", "third"]
+    assert list_texts(messages(stored, update)) == ["Rules", "second, edited", "third"]

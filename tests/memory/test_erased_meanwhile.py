@@ -1,4 +1,4 @@
-"""What learns from messages keeps nothing of a message that is erased before it has written."""
+"""Erasure during a run: nodes that learn from messages store nothing of the erased message."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from tests.openai_server import OpenAIServer
 ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
 OLD = [HumanMessage(SECRET, id="m0"), AIMessage("noted", id="m1")]
 QUESTION = {"messages": [HumanMessage("a question about ships", id="q")]}
-both_doors = pytest.mark.parametrize("door", ["sync", "async"])
-removed = pytest.mark.parametrize(
+in_both_forms = pytest.mark.parametrize("call_form", ["sync", "async"])
+with_each_removal = pytest.mark.parametrize(
     "remove",
     [lambda saver: saver.erase("t", ["m0"]), lambda saver: saver.delete_thread("t")],
     ids=["erase", "delete"],
 )
 
 
-class Echo(BaseChatModel):
-    """A model that repeats what it is shown, once the gate is open."""
+class EchoModel(BaseChatModel):
+    """A model that repeats its request once the gate is open."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     gate: Any = None
@@ -64,8 +64,8 @@ class Echo(BaseChatModel):
         self.calls += 1
         if self.gate is not None:
             self.gate.wait()
-        said = self.form.format(" ".join(message.text for message in messages[1:]))
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(said))])
+        reply = self.form.format(" ".join(message.text for message in messages[1:]))
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
         yield opened
 
 
-def graph_of(saver: Any, *nodes: Any, state: Any = ChatState, **options: Any) -> Any:
+def build_graph(saver: Any, *nodes: Any, state: Any = ChatState, **options: Any) -> Any:
     builder: Any = StateGraph(state)
     before = START
     for number, node in enumerate(nodes):
@@ -90,13 +90,13 @@ def graph_of(saver: Any, *nodes: Any, state: Any = ChatState, **options: Any) ->
     return builder.compile(checkpointer=saver, **options)
 
 
-def said_before(saver: Any, state: Any = ChatState) -> None:
-    """Begin the thread with the message that is to be erased."""
-    graph = graph_of(saver, lambda _: {}, state=state)
+def start_thread(saver: Any, state: Any = ChatState) -> None:
+    """Start the thread with the message that will be erased."""
+    graph = build_graph(saver, lambda _: {}, state=state)
     graph.update_state(ANN, {"messages": OLD}, as_node="0")
 
 
-def answering(gate: Gate) -> Callable[[Any], Any]:
+def make_waiting_node(gate: Gate) -> Callable[[Any], Any]:
     def answer(_: Any) -> Any:
         gate.wait()
         return {"messages": [AIMessage("ships are large", id="a")]}
@@ -104,39 +104,38 @@ def answering(gate: Gate) -> Callable[[Any], Any]:
     return answer
 
 
-def texts_in(store: SQLiteStore) -> str:
+def read_memory_values(store: SQLiteStore) -> str:
     return str([item.value for item in store.search(("memories", "ann"), limit=100)])
 
 
-@removed
-@both_doors
+@with_each_removal
+@in_both_forms
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_turns_that_are_remembered_lack_it(
-    saver: SQLiteCheckpointer, store: SQLiteStore, door: str, durability: str, remove: Any
+def test_remember_turns_stores_nothing_of_an_erased_message(
+    saver: SQLiteCheckpointer, store: SQLiteStore, call_form: str, durability: str, remove: Any
 ) -> None:
-    """Memories of the run's other messages are made, unless the thread was deleted."""
-    said_before(saver)
+    """The other messages of the run are stored, unless the thread was deleted."""
+    start_thread(saver)
     gate = Gate()
-    graph = graph_of(saver, answering(gate), remember_turns(store))
-    with run_until_gate(gate, make_invocation(graph, door, durability, QUESTION, ANN)) as run:
+    graph = build_graph(saver, make_waiting_node(gate), remember_turns(store))
+    with run_until_gate(gate, make_invocation(graph, call_form, durability, QUESTION, ANN)) as run:
         remove(saver)
 
     assert SECRET.encode() not in read_raw_bytes(saver)
-    assert ("ships are large" in texts_in(store)) is (run.error is None)
+    assert ("ships are large" in read_memory_values(store)) is (run.error is None)
 
 
-def test_a_later_run_remembers_the_same_words(
+def test_run_after_the_erasure_can_store_the_same_words_again(
     saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A run that began after the erasure may say them again."""
-    said_before(saver)
+    start_thread(saver)
     saver.erase("t", ["m0"])
-    graph_of(saver, remember_turns(store)).invoke({"messages": OLD[:1]}, ANN)
+    build_graph(saver, remember_turns(store)).invoke({"messages": OLD[:1]}, ANN)
 
-    assert SECRET in texts_in(store)
+    assert SECRET in read_memory_values(store)
 
 
-def calling_the_tool(gate: Gate, **arguments: Any) -> Callable[[Any], Any]:
+def make_tool_calling_node(gate: Gate, **arguments: Any) -> Callable[[Any], Any]:
     call = {"name": "manage_memory", "args": arguments, "id": "c", "type": "tool_call"}
 
     def answer(_: Any) -> Any:
@@ -146,41 +145,42 @@ def calling_the_tool(gate: Gate, **arguments: Any) -> Callable[[Any], Any]:
     return answer
 
 
-@removed
-@both_doors
+@with_each_removal
+@in_both_forms
 @pytest.mark.parametrize("action", ["create", "update", "supersede"])
-def test_a_tool_keeps_no_words_of_it(
-    saver: SQLiteCheckpointer, store: SQLiteStore, door: str, action: str, remove: Any
+def test_tool_call_cannot_store_words_of_an_erased_message(
+    saver: SQLiteCheckpointer, store: SQLiteStore, call_form: str, action: str, remove: Any
 ) -> None:
-    """A model that has read the message before its erasure cannot store it as a memory."""
-    said_before(saver)
+    """The model has read the message before its erasure."""
+    start_thread(saver)
     Collection(store, ("memories", "{user_id}")).insert("Ann sails", key="k", config=ANN)
     gate = Gate()
-    call = calling_the_tool(gate, action=action, id="k", text=f"The user said: {SECRET}")
-    graph = graph_of(saver, call, ToolNode([manage_memory(store=store)]))
-    with run_until_gate(gate, make_invocation(graph, door, "sync", QUESTION, ANN)):
+    call = make_tool_calling_node(gate, action=action, id="k", text=f"The user said: {SECRET}")
+    graph = build_graph(saver, call, ToolNode([manage_memory(store=store)]))
+    with run_until_gate(gate, make_invocation(graph, call_form, "sync", QUESTION, ANN)):
         remove(saver)
 
-    assert texts_in(store) == str([{"text": "Ann sails", "kind": "fact"}])
+    assert read_memory_values(store) == str([{"text": "Ann sails", "kind": "fact"}])
 
 
-@removed
-def test_a_tool_keeps_other_words(
+@with_each_removal
+def test_tool_call_can_store_other_words_unless_the_thread_was_deleted(
     saver: SQLiteCheckpointer, store: SQLiteStore, remove: Any
 ) -> None:
-    """Unless the whole thread was deleted, a memory of the other messages is stored."""
-    said_before(saver)
+    start_thread(saver)
     gate = Gate()
-    call = calling_the_tool(gate, action="create", text="The user asks a question about ships")
-    graph = graph_of(saver, call, ToolNode([manage_memory(store=store)]))
+    call = make_tool_calling_node(
+        gate, action="create", text="The user asks a question about ships"
+    )
+    graph = build_graph(saver, call, ToolNode([manage_memory(store=store)]))
     with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
         remove(saver)
 
-    assert ("ships" in texts_in(store)) is (run.error is None)
+    assert ("ships" in read_memory_values(store)) is (run.error is None)
 
 
-class Slow(TurnExtractor):
-    """Waits at the gate before it proposes anything."""
+class WaitingExtractor(TurnExtractor):
+    """An extractor that waits at the gate before it proposes anything."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
@@ -192,35 +192,35 @@ class Slow(TurnExtractor):
         return proposal
 
 
-@pytest.mark.parametrize("door", ["extract", "aextract"])
-def test_an_extraction_reads_the_thread_again(
-    saver: SQLiteCheckpointer, store: SQLiteStore, door: str
+@pytest.mark.parametrize("call_form", ["extract", "aextract"])
+def test_extraction_drops_candidates_of_an_erased_message(
+    saver: SQLiteCheckpointer, store: SQLiteStore, call_form: str
 ) -> None:
-    """Candidates that rest on an erased message are dropped; the others are made anew."""
-    said_before(saver)
+    """The thread is read again, and the other candidates are stored."""
+    start_thread(saver)
     gate = Gate()
-    extraction = Extraction(saver, store, Slow(gate))
-    method = getattr(extraction, door)
+    extraction = Extraction(saver, store, WaitingExtractor(gate))
+    method = getattr(extraction, call_form)
 
     def call() -> Any:
-        made = method("t", ANN)
-        return asyncio.run(made) if door == "aextract" else made
+        result = method("t", ANN)
+        return asyncio.run(result) if call_form == "aextract" else result
 
     with run_until_gate(gate, call) as run:
         saver.erase("t", ["m0"])
 
     assert run.error is None
     assert SECRET.encode() not in read_raw_bytes(saver)
-    assert "noted" in texts_in(store)
+    assert "noted" in read_memory_values(store)
 
 
-def test_a_summary_of_it_is_dropped(saver: SQLiteCheckpointer) -> None:
-    """The summary is not written, and the next turn makes one of the messages that are left."""
-    said_before(saver, SummaryState)
+def test_summary_of_an_erased_message_is_dropped(saver: SQLiteCheckpointer) -> None:
+    """The next turn writes one of the messages that are left."""
+    start_thread(saver, SummaryState)
     gate = Gate()
-    model = Echo(gate=gate)
+    model = EchoModel(gate=gate)
     node = summarize(model, trigger=("messages", 3), keep=("messages", 1))
-    graph = graph_of(saver, node, state=SummaryState)
+    graph = build_graph(saver, node, state=SummaryState)
     with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
         saver.erase("t", ["m0"])
 
@@ -231,15 +231,15 @@ def test_a_summary_of_it_is_dropped(saver: SQLiteCheckpointer) -> None:
     assert "noted" in graph.get_state(ANN).values["summary"]["text"]
 
 
-def test_a_rewrite_of_instructions_is_dropped(
+def test_rewrite_of_instructions_from_an_erased_message_is_dropped(
     saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """They stay as they were."""
-    said_before(saver)
+    """The instructions stay unchanged."""
+    start_thread(saver)
     gate = Gate()
-    model = Echo(gate=gate, form="<instructions>{}</instructions>")
+    model = EchoModel(gate=gate, form="<instructions>{}</instructions>")
     instructions = Instructions(store, default="Be kind, " * 40)
-    graph = graph_of(saver, update_instructions(model, instructions))
+    graph = build_graph(saver, update_instructions(model, instructions))
     with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
         saver.erase("t", ["m0"])
 
@@ -248,20 +248,22 @@ def test_a_rewrite_of_instructions_is_dropped(
     assert SECRET.encode() not in read_raw_bytes(saver)
 
 
-def test_a_patch_of_a_profile_is_made_anew(saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
-    """The model is asked again, about the messages that are left."""
-    said_before(saver)
+def test_profile_patch_is_requested_again_after_an_erasure(
+    saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """The second request contains only the messages that are left."""
+    start_thread(saver)
     gate = Gate()
 
     def answer(body: dict[str, Any]) -> Any:
-        shown = str(body["messages"])
+        request = str(body["messages"])
         gate.wait()
-        about, number = (SECRET, 1) if SECRET in shown else ("ships", 2)  # of the user's message
+        about, number = (SECRET, 1) if SECRET in request else ("ships", 2)  # of the user's message
         return patch(operation("replace", "/name", about, messages=[number]))
 
     with OpenAIServer(answer) as server:
         profile = Profile(Person, store, namespace=("profiles", "{user_id}"))
-        graph = graph_of(saver, node_of(server, profile))
+        graph = build_graph(saver, node_of(server, profile))
         with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
             saver.erase("t", ["m0"])
 
@@ -270,16 +272,16 @@ def test_a_patch_of_a_profile_is_made_anew(saver: SQLiteCheckpointer, store: SQL
     assert profile.get(ANN).name == "ships"
 
 
-def test_views_of_the_run_are_not_recorded_any_more(saver: SQLiteCheckpointer) -> None:
-    """A view that shows the erased message is not stored; those of later runs are."""
-    said_before(saver)
-    gate, model = Gate(), Echo()
+def test_view_with_an_erased_message_is_not_recorded(saver: SQLiteCheckpointer) -> None:
+    """Views of later runs are recorded."""
+    start_thread(saver)
+    gate, model = Gate(), EchoModel()
 
     def answer(state: ChatState) -> Any:
         gate.wait()
         return {"messages": [model.invoke(state["messages"][-1:] + state["messages"][:1])]}
 
-    graph = graph_of(saver, answer).with_config(callbacks=[record_views(saver)])
+    graph = build_graph(saver, answer).with_config(callbacks=[record_views(saver)])
     with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)):
         saver.erase("t", ["m0"])
 

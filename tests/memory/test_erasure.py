@@ -1,4 +1,4 @@
-"""Forgetting everything of a user: nothing is left, in notes and in quarantine neither."""
+"""Forgetting a whole user: nothing is left, neither in notes nor in quarantine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BO: Any = {"configurable": {"user_id": "bo", "thread_id": "t2"}}
 SECRET = "The password is swordfish99"
 
 
-def filled(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> None:
-    """All that there can be of a user: present, past, deleted, extracted, in quarantine."""
+def fill_for_user(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> None:
+    """Store memories of every state: present, past, deleted, extracted, and quarantined."""
     collection = Collection(store)
     key = collection.insert(f"{name} lives in Ghent", config=config).key or ""
     collection.supersede(key, f"{name} lives in Bruges", config=config)
-    gone = collection.insert(f"{name} sings", config=config).key or ""
-    collection.delete(gone, config=config)
+    deleted_key = collection.insert(f"{name} sings", config=config).key or ""
+    collection.delete(deleted_key, config=config)
     collection.insert(f"{SECRET} of {name}", config=config)
     extraction = Extraction(saver, store)
     thread = config["configurable"]["thread_id"]
@@ -38,79 +38,82 @@ def filled(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> Non
     extraction.extract(thread, config)
 
 
-def left(store: Any) -> set[tuple[str, ...]]:
+def list_namespaces(store: Any) -> set[tuple[str, ...]]:
     return {item.namespace for item in store.search((), limit=1_000)}
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_everything_of_a_user(tmp_path: Path, call_mode: str) -> None:
-    """Nothing of them is in the store or the file; another's is untouched, and begins anew."""
+def test_forget_all_removes_everything_of_one_user_from_the_file(
+    tmp_path: Path, call_mode: str
+) -> None:
+    """Other users keep their memories, and a new extraction works."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
             for config, name in ((ANN, "Zorbax"), (BO, "Bo")):
-                filled(store, saver, config, name)
+                fill_for_user(store, saver, config, name)
             collection = Collection(store)
-            places = {place for place in left(store) if place[-1] == "ann"}
+            namespaces = {
+                namespace for namespace in list_namespaces(store) if namespace[-1] == "ann"
+            }
             if call_mode == "sync":
                 receipt = collection.forget_all(config=ANN)
             else:
                 receipt = asyncio.run(collection.aforget_all(config=ANN))
-            again = collection.forget_all(config=ANN)
-            rest = left(store)
-        found = read_all_bytes(tmp_path)
+            second_receipt = collection.forget_all(config=ANN)
+            remaining_namespaces = list_namespaces(store)
+        file_bytes = read_all_bytes(tmp_path)
         with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
-            formed = Extraction(saver, store).extract("t1", ANN)
+            report = Extraction(saver, store).extract("t1", ANN)
 
-    assert {place[1] for place in places if place[0] == "perdure"} == set(NOTE_KINDS)
-    assert {place[-1] for place in rest} == {"bo"}
-    assert (receipt.clean, again.clean, again.keys) == (True, True, ())
-    assert {where for where, _ in receipt.keys} == places
+    assert {namespace[1] for namespace in namespaces if namespace[0] == "perdure"} == set(
+        NOTE_KINDS
+    )
+    assert {namespace[-1] for namespace in remaining_namespaces} == {"bo"}
+    assert (receipt.clean, second_receipt.clean, second_receipt.keys) == (True, True, ())
+    assert {namespace_of_key for namespace_of_key, _ in receipt.keys} == namespaces
     for word in (b"Zorbax", b"zorbax"):
-        assert word not in found
-    assert "added" in str(formed)
+        assert word not in file_bytes
+    assert "added" in str(report)
 
 
-def test_what_lies_below_stays(tmp_path: Path) -> None:
-    """A namespace is forgotten, and not those whose labels begin as its do."""
+def test_forget_all_keeps_descendant_namespaces(tmp_path: Path) -> None:
     with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
         below, above = Collection(store), Collection(store, ("memories",))
         for collection in (below, above):
             collection.insert(SECRET, config=ANN)
             collection.insert("Ann sings", config=ANN)
         receipt = above.forget_all(config=ANN)
-        rest = [memory.text for memory in below.list(config=ANN)]
-        held = [entry.text for entry in Quarantine(store).list(ANN)]
+        memory_texts = [memory.text for memory in below.list(config=ANN)]
+        quarantined_texts = [entry.text for entry in Quarantine(store).list(ANN)]
 
     assert receipt.clean
     assert {where[-1] for where, _ in receipt.keys} == {"memories"}
-    assert (rest, held) == (["Ann sings"], [SECRET])
+    assert (memory_texts, quarantined_texts) == (["Ann sings"], [SECRET])
 
 
-def test_in_another_store() -> None:
-    """All is deleted as that store does it, and the receipt claims no more."""
+def test_forget_all_in_a_langgraph_store_does_not_claim_a_clean_file() -> None:
     store = InMemoryStore()
     with SQLiteCheckpointer.open(":memory:") as saver:
-        filled(store, saver, ANN, "Ann")
-        filled(store, saver, BO, "Bo")
+        fill_for_user(store, saver, ANN, "Ann")
+        fill_for_user(store, saver, BO, "Bo")
         receipt = Collection(store).forget_all(config=ANN)
 
-    assert {place[-1] for place in left(store)} == {"bo"}
+    assert {place[-1] for place in list_namespaces(store)} == {"bo"}
     assert not receipt.clean
     assert receipt.items == len(receipt.keys) > 4
 
 
-def test_nobody_is_forgotten_by_mistake(tmp_path: Path) -> None:
-    """Without saying whose, nothing is."""
+def test_forget_all_without_a_user_is_refused_and_deletes_nothing(tmp_path: Path) -> None:
     with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
         Collection(store).insert("Ann sings", config=ANN)
         with pytest.raises(InvalidConfig):
             Collection(store).forget_all()
 
-        assert left(store) >= {("memories", "ann")}
+        assert list_namespaces(store) >= {("memories", "ann")}
 
 
-def test_receipts_are_added_up() -> None:
-    """Each key and thread in order, hashes once; clean is what all are."""
+def test_sum_of_receipts_adds_counts_and_merges_keys_and_hashes() -> None:
+    """The sum is clean only if all receipts are."""
     early, late = (datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2))
     one = Receipt(1, 2, 3, ((("a",), "k"),), ("y",), ("t",), late, clean=False)
     other = Receipt(10, 20, 30, ((("b",), "k"),), ("x", "y"), ("t", "u"), early, clean=True)
