@@ -1,10 +1,9 @@
-"""Encode the checkpoints and pending writes that are to be stored.
+"""Encode checkpoints and pending writes for storage.
 
-For each new checkpoint, langgraph passes the names of the channels that have changed since the
-parent checkpoint. A channel that is not among the changed channels keeps the value that it has in
-the parent checkpoint. To find out which items of a changed channel are new, the encoded items are
-compared with the stored items. Objects are not compared by identity, so an object that was changed
-in place is stored again.
+For each new checkpoint, LangGraph passes the names of the channels that have changed since the
+parent checkpoint. Channels that have not changed keep their values from the parent checkpoint. In a
+changed channel, new items are found by comparing the encoded items with the stored items. Because
+encodings are compared, not object identities, an object that was changed in place is stored again.
 """
 
 from __future__ import annotations
@@ -51,20 +50,20 @@ from perdure.errors import UnknownCheckpoint, Unstorable
 
 START: Final = "__start__"
 """langgraph's input channel, whose value is a dict of updates for other channels."""
-# Maximum encoded size, in bytes, of a value that is stored in the row of its checkpoint.
+# Maximum encoded size, in bytes, of a value that is stored inline in its checkpoint's row.
 MAX_INLINE_BYTES: Final = 128
-# Minimum number of elements of a pending list or dict whose elements are searched in the channel's
-# log. Shorter lists and dicts are stored without references to the log.
+# Minimum length of a list or dict in a pending write for its elements to be looked up in the
+# channel's log. Shorter lists and dicts are stored without references to the log.
 _MIN_ELEMENTS_FOR_LOG: Final = 8
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
-# Maximum length of a thread's title in characters. Longer titles are cut.
+# Maximum length of a thread title, in characters. Longer titles are truncated.
 MAX_TITLE_CHARS: Final = 80
-# Number of messages at the start of a thread from which the title of the thread may be taken.
+# Number of messages at the start of a thread that are considered when choosing its title.
 TITLE_CANDIDATES: Final = 2
 TIMES_KEY: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
-# langgraph's config key for the durability of a run.
+# LangGraph's config key for a run's durability mode.
 _DURABILITY_KEY: Final = "__pregel_durability"
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 """The fields of a checkpoint that are not stored in `CheckpointPut.encoded_fields`."""
@@ -180,7 +179,7 @@ class CheckpointPut:
 
     @property
     def stores_whole_run(self) -> bool:
-        """Whether this request stores the last checkpoint of a whole run.
+        """Whether this request stores a whole run in a single checkpoint.
 
         A run with durability `exit` stores all its steps in one put when it ends or is interrupted.
         """
@@ -209,14 +208,14 @@ class CheckpointPut:
         }
         self.cached_thread = thread
         for channel, value in self._values.items():
-            # The names of langgraph's internal channels, such as the channel of tasks, start with
+            # The names of LangGraph's internal channels, such as the channel of tasks, start with
             # "__".
             if channel.startswith("__"):
                 path = f"channel_values[{channel!r}]"
                 self._inline[channel] = encode_inline_reference(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
-        # TypeError, ValueError or OverflowError is raised if the value of `ts` is not a valid time.
+        # These errors are raised if the value of `ts` is not a valid time.
         with suppress(TypeError, ValueError, OverflowError):
             created_at = datetime.fromisoformat(checkpoint["ts"])
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
@@ -241,10 +240,10 @@ class CheckpointPut:
         ]
 
     def _record_times_of_last_messages(self, items: list[bytes], times: Any) -> None:
-        """Record when the last items of the channel `messages` were created.
+        """Record the creation times of the latest items in the `messages` channel.
 
-        The last element of `times` is the time of the last item, and the elements before it are the
-        times of the items before the last item. Times in the future are ignored.
+        The two lists are matched from the end, so that the last element of `times` is the time of
+        the last item. Times in the future are ignored.
         """
         now = time.time()
         for item, item_time in zip(
@@ -254,19 +253,19 @@ class CheckpointPut:
                 self.item_times["messages", item] = item_time
 
     def encode_unchanged_channels(self, codec: Codec) -> None:
-        """Encode the unchanged channels, whose values the stored parent checkpoint may lack."""
+        """Encode the unchanged channels too, in case the stored parent lacks their values."""
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
     def replace_cache_references_and_mutable_objects(
         self, thread_key: int, generation: int
     ) -> None:
-        """Replace everything in this request that may change before the transaction runs.
+        """Detach this request from the cache and from mutable messages.
 
-        The cached thread and the message objects may change before the transaction runs. References
-        to log items are replaced with the items themselves, unless the cached thread still has the
-        key `thread_key` and the generation `generation`. Messages are replaced with copies that are
-        decoded from their encodings.
+        Call this method before the transaction runs, because the cached thread and the message
+        objects could change in the meantime. References to log items are replaced with the items
+        themselves, unless the cached thread has the given key and generation. Messages are replaced
+        with copies that are decoded from their encodings.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = replace_log_ranges_by_items(
@@ -280,7 +279,7 @@ class CheckpointPut:
     def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
         """Return the encoded value of a channel.
 
-        The value of a channel is encoded only once, on the first call for the channel.
+        Each channel's value is encoded only once, on the first call.
         """
         encoded_value = self._encoded.get(channel)
         if encoded_value is None:
@@ -299,14 +298,14 @@ class CheckpointPut:
         return self._versions[channel]
 
     def iter_encoded_elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return the elements of a channel's list or dict, each as a pair with its encoding."""
+        """Return `(element, encoding)` pairs for the elements of a channel's list or dict."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
     def build_channel_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
-        """Convert each channel's value to the form that is stored: log items or encoded bytes.
+        """Convert each channel's value to its stored form, which is log items or encoded bytes.
 
         Args:
             codec: Encodes values.
@@ -357,10 +356,10 @@ class CheckpointPut:
     def _add_replayed_writes_to_nodes(
         self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
     ) -> None:
-        """Add the results of replayed writes to `nodes`, the stored forms of the channel values.
+        """Add the results of replaying a `DeltaChannel`'s writes to the channel's node in `nodes`.
 
-        For a `DeltaChannel` without a snapshot, the node contains the update of the channel. For a
-        snapshot, the node contains the items that repeat a message of the transcript.
+        The updates are added to the nodes of `DeltaChannel`s that have no snapshot. For a snapshot,
+        the node records which of its items repeat a message that is already in the transcript.
         """
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
@@ -383,8 +382,7 @@ class CheckpointPut:
     ) -> tuple[dict[str, Any], Any, Any]:
         """Decode the checkpoint, and return its channel values, its other fields and its metadata.
 
-        If a channel was given as a `Continuation`, a list with only the items of the `Continuation`
-        is returned for the channel.
+        The value of a channel that was passed as a `Continuation` is a list of only its new items.
         """
         self.encode_unchanged_channels(codec)
         self.replace_cache_references_and_mutable_objects(0, -1)
@@ -406,7 +404,7 @@ class CheckpointPut:
     def copy_with_values(
         self, codec: Codec, values: dict[str, Any], other_fields: Any, metadata: Any
     ) -> CheckpointPut:
-        """Build and encode a copy of this request with other values, fields and metadata."""
+        """Build and encode a copy of this request with different values, fields and metadata."""
         for channel, encoded in self._encoded.items():
             if encoded.continues_parent:
                 values[channel] = Continuation(values.get(channel, []))
@@ -422,7 +420,7 @@ class CheckpointPut:
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the `Snapshot` of the checkpoint.
 
-        The snapshot has no references to channel values yet. The caller must add the references.
+        The snapshot does not refer to the channel values yet. The caller must add the references.
         """
         checkpoint_id, step, fields = (
             self.checkpoint["id"],
@@ -439,8 +437,7 @@ class CheckpointPut:
             self._versions_seen,
         )
         snapshot.step = step if type(step) is int else None
-        # A merged checkpoint also contains messages of another run, so no run start time is stored
-        # for a merged checkpoint.
+        # A merged checkpoint also contains messages from another run, so it gets no run start time.
         if self.merge is None:
             snapshot.run_started_at = (
                 parent.run_started_at if self.continues_run and parent else self.run_started_at
@@ -458,8 +455,8 @@ class TaskWrites:
         writes: The channels and values as langgraph has passed them.
         encoded: The writes in their stored form.
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
-        has_interrupt: Whether the task waits for an answer.
-        is_stopped: Whether the task waits for an answer or has failed.
+        has_interrupt: Whether the task is interrupted.
+        is_stopped: Whether the task is interrupted or has failed.
         may_fold: Whether an update may be the head; see
             `MergePlanner.try_folding_updates_into_checkpoint`.
         is_deliberate, config, loaded_removal: See `CheckpointPut`.
@@ -490,7 +487,7 @@ class TaskWrites:
         for i, (channel, value) in enumerate(self.writes):
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
-                # Store the `repr` of the exception, as langgraph's own savers do.
+                # Store the `repr` of the exception, as LangGraph's own savers do.
                 value = repr(value)
             elif channel == INTERRUPT:
                 self.has_interrupt = True
@@ -502,11 +499,10 @@ class TaskWrites:
         self.encoded, self.cached_thread = list(writes_by_index.values()), thread
 
     def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
-        """Return the encoded writes with references that are valid for the thread's current state.
+        """Return the encoded writes with references that are valid in the thread's current state.
 
-        The encoded writes may refer to log items of the cached thread. If the key or the generation
-        of the cached thread differs from `thread_key` or `generation`, the references to log items
-        are replaced with the items themselves.
+        The encoded writes may refer to the cached thread's log items. If the cached thread does not
+        have the given key and generation, these references are replaced with the items themselves.
         """
         return [
             [i, c, replace_log_ranges_by_items(ref, self.cached_thread, (thread_key, generation))]
@@ -517,7 +513,7 @@ class TaskWrites:
 def replace_log_ranges_by_items(
     ref: ValueReference, cached_thread: Thread | None, key_and_generation: tuple[int, int]
 ) -> ValueReference:
-    """Return a form of `ref` that is valid for the thread key and generation.
+    """Return `ref`, converted so that it is valid for the thread key and generation.
 
     Args:
         ref: A reference from `encode_inline_reference`.
@@ -525,8 +521,8 @@ def replace_log_ranges_by_items(
         key_and_generation: The key and the generation of the thread.
 
     Returns:
-        The reference itself if the cached thread has this state. If the cached thread has another
-        state, a copy of the reference in which log ranges are replaced by the items.
+        The reference itself if the cached thread has this key and generation. Otherwise, a copy of
+        the reference in which log ranges are replaced by the items.
     """
     if (
         isinstance(ref, bytes)
@@ -554,7 +550,7 @@ def replace_log_ranges_by_items(
 
 def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     """Build the title of a thread from the metadata or the first messages of a checkpoint."""
-    # Reading a malformed message can raise errors of many types.
+    # Reading a malformed message can raise many types of exceptions.
     with suppress(Exception):
         if metadata.get("title"):
             return Title(_shorten_title(str(metadata["title"])), None)
@@ -566,16 +562,17 @@ def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
 
 
 def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
-    """Return the title of a thread after a new checkpoint was stored.
+    """Choose between a thread's former title and the title from a new checkpoint.
 
-    A new checkpoint sets the title of the thread if the thread has no title yet, if the metadata
-    contains a title, or if the new checkpoint changes the message from which the title was taken.
+    The new checkpoint's title is used if the thread has no title yet, if the title comes from the
+    metadata, or if it comes from a new version of the message from which the former title was
+    taken. Otherwise, the thread keeps its title.
     """
     former, title = thread.title, put.title
     if title is None:
         return NO_TITLE if former is None and thread.last_seq == 1 else former
     if title.message_id is not None and nodes.get("messages") is None:
-        # The new checkpoint does not change the messages, so the title stays the same.
+        # Keep the title, because the new checkpoint does not change the messages.
         return former
     if former is None or former == NO_TITLE or title.message_id in (None, former.message_id):
         return title
@@ -591,7 +588,7 @@ def _shorten_title(text: str) -> str:
 
 
 def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
-    """Encode the value of a channel, so that its elements can be compared with log items.
+    """Encode a channel's value so that its elements can be compared with log items.
 
     Raises:
         Unstorable: The value cannot be stored.
@@ -622,9 +619,9 @@ def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
 def _split_into_known_ranges_and_new_items(
     codec: Codec, log: ChannelLog, value: EncodedValue, parent_ranges: Ranges, path: str
 ) -> SplitValue:
-    """Split a value into ranges of log items and new items.
+    """Split a value into ranges of existing log items and encoded new items.
 
-    The ranges refer to items that the log of the channel already contains.
+    Existing items are found by comparing the encoded elements with the channel's log.
 
     Args:
         codec: Encodes values.
@@ -633,8 +630,8 @@ def _split_into_known_ranges_and_new_items(
         parent_ranges: The ranges of the parent's value, which are compared first.
         path: The path of the value, for error messages.
     """
-    # Read `is_complete` before the items are searched, because another OS thread may add items to
-    # the log during the search.
+    # Read `is_complete` before searching the log, because another OS thread could add items during
+    # the search.
     is_log_complete = log.is_complete
     if value.kind == ITEM:
         position = log.find_position(value.encoded)
@@ -659,12 +656,12 @@ def encode_inline_reference(
     *,
     nested: bool = False,
 ) -> Any:
-    """Encode a value as an inline reference, which contains the encoded parts of the value.
+    """Encode a value as an inline reference, which contains the value's encoded parts.
 
-    Inline references are used for pending writes and for langgraph's internal channels. A long list
-    or dict often contains elements that the channel's log already contains, for example if a
-    subgraph receives or returns messages. If a list or dict has eight or more elements, the
-    elements that the log contains are replaced with ranges of the log.
+    Inline references are used for pending writes and for LangGraph's internal channels. Long lists
+    and dicts often contain elements that are already in the channel's log, such as messages that
+    are passed to or returned from a subgraph. In lists and dicts of eight or more elements, such
+    elements are replaced with references to log ranges.
 
     Args:
         codec: Encodes values.
@@ -683,7 +680,7 @@ def encode_inline_reference(
     if is_split and any(map(_has_parts, value.values())):
         references = {}
         for key, part in value.items():
-            # If the value is the input of a graph, its keys are names of channels.
+            # If the value is a graph's input, its keys are channel names.
             name = str(key) if channel == START else channel
             references[key] = encode_inline_reference(
                 codec, thread, name, part, f"{path}[{key!r}]", nested=True
@@ -693,8 +690,8 @@ def encode_inline_reference(
     elements, comparison_forms = _list_elements_and_encodings(codec, value, path)
     if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
-        # Only committed log items are searched, because a reference to an uncommitted item would
-        # become invalid if the transaction that adds the item failed.
+        # Search only committed log items. A reference to an uncommitted item would become invalid
+        # if the transaction that adds the item were rolled back.
         if log is not None and log.items:
             _, parts = _find_ranges_and_parts_in_log(
                 codec, log, log.find_stored_position, elements, comparison_forms, [], path
@@ -714,8 +711,7 @@ def encode_inline_reference(
 def decode_value_of_inline_reference(codec: Codec, ref: ValueReference) -> Any:
     """Decode an inline reference.
 
-    The inline reference must contain the bytes of all parts of the value, and must not contain log
-    ranges.
+    Only inline references without log ranges can be decoded.
     """
     if isinstance(ref, bytes):
         return codec.decode(ref)
@@ -731,7 +727,7 @@ def decode_value_of_inline_reference(codec: Codec, ref: ValueReference) -> Any:
 def _list_elements_and_encodings(
     codec: Codec, value: Any, path: str
 ) -> tuple[list[Any], list[bytes]]:
-    """List the elements of a value and their encodings.
+    """Return a list of a value's elements and a list of their encodings.
 
     If the value is a dict, its elements are its key-value pairs.
     """
@@ -740,8 +736,8 @@ def _list_elements_and_encodings(
         return elements, codec.encode_for_comparison(elements, lambda i: f"{path}[{i}]")
     except Unstorable:
         if type(value) is dict:
-            # Encode the dict as a whole, to raise an error that names the key of the value that
-            # cannot be stored.
+            # Encode the dict as a whole, so that the error names the key of the value that cannot
+            # be stored.
             codec.encode(value, lambda: path)
         raise
 
@@ -818,11 +814,11 @@ def _find_ranges_and_parts_in_log(
 def _count_equal_items(
     log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
 ) -> int:
-    """Count how many elements, starting at `index`, equal the log items starting at `position`."""
+    """Count the consecutive elements from `index` that equal the log items from `position`."""
     get_item = log.items.get if position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
-    # Compare slices of growing size, so that a mismatch is found without copying all elements after
-    # `index`.
+    # Compare slices of growing size, so that a mismatch is found without copying all remaining
+    # elements.
     while new_matches == size:
         size *= 2
         piece = encoded_elements[index + equal_count : index + equal_count + size]
@@ -833,16 +829,16 @@ def _count_equal_items(
 
 
 def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
-    """Return a new item as bytes, or a log range as `[log, start, length]`.
+    """Return the stored form of a part, which is a new item or a range of items in a log.
 
-    In an inline reference, an element is stored as bytes if it is new, and as a log range if the
-    log already contains it.
+    In an inline reference, new elements are stored as bytes, and elements that are already in the
+    log are stored as log ranges.
     """
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
 def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """Return a dict from the content of each cached item in `ranges` to its log position."""
+    """Map the content of each cached item in `ranges` to the item's log position."""
     by_content: dict[bytes, int] = {}
     for position in iter_positions(ranges):
         item = log.get(position)
@@ -854,7 +850,7 @@ def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, i
 def _can_pack_keys(keys: list[Any]) -> bool:
     try:
         pack(keys)
-    # A key contains a lone surrogate, or is an integer that is out of range.
+    # msgpack cannot encode lone surrogates or integers that are out of range.
     except TypeError:
         return False
     return True
@@ -867,9 +863,8 @@ def _has_parts(value: Any) -> bool:
 def _are_elements_stored_separately(value: Any) -> bool:
     """Return whether the elements of a value are stored as separate log items.
 
-    The elements of lists and dicts are stored as separate log items. A list of numbers, such as an
-    embedding, is not divided into items. A dict is stored as a single value if msgpack cannot store
-    its keys.
+    Elements of lists and dicts are usually stored separately. A list of numbers, such as an
+    embedding, is stored as a single value. So is a dict whose keys msgpack cannot encode.
     """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])
