@@ -1,9 +1,8 @@
-"""Store and read a mark which says that a server with an Auth file has used this database.
+"""Record whether a server with an Auth file has used this database.
 
-The handlers of an Auth file set the owners of threads. The owner that a handler sets for a thread
-may be an organisation. If a database does not have the mark of an Auth file, the `owner` of each
-thread is assumed to be a person, as on a server with API keys. The mark, which says that a server
-with an Auth file has used the database, is a row of the table `settings`.
+On a server with an Auth file, the file's handlers set the owners of threads, and an owner can be an
+organisation. A row in the `settings` table marks a database that such a server has used. Without
+this mark, the `owner` of each thread is assumed to be a person, as on a server with API keys.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ def may_owners_be_organisations(saver: Checkpointer) -> bool:
 
 def record_organisation_owners(saver: Checkpointer) -> None:
     """Record permanently that the `owner` of a thread in this database may be an organisation."""
-    # Check whether the database already has the mark, to avoid a write. Most servers start with a
-    # database that has the mark.
+    # Check for the mark first to avoid a write, because most databases already have it when the
+    # server starts.
     if not may_owners_be_organisations(saver):
         saver.database.write(add_organisations_mark)
 
 
 def read_organisations_mark() -> Flow[bool]:
-    """Return whether the database has a mark which says that thread owners may be organisations."""
+    """Return whether the database is marked as one whose thread owners can be organisations."""
     return bool((yield from fetch_rows(_FIND)))
 
 
 def add_organisations_mark() -> Flow[None]:
-    """Add a mark which says that thread owners may be organisations, unless the mark exists."""
+    """Mark the database as one whose thread owners can be organisations, if not yet marked."""
     yield Statement(_ADD, (_ORGANISATIONS,))

@@ -1,10 +1,10 @@
 """Check the references in the records of a thread that were read from another database.
 
 Anyone who can write to an unencrypted database file can add rows with correct checksums. A row from
-another database may refer to rows that do not exist, even if its checksum is correct. The functions
-of this module check the references between rows before the rows are stored. If the references were
-not checked, a later read of the thread could look for log items that do not exist, or build a value
-that contains the same items a million times.
+another database can refer to rows that do not exist, even if its checksum is correct. This module
+therefore checks the references between rows before the rows are stored. Otherwise, a later read of
+the thread could look for missing log items, or build a value in which the same items occur a
+million times.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ MALFORMED: Final = (
     ValueError,
 )
 """The exceptions that are raised by records of a form that perdure does not write."""
-# The latest time that is accepted, in seconds since 1970: the last second of the year 9999.
+# The latest valid time, in seconds since 1970, which is the last second of the year 9999.
 _MAX_TIME: Final = 253_402_300_799
-# Maximum depth of nested references to channel values. The channels of langgraph need only two
-# levels.
+# Maximum nesting depth of references to channel values. LangGraph's channels need only two levels.
 _MAX_DEPTH: Final = 100
-# Upper limit for the number of checkpoints that a thread may have stored, far below the largest
-# 64-bit integer of SQLite.
+# Maximum number of checkpoints that a thread can have stored, far below SQLite's largest integer,
+# which has 64 bits.
 _MAX_COUNT: Final = 1 << 48
 
 
 class _LogPositions:
-    """The sorted positions of a log's items, with which the ranges of values are checked."""
+    """The sorted positions of a log's items, used to validate the ranges of values."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
@@ -58,10 +57,9 @@ class _LogPositions:
     def check_items_of_ranges_exist(self, flat_ranges: Sequence[int]) -> None:
         """Check that all items in the stored ranges of a value exist.
 
-        The number of ranges in a valid value is limited by `compute_max_range_count`, even if the
-        value has many items. A range can cover at most all items of the log. Because the number of
-        ranges is limited, the number of items in a valid value is at most a small multiple of the
-        number of items in the log. A larger number is refused.
+        Values with too many items are rejected as well. A valid value has at most
+        `compute_max_range_count` ranges, and each range covers at most the whole log, so the number
+        of items in the value is at most a small multiple of the number of items in the log.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
@@ -79,7 +77,7 @@ class _LogPositions:
 def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRecords) -> None:
     """Check the records of a thread.
 
-    The caller must have read the thread's log items and stored them in `records`.
+    The thread's log items must already have been read into `records`.
 
     Raises:
         One of `MALFORMED`: A record has another form than perdure writes.
@@ -131,8 +129,8 @@ def _check_namespace_records_well_formed(
         )
         for ref in snapshot.references.values():
             _check_reference_form_and_items(logs, ref)
-        # The transcript of each channel is stored as the key of the channel's log and a flat list
-        # of ranges, `[start, length, start, length, ...]`.
+        # Each channel's transcript is stored as a log key and a flat list of ranges, `[start,
+        # length, start, length, ...]`.
         transcripts: Mapping[str, Any] = snapshot.transcript
         for log, numbers in transcripts.values():
             logs[log].check_items_of_ranges_exist(numbers)
@@ -177,6 +175,6 @@ def _check_times(*times: float) -> None:
 
 
 def _require(is_valid: bool, part: str) -> None:
-    """Raise a `ValueError` that names the invalid part of a record, unless `is_valid` is True."""
+    """Raise a `ValueError` that names the invalid part of a record if `is_valid` is False."""
     if not is_valid:
         raise ValueError(f"{part} is not valid")

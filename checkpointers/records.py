@@ -1,10 +1,10 @@
 """Encrypt and decrypt the rows of checkpoints, pending writes, threads, runs and crons.
 
 The functions `encrypt_…` build the stored bytes of a row, and the functions `decrypt_…` read them.
-If the database has no encryption key, rows are not encrypted, and each row is protected by a
-checksum (`storage/encryption.py`). The ids of a row are passed as associated data to the encryption
-or the checksum, which binds the body of the row to these ids. If a body is copied to another row,
-the ids of the other row do not match the body, and decrypting the row raises an error.
+Without an encryption key, rows are stored unencrypted, and each row is protected by a checksum
+(`storage/encryption.py`). A row's ids are passed to the encryption or checksum as associated data,
+which binds the row's body to these ids. If a body is copied to another row, decryption raises an
+error, because the ids do not match.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = "perdure:views"
 """The namespace of the views, which record the messages that models were shown."""
-# Maximum length in characters of an indexed metadata value. A search for a longer value does not
-# use the index and reads rows.
+# Maximum length, in characters, of an indexed metadata value. A search for a longer value reads the
+# rows instead of using the index.
 _TAG_LIMIT: Final = 256
-# Names of metadata values that are not indexed. An index would not help to find a value with one of
-# these names, because the value differs at every checkpoint, has few variants, or is the same at
-# every checkpoint.
+# Names of metadata values that are not indexed. An index on them would be useless, because such a
+# value differs in every checkpoint, is the same in every checkpoint, or has only a few variants.
 UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
@@ -48,10 +47,10 @@ UNLISTED_PREFIXES: Final = (
     "run_attempt",
 )
 """Prefixes of further names of metadata that lists of threads do not show."""
-# Maximum depth of nested metadata that is indexed for searches in lists of threads.
+# Maximum nesting depth of metadata that is indexed for searching threads.
 _TAG_LEVELS: Final = 16
-# Maximum number of tags per thread in the index for lists of threads. A thread with more tags can
-# only be found by reading its row.
+# Maximum number of tags in a thread's search keys. A thread with more tags gets no search keys, so
+# a search must read its row.
 _MAX_TAGS: Final = 1_000
 
 
@@ -116,12 +115,12 @@ def item_associated_data(thread_id: str, channel: str, position: int) -> Associa
 
 
 def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
-    """Return a hash of an item's content, which is used to find an equal item in the same log.
+    """Return a hash of an item's content, for finding equal items in the same log.
 
-    The upper bits of the hash are taken from the log key, so hashes from the same log are adjacent
-    in the index. The lower 40 bits of the result are a BLAKE2b hash (RFC 7693) of the item. The log
-    key is the salt of the BLAKE2b hash, so equal contents in two threads have different hashes.
-    Different contents can have equal hashes, so callers must compare the contents as well.
+    The upper bits come from the log key, so hashes from the same log are adjacent in the index. The
+    lower 40 bits are a BLAKE2b hash (RFC 7693) of the item, salted with the log key, so that equal
+    contents in different threads have different hashes. Different contents can have the same hash,
+    so callers must compare the contents as well.
     """
     digest = hashlib.blake2b(
         stored_item, digest_size=5, key=seal.hash_key, salt=log_key.to_bytes(8)
@@ -133,8 +132,8 @@ def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
     """Return the index tag of a metadata value, or None if the value is not indexed.
 
     The value None is not indexed, because for langgraph a filter for None also matches metadata
-    without the key. A member of an enum is not indexed, because a process that cannot import the
-    enum class reads a different value in place of the member.
+    without the key. Enum members are not indexed, because a process that cannot import the enum
+    class decodes a different value.
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
@@ -156,7 +155,7 @@ def _compute_tag_number(hash_key: bytes, text: str) -> int:
 def compute_metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
     """Return the index tags of a checkpoint's metadata.
 
-    Values that are not indexed do not get a tag.
+    Values that are not indexed get no tag.
     """
     tags = []
     for key, value in metadata.items():
@@ -245,9 +244,9 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     """Decrypt a row of the table `checkpoints`, and return the checkpoint as a `Snapshot`.
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. In the returned
-    snapshot, the log ranges in `transcript` are flat lists of numbers, as they are stored, and the
-    attribute `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` later converts the
-    log ranges to pairs and sets the attribute `ranges`.
+    snapshot, the log ranges in `transcript` still have their stored form, a flat list of numbers,
+    and `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` later converts the log
+    ranges to pairs and fills `ranges`.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -276,10 +275,9 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 
 
 def build_stored_transcripts_by_channel(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the part of a checkpoint's transcript that its row must contain.
+    """Return the transcripts that must be stored in a checkpoint's row.
 
-    If the value of a channel equals the channel's transcript, the transcript is not stored
-    separately.
+    A channel's transcript is left out if it equals the channel's value.
 
     Returns:
         The log key and the flattened ranges of each channel, by channel.
@@ -334,16 +332,16 @@ def decrypt_position_and_item(
 def encrypt_list_entry(
     seal: Seal, thread_id: str, title: Title | None, listed_metadata: tuple[Any, bytes] | None
 ) -> tuple[bytes, bytes | None]:
-    """Encrypt the title and the metadata that lists show for a thread.
+    """Encrypt the title and metadata that are shown for a thread in lists of threads.
 
-    The function also builds the search keys, by which a search can find the thread without
-    decrypting its row.
+    The function also builds the thread's search keys, which allow a search to find the thread
+    without decrypting its row.
 
     Args:
         seal: Encrypts the entry.
         thread_id: The thread.
         title: Its title, or None if the title is unknown.
-        listed_metadata: The metadata that lists show, decoded and encoded; None if it is unknown.
+        listed_metadata: The metadata shown in lists, decoded and encoded; None if it is unknown.
 
     Returns:
         The entry and the search keys. The keys are None if the head must be read to match a search.
@@ -358,11 +356,11 @@ def encrypt_list_entry(
 def decrypt_list_entry(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
-    """Decrypt a list entry, and return the title and the encoded metadata of the thread.
+    """Decrypt a list entry and return the thread's title and encoded metadata.
 
-    If the title or the metadata is missing, None is returned in its place. If the list entry is
-    damaged, no error is raised and `(None, None)` is returned, because the list entry can be
-    rebuilt from the thread's head.
+    A missing title or missing metadata is returned as None. If the list entry is damaged, the
+    result is `(None, None)` instead of an error, because the entry can be rebuilt from the thread's
+    head.
     """
     with suppress(CorruptRecord, TypeError, ValueError):
         if stored is not None:
@@ -374,10 +372,7 @@ def decrypt_list_entry(
 
 
 def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata values of a checkpoint that are shown in lists of threads.
-
-    Internal values are left out.
-    """
+    """Select the checkpoint metadata that is shown in lists of threads."""
     return {
         name: value
         for name, value in metadata.items()
@@ -389,12 +384,12 @@ def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, A
 def build_thread_search_keys(
     seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
 ) -> bytes | None:
-    """Build the keys by which a search can find a thread without decrypting the thread's row.
+    """Build the search keys that allow finding a thread without decrypting its row.
 
-    The search keys consist of the tags of all texts and numbers in the metadata. If the database is
-    not encrypted, the tags are followed by the case-folded thread id and the case-folded title. The
-    search keys of a thread may match a search although the thread itself does not match. After a
-    match of the search keys, the caller must also compare the decrypted row with the search.
+    The search keys contain the tags of all strings and numbers in the metadata. If the database is
+    not encrypted, the case-folded thread id and title are appended. The search keys can match even
+    though the thread itself does not match the search, so the caller must check each match against
+    the decrypted row.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -411,14 +406,14 @@ def build_thread_search_keys(
 
 
 def fold_search_text(text: str) -> bytes:
-    """Case-fold and encode a text in the same way as `build_thread_search_keys`."""
+    """Case-fold and encode a string for comparison with a thread's search keys."""
     return text.casefold().encode(errors="surrogatepass")
 
 
 def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
-    """Yield the tags of all texts and numbers in nested metadata, up to a depth of `_TAG_LEVELS`.
+    """Yield the tags of all strings and numbers in metadata, up to a depth of `_TAG_LEVELS`.
 
-    An element of a list gets the same tag at every index.
+    The tag of a list element does not depend on the element's index.
     """
     if len(path) > _TAG_LEVELS:
         return
@@ -433,7 +428,7 @@ def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator
 
 
 class ClientMetadata(NamedTuple):
-    """The metadata that clients of the server have set for a thread, and data for access control.
+    """Metadata that clients of the server have set for a thread, with data for access control.
 
     Attributes:
         metadata: The metadata that clients have given.
@@ -474,7 +469,7 @@ def decrypt_client_metadata(
 
 
 class LiveRun(NamedTuple):
-    """A run that the server executes, or will execute because the run is pending or delayed.
+    """A run that is running, pending or delayed on the server.
 
     Attributes:
         thread_id: The thread.
