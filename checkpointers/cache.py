@@ -141,8 +141,8 @@ class ChannelLog:
     def has_no_repeats(self, ranges: Ranges) -> bool:
         """Return whether no item occurs more than once in log ranges, after resolving aliases.
 
-        All aliases in `ranges` must be cached. An alias is a log entry that repeats an earlier
-        item.
+        All aliases in `ranges` must be cached. An alias is a log entry that refers to an
+        earlier item.
         """
         originals: set[int] = set()
         for start, stop in ranges:
@@ -198,7 +198,7 @@ class ChannelLog:
     def origin_position(self, position: int) -> int:
         """Resolve an alias to the position of its original item. Return other positions unchanged.
 
-        An alias is a log entry that repeats an earlier item.
+        An alias is a log entry that refers to an earlier item.
         """
         return self.origins.get(position, position) if position >= ALIASES else position
 

@@ -442,10 +442,10 @@ class Maintenance:
     def _find_start_and_newest_checkpoint_ids(
         self, namespace: int, candidates: list[RetentionCandidate], live_run_ids: set[str]
     ) -> Flow[set[str]]:
-        """Return the ids of the checkpoints from which a server can continue live runs.
+        """Return the ids of the checkpoints that the server needs to resume live runs.
 
-        The result contains, for each live run, the newest checkpoint of the run and the checkpoint
-        at which the run started.
+        For each live run, the result contains the run's latest checkpoint and the checkpoint at
+        which the run started.
         """
         newest = dict[Any, str]()
         for checkpoint in candidates:
@@ -460,12 +460,12 @@ class Maintenance:
     def _store_updated_checkpoint_ids(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
-        """Store in the metadata of each updated head the id of the checkpoint that was updated.
+        """Record in a head's metadata which checkpoint a series of state updates was applied to.
 
-        The id is stored only if the head is the newest of several state updates, and the
-        checkpoints of the earlier state updates are deleted. When the checkpoints of earlier state
-        updates are deleted, the parent ids no longer lead from the head to the checkpoint that was
-        updated first. The id of the updated checkpoint is stored under the metadata key `UPDATED`.
+        The checkpoint's id is stored under the metadata key `UPDATED`. The id is stored only if the
+        head is the latest of several state updates and the checkpoints of the earlier updates are
+        deleted, because following the parent ids from the head then no longer leads to the
+        checkpoint that was first updated.
         """
         for head in candidates:
             updated = _find_checkpoint_id_before_updates(candidates, head) if head.is_head else None
@@ -496,7 +496,7 @@ class Maintenance:
         keeps_history: bool = True,
         dry_run: bool = False,
     ) -> Flow[DeletedItems]:
-        """Delete the log items of a thread to which no checkpoint and no pending write refers.
+        """Delete the log items of a thread that no checkpoint or pending write refers to.
 
         Args:
             thread_id: The thread.
@@ -551,7 +551,7 @@ class Maintenance:
     ) -> Flow[DeletedItems]:
         """Delete all log items of a thread except the items in `live_ranges`.
 
-        `live_ranges` maps the key of each log to the log positions that are still referenced.
+        `live_ranges` maps each log's key to the log positions that are still referenced.
         """
         items = freed_bytes = 0
         for log, name, *last_keys in (yield self.sql("thread_logs", thread_key)):
@@ -572,10 +572,10 @@ class Maintenance:
     def _add_original_positions_of_aliases(
         self, thread_id: str, name: str, log: int, live_ranges: Ranges
     ) -> Flow[None]:
-        """Add the positions of the items that aliases repeat to the live ranges of a log.
+        """Mark the items that aliases in the live ranges of a log refer to as live, too.
 
-        An alias is a log entry that repeats an earlier item. The live ranges contain the log
-        positions that are still referenced.
+        An alias is a log entry that refers to an earlier item. The live ranges of a log contain the
+        log positions that are still referenced.
         """
         origin_ranges: Ranges = []
         for start, stop in merge_ranges(live_ranges):
@@ -589,7 +589,7 @@ class Maintenance:
 
 
 def _find_transcripts_of_channels_without_value(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the stored transcripts of the `DeltaChannel`s that have an unknown value."""
+    """Return the stored transcripts of `DeltaChannel`s whose value is unknown."""
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
@@ -599,16 +599,16 @@ def _find_transcripts_of_channels_without_value(snapshot: Snapshot) -> dict[str,
 
 
 def _has_aliases(stored_transcript: Any) -> bool:
-    """Return whether a stored transcript contains aliases, which repeat earlier log items."""
+    """Return whether a stored transcript contains aliases, which refer to earlier log items."""
     return any(start >= ALIASES for start, _ in unflatten_ranges(stored_transcript[1]))
 
 
 def _drop_unreferenced_positions(
     stored_transcript: Any, live_ranges_by_log: Mapping[int, Ranges]
 ) -> list[Any]:
-    """Return a stored transcript without the items that are not in live ranges.
+    """Remove items that are no longer referenced from a stored transcript.
 
-    The ranges in `live_ranges_by_log` contain the log positions that are still referenced.
+    `live_ranges_by_log` contains the log positions that are still referenced.
     """
     log, numbers = stored_transcript
     ranges = unflatten_ranges(numbers)
@@ -626,7 +626,7 @@ def _drop_unreferenced_positions(
 
 
 def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
-    """Add all log positions to which `refs` refers to the live ranges of the logs.
+    """Add all log positions referenced by `refs` to the logs' live ranges.
 
     The live ranges contain the log positions that are still referenced.
     """
@@ -634,13 +634,13 @@ def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) ->
 
 
 def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
-    """Add the ranges in `refs`, which are pairs `(log, numbers)`, to the live ranges of the logs.
+    """Add the ranges in `(log, numbers)` pairs to the logs' live ranges.
 
     The live ranges contain the log positions that are still referenced.
     """
     for log, numbers in refs:
         live_ranges[log] += unflatten_ranges(numbers)
-        # Merge the live ranges whenever there are more than 4,096 ranges, to limit their memory.
+        # Merge the ranges whenever there are more than 4,096 of them, to limit memory use.
         if len(live_ranges[log]) > 4096:
             live_ranges[log] = merge_ranges(live_ranges[log])
 
@@ -648,10 +648,10 @@ def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ran
 def _add_ancestors_needed_for_deltas(
     candidates: list[RetentionCandidate], kept_ids: set[str]
 ) -> set[str]:
-    """Return the ids of kept checkpoints, and of the ancestors that kept checkpoints need.
+    """Return the ids of the kept checkpoints and of all ancestors that they depend on.
 
-    A kept checkpoint needs an ancestor if the value of a `DeltaChannel` is rebuilt from the pending
-    writes of the ancestor.
+    A checkpoint depends on an ancestor if the value of a `DeltaChannel` is rebuilt from the
+    ancestor's pending writes.
     """
     by_id: dict[str | None, RetentionCandidate] = {c.checkpoint_id: c for c in candidates}
     all_kept_ids = set(kept_ids)
@@ -669,10 +669,10 @@ def _add_ancestors_needed_for_deltas(
 def _find_checkpoint_id_before_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
-    """Find the checkpoint to which the first of several successive state updates was applied.
+    """Find the checkpoint that the first in a series of state updates was applied to.
 
-    Each state update names the checkpoint to which it was applied. The search starts at the head
-    and goes back from each update to the checkpoint that it names.
+    Each state update records the id of the checkpoint it was applied to. Starting at the head, the
+    search follows these ids backwards.
 
     Returns:
         The id of the checkpoint, or None if the head is not an update.
@@ -689,7 +689,7 @@ def _find_checkpoint_id_before_updates(
 
 
 def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
-    """Return the ids of all `candidates` except the checkpoints whose row keys are in `keys`."""
+    """Return the ids of all `candidates` except those whose row keys are in `keys`."""
     return {c.checkpoint_id for c in candidates if c.key not in keys}
 
 

@@ -1,10 +1,10 @@
 """Encode messages in the compact form in which they are stored, cached, compared and copied.
 
 The compact form of a message is the msgpack encoding of `[class code, fields]`. Messages are
-encoded and decoded without a Python loop over their fields and without validation. A message is
-encoded in the compact form only if validation would not change the message, because decoding the
-compact form does not validate the fields. The fields of a message in compact form contain only
-plain data. A decoded message equals the one that langgraph's serializer returns, type for type.
+encoded and decoded without a Python loop over their fields and without validation. Decoding the
+compact form does not validate the fields, so a message is encoded in the compact form only if its
+fields contain plain data that validation would not change. A decoded message equals the one that
+langgraph's serializer returns, type for type.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
 
 
 def _has_defaults_in_unknown_fields(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
-    """Return whether all message fields that this module does not know have their default values.
+    """Return whether all message fields that are not listed in `_FIELDS` have their default values.
 
     A newer version of langchain-core may have added fields to a message class.
     """
@@ -146,8 +146,8 @@ def pack_messages_if_all_plain(
 ) -> list[bytes] | None:
     """Return the bytes of each message, or None if one of them is not plain data.
 
-    The returned bytes can be used to compare messages. Before a caller stores the bytes of a
-    message, it must check the message with `is_message_unchanged_by_validation`.
+    The returned bytes can be used to compare messages. To store the bytes of a message, callers
+    must first check the message with `is_message_unchanged_by_validation`.
 
     Args:
         classes: The class of each message, from `CLASSES`.
@@ -199,7 +199,7 @@ def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> 
         ):
             deque(assignment, maxlen=0)
         for i, (_, fields) in enumerate(pairs):
-            # Another version of langchain-core may have stored the message with more or fewer
+            # Validate a message that another version of langchain-core stored with more or fewer
             # fields.
             if fields.keys() != names[classes[i]] and not trusts_fields:
                 messages[i] = classes[i].model_validate(fields)

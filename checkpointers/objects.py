@@ -1,9 +1,8 @@
 """Read and rebuild pydantic models, dataclasses, enums and named tuples by their attributes.
 
 Reading and rebuilding an object never runs code of its class, such as a constructor, `__setattr__`,
-a property, a validator or `_missing_`. Rebuilding an object may run only one kind of code of its
-class, which is the default factory of a field. A default factory is called if the stored data lacks
-the field.
+a property, a validator or `_missing_`. The only exception is that rebuilding an object calls a
+field's default factory if the field is missing from the stored data.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pydantic_core import PydanticUndefined
 
 Kind = Literal["model", "dataclass", "enum", "namedtuple"]
 
-# CPython's type flag `Py_TPFLAGS_HEAPTYPE`, which is set for classes that Python code has created.
+# CPython's type flag `Py_TPFLAGS_HEAPTYPE`, which is set for classes created by Python code.
 _HEAP_TYPE: Final = 1 << 9
 _module_dict: Final[Callable[[Any], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
 _class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__get__
@@ -71,9 +70,9 @@ def class_name(cls: type) -> tuple[str, str]:
 def find_class(module: str, name: str, *, load: bool) -> type | None:
     """Find a class by its module and `__qualname__`; return None if it does not exist.
 
-    `find_class` does not run the code of a module that is already loaded: it does not call the
-    module's `__getattr__` and does not load lazy modules. A parametrised pydantic model such as
-    `Box[int]` is found only if this process has already created the parametrised class.
+    If the module is already loaded, `find_class` runs none of its code. In particular, it neither
+    calls the module's `__getattr__` nor triggers lazy loading. A parametrised pydantic model such
+    as `Box[int]` is found only if this process has already created the parametrised class.
 
     Args:
         module: The name of the module.
@@ -123,12 +122,11 @@ def explain_missing_class(module: str, name: str) -> str:
 def read_instance_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an instance.
 
-    In the returned dict, the fields of the class precede all other attributes, in the order in
-    which the class defines the fields.
+    In the returned dict, the class's fields come first, in definition order.
 
-    Private attributes of models are left out. Values of `functools.cached_property` are left out as
-    well, because they are computed again on access. The attribute `__orig_class__`, which `typing`
-    sets on instances of generic classes, is left out, too.
+    Private attributes of models are left out. Values cached by `functools.cached_property` are left
+    out too, because they are recomputed on access. The attribute `__orig_class__`, which `typing`
+    sets on instances of generic classes, is left out as well.
     """
     cls: Any = type(value)
     kind = find_data_class_kind(cls)
@@ -244,7 +242,7 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
 
 
 def _can_combine_flags_without_class_code(cls: Any) -> bool:
-    """Return whether combining members of a flag enum runs no code that the class defines."""
+    """Return whether members of a flag enum can be combined without running the class's code."""
     own_bases = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return cls._member_type_ in (object, int) and not any(
         hook in _class_dict(base) for base in own_bases for hook in _INSTANCE_HOOKS
@@ -303,8 +301,8 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             attributes[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            # If the field is a slot, the instance needs the default value. If the field is not a
-            # slot, the instance needs no value, because the default is an attribute of the class.
+            # A slot must be set to the default explicitly. For any other field, the default is an
+            # attribute of the class.
             if field.name in slots:
                 attributes[field.name] = field.default
         elif field.init:
@@ -325,7 +323,7 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
 def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
     """Rebuild models and dataclasses in a value that `model_dump()` has converted to plain data.
 
-    The classes of the rebuilt objects are determined by the field's annotation.
+    The field's annotation determines the classes of the rebuilt objects.
     """
     if type(value) not in (dict, list):
         return value

@@ -3,8 +3,7 @@
 The rows are those of the person's threads, runs, crons and webhooks. A thread belongs to the person
 in the `user_id` of its head, or, if the head has no `user_id`, to the thread's `owner`. A run
 belongs to the same person as its thread. A run or cron without a thread belongs to the user on
-whose behalf it was created. If a run or cron does not record on whose behalf it was created, it
-belongs to the user who created it.
+whose behalf it was created or, if that is not recorded, to the user who created it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQu
 from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-_PAGE: Final = 1_000  # Maximum number of runs that one SQL statement reads.
-# A time that is later than the due time of every delayed run, in seconds since 1970.
+# Maximum number of runs that a single SQL statement reads.
+_PAGE: Final = 1_000
+# A time later than any delayed run's due time, in seconds since 1970.
 _END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
 """The prefix of the name of the lock that a server process holds while it lives."""
@@ -82,19 +82,18 @@ class PersonRows:
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
     def _build_query_for_possible_threads(self) -> ThreadQuery:
-        """Build a query that matches all threads of the person, and possibly threads of others."""
+        """Build a query that matches all of the person's threads, and possibly other threads."""
         if self.user.removeprefix("-").isdecimal():
-            # If the name of the user consists of digits, metadata may contain the name as a str or
-            # as an int. The str and the int have different tags in the index, so the query matches
-            # all threads.
+            # Match all threads, because metadata can contain a user name made of digits as a str or
+            # as an int, and these have different tags in the index.
             return ThreadQuery()
         return ThreadQuery(metadata={"owner": self.user})
 
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
 
-        A thread without checkpoints has no metadata in which the person could be named. A thread
-        without checkpoints belongs to the person if one of its runs belongs to the person.
+        A thread without checkpoints has no checkpoint metadata that could name the person, so it
+        belongs to the person if one of its runs does.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -123,7 +122,7 @@ class PersonRows:
     def _matches_person_name(self, value: Any) -> bool:
         """Return whether a metadata value is the person's name.
 
-        A person's name that consists of digits may be stored in metadata as an integer.
+        A name made of digits can be stored in metadata as an integer.
         """
         return type(value) in (str, int) and str(value) == self.user
 
@@ -143,8 +142,7 @@ class PersonRows:
     def list_runs_on_other_threads(self, own_ids: frozenset[str]) -> list[RunRow]:
         """Return the person's runs on other people's threads.
 
-        A run belongs to the person if the person has started the run, or if the run uses the
-        person's memories.
+        A run belongs to the person if the person started it or if it uses the person's memories.
         """
         sent_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
@@ -158,7 +156,7 @@ class PersonRows:
             start += _PAGE
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
-        """List other people's threads in which a checkpoint names the person as the caller."""
+        """List other people's threads that have a checkpoint naming the person as the caller."""
         addresses = self.saver._listing.iter_addresses_and_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
@@ -199,7 +197,7 @@ class PersonRows:
         return assistant_ids
 
     def list_webhook_run_ids(self) -> list[str]:
-        """List the ids of the person's runs that have no thread and an undelivered webhook."""
+        """List the ids of the person's threadless runs whose webhook has not been delivered."""
         run_ids = []
         for run_id, content in self._read_rows("webhooks_without_thread"):
             with suppress(CorruptRecord):
@@ -221,16 +219,15 @@ class PersonRows:
         return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
 
     def _is_own_run(self, run: RunRow) -> bool:
-        """Return whether a run was started by the person or uses the person's memories."""
+        """Return whether the person started a run, or the run uses the person's memories."""
         return self.user in (run.details.get("person"), run.details.get("user"))
 
     @staticmethod
     def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose memories a run uses.
 
-        If the run does not record whose memories it uses, the user who has started the run is
-        returned. None is returned if the run names neither such a person nor a user who has started
-        it.
+        If the run does not record whose memories it uses, the user who started the run is returned.
+        The result is None if the run records neither the person nor the user who started it.
         """
         return run.details.get("person") or run.details.get("user")
 
@@ -252,16 +249,16 @@ class PersonRows:
     def delete_cron(self, cron: CronRow) -> None:
         """Delete a cron.
 
-        The bytes of the deleted cron remain in the database file until the file is scrubbed.
-        Scrubbing a file overwrites all deleted data.
+        The deleted data remains in the database file until the file is scrubbed, which overwrites
+        all deleted data.
         """
         self._delete_row(cron.thread_id or cron.cron_id, "drop_cron", cron.cron_id)
 
     def delete_webhook(self, run_id: str) -> None:
         """Delete the webhook of a run.
 
-        The bytes of the deleted webhook remain in the database file until the file is scrubbed.
-        Scrubbing a file overwrites all deleted data.
+        The deleted data remains in the database file until the file is scrubbed, which overwrites
+        all deleted data.
         """
         self._delete_row(run_id, "drop_webhook", run_id)
 
@@ -295,8 +292,8 @@ class PersonRows:
             return False
         try:
             with self._database.lock(f"{_SERVER_LOCK_PREFIX}{run.owner}", timeout_s=0):
-                # A server process holds this lock until the process ends, so a free lock means that
-                # the process has ended.
+                # A server process holds this lock for its whole lifetime. If the lock is free, the
+                # process has ended.
                 return False
         except AlreadyLocked:
             return True
@@ -308,8 +305,8 @@ class PersonRows:
     def erase_thread(self, thread_id: str) -> ErasureReport:
         """Erase a whole thread.
 
-        The bytes of the erased thread remain in the database file until the file is scrubbed, which
-        means that deleted data is overwritten.
+        The erased data remains in the database file until the file is scrubbed, which overwrites
+        all deleted data.
         """
         maintenance, reader = self.saver._maintenance, self.saver._reader
         return maintenance.delete_and_drop_cached_thread(

@@ -864,7 +864,8 @@ def _are_elements_stored_separately(value: Any) -> bool:
     """Return whether the elements of a value are stored as separate log items.
 
     Elements of lists and dicts are usually stored separately. A list of numbers, such as an
-    embedding, is stored as a single value. So is a dict whose keys msgpack cannot encode.
+    embedding, is stored as a single value. A dict is stored as a single value if msgpack cannot
+    encode its keys.
     """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])

@@ -1,7 +1,7 @@
 """Read checkpoints, pending writes and log items.
 
-A flow is a generator that yields SQL statements and receives their rows. All statements of one flow
-read the same snapshot of the database.
+A flow is a generator that yields SQL statements and receives their rows. All statements of a flow
+read from the same database snapshot.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
 
-ITEMS_PAGE_SIZE: Final = 1024  # Maximum number of log items that one SQL statement reads.
-# Number of keys that a process reserves in advance, in addition to the keys that it needs now.
+# Maximum number of log items that a single SQL statement reads.
+ITEMS_PAGE_SIZE: Final = 1024
+# Number of additional keys that a process reserves in advance, so that it rarely needs to reserve
+# keys.
 _KEY_BLOCK_SIZE: Final = 256
 
 
@@ -159,7 +161,7 @@ class CheckpointReader:
     def read_rows_and_check_cache(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
-        """Execute a statement, and check whether the cached data of the thread is still valid.
+        """Execute a statement, and check whether the thread's cached data is still valid.
 
         The cached data is not valid if the database does not contain the newest cached checkpoint,
         for example after a failover that has lost commits.
@@ -177,10 +179,10 @@ class CheckpointReader:
     def _find_cached_thread(
         self, thread_id: str, key_generation_and_removal: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
-        """Return the cached thread if it has this key, generation and newest removal number.
+        """Return the cached thread if it is valid, or else a new `Thread`.
 
-        If the cached thread has a different key, generation or newest removal number, or if the
-        cache is not valid, a new `Thread` object without data is returned.
+        The cached thread is valid if `is_cache_valid` is True and the thread has the given key,
+        generation and latest removal number. A new `Thread` contains no data.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -189,7 +191,7 @@ class CheckpointReader:
         )
 
     def verify_checkpoint_missing(self, address: Address) -> Flow[None]:
-        """Check the indexes for damage after a search has found no checkpoint at an address.
+        """Check for damaged indexes after a search found no checkpoint at an address.
 
         Raises:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
@@ -200,7 +202,7 @@ class CheckpointReader:
                 raise build_damaged_index_error(entry)
 
     def check_row_count(self, row_count: int, start_key: int, stop_key: int) -> Flow[None]:
-        """Check that the table and its index of ids contain equally many rows in a key range.
+        """Check that the table and its index on ids have the same number of rows in a key range.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -216,7 +218,7 @@ class CheckpointReader:
     ) -> Flow[CheckpointTuple | None]:
         """Read the checkpoint that an address names, with all its values and pending writes.
 
-        The returned values are new objects, so the caller may change them.
+        The returned values are new objects, which the caller can modify freely.
 
         Args:
             address: The address.
@@ -224,8 +226,8 @@ class CheckpointReader:
         """
         cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
-            # The request reads the pending writes of the cached head first, and then the current
-            # head. If the current head is still the cached head, the pending writes belong to the
+            # Read the cached head's pending writes first and the current head second. If the
+            # current head turns out to be the cached one, the pending writes are those of the
             # current head.
             rows, heads = yield LastRequest(
                 [
@@ -245,9 +247,9 @@ class CheckpointReader:
                 *state,
                 cached.snapshot.checkpoint_id,
             ):
-                # If another process deletes items of a pending write between two requests,
-                # `_build_tuple` raises CorruptRecord. The error is suppressed, and the code after
-                # this block reads everything again.
+                # `_build_tuple` raises CorruptRecord if another process has deleted items of a
+                # pending write since the previous request. In this case, ignore the error and read
+                # everything again below.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -255,9 +257,9 @@ class CheckpointReader:
             and address.checkpoint_id is None
             and self.cache.get_thread(address.thread_id) is None
         ):
-            # If another process deletes the thread between the two requests, CorruptRecord is
-            # raised. The error is suppressed, and the code after this block reads the thread again,
-            # in one request.
+            # CorruptRecord is raised if another process deletes the thread between the two
+            # requests. In this case, ignore the error and read the thread again below, in a single
+            # request.
             with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of_checkpoint(
@@ -288,8 +290,8 @@ class CheckpointReader:
     def build_tuple_from_cache(self, address: Address, epoch: object) -> CheckpointTuple | None:
         """Return the head from the cache, or None if the head must be read from the database.
 
-        The head is returned from the cache only if this process has stored the head, no other write
-        to the database has followed, and all items of the head are cached.
+        The head is returned only if this process stored it, nothing has been written to the
+        database since, and all of its items are cached.
 
         Args:
             address: The address.
@@ -313,8 +315,7 @@ class CheckpointReader:
         except StopIteration as stop:
             self.cache.mark_thread_used(address.thread_id)
             return cast(CheckpointTuple, stop.value)
-        # The checkpoint cannot be built from the cache alone, because an item of a pending write is
-        # not cached.
+        # Return None, because an item of one of the pending writes is not cached.
         flow.close()
         return None
 
@@ -330,7 +331,7 @@ class CheckpointReader:
         )
 
     def _find_cached_head(self, address: Address) -> StoredCheckpoint | None:
-        """Return the cached head of a namespace, or None if the cache lacks one of its items."""
+        """Return a namespace's cached head, or None if any of the head's items is not cached."""
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or address.checkpoint_id is not None:
@@ -433,10 +434,9 @@ class CheckpointReader:
         )
 
     def read_referenced_value(self, thread_id: str, ref: Any) -> Flow[Any]:
-        """Read the value to which a stored reference refers.
+        """Read the value that a stored reference refers to.
 
-        If the value consists of log items, only the items that are not cached are read from the
-        database.
+        Of the log items in the value, only those that are not cached are read from the database.
         """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
@@ -471,7 +471,7 @@ class CheckpointReader:
     def decrypt_and_resolve_row(
         self, thread_id: str, checkpoint_ns: str, row: Row
     ) -> Flow[Snapshot]:
-        """Decrypt the row of a checkpoint, and decode the log ranges of its values."""
+        """Decrypt a checkpoint's row and decode the log ranges of its values."""
         snapshot = self.decrypt_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
@@ -484,17 +484,18 @@ class CheckpointReader:
     def decrypt_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
-        The log ranges in the returned snapshot are flat lists of numbers, as they are stored.
-        `unflatten_ranges_in_snapshot` converts the flat lists to pairs of start and stop.
+        The log ranges in the returned snapshot still have their stored form, a flat list of
+        numbers. `unflatten_ranges_in_snapshot` converts the flat lists to `(start, stop)` pairs.
         """
         return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
     def read_namespace_checkpoints(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
-        """Read all checkpoints of a namespace, newest first, with their rows.
+        """Read all checkpoints of a namespace and their rows, newest first.
 
-        The log ranges in the returned snapshots are flat lists of numbers, as they are stored.
+        The log ranges in the returned snapshots still have their stored form, a flat list of
+        numbers.
         """
         rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
         yield from self.check_row_count(len(rows), *key_range(namespace_key))
@@ -506,9 +507,9 @@ class CheckpointReader:
         return metadata
 
     def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
-        """Store the metadata of a thread's head in the entry that lists of threads show.
+        """Store the metadata of a thread's head in the thread's list entry.
 
-        The title of the thread in the list entry is not changed.
+        The list entry keeps its title.
 
         Args:
             thread_id: The thread.
@@ -527,10 +528,10 @@ class CheckpointReader:
             )
 
     def read_activity_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """Return the time at which a checkpoint was created or stored.
+        """Return the time of a checkpoint, in seconds since 1970.
 
-        The result is the time in the checkpoint's `ts`, or the time at which the checkpoint was
-        stored, whichever is earlier. The result is in seconds since 1970.
+        The result is the earlier of the checkpoint's `ts` and the time at which the checkpoint was
+        stored.
         """
         ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
@@ -555,11 +556,11 @@ class CheckpointReader:
     def unflatten_ranges_in_snapshot(
         self, thread_id: str, thread: Thread, snapshot: Snapshot
     ) -> Flow[None]:
-        """Decode the log ranges of a snapshot, and set the transcripts of all its channels.
+        """Decode the log ranges of a snapshot and set the transcripts of all its channels.
 
-        The snapshot must be the result of `decrypt_row`. A transcript contains each item only once.
-        An alias is a log entry that repeats an earlier item. If a value contains aliases, the
-        aliases are loaded, to find items that occur more than once.
+        The snapshot must come from `decrypt_row`. A transcript contains each item only once. If a
+        value contains aliases, which are log entries that refer to earlier items, the aliases are
+        loaded to find repeated items.
         """
         stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
@@ -577,7 +578,7 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_log_items_into_cache(thread_id, thread, key, aliases)
-                # Check the common case first, in which no item occurs twice in the value.
+                # Check for the common case first, in which no item occurs twice in the value.
                 if log.has_no_repeats(ranges):
                     continue
                 origin = log.origin_position
@@ -587,10 +588,10 @@ class CheckpointReader:
     def allocate_keys(self, count: int) -> Flow[list[int]]:
         """Return at least `count` new keys for threads, namespaces and logs, in descending order.
 
-        If this process has fewer than `count` reserved keys, a block of new keys is reserved in the
-        database. More than `count` keys are reserved at once. After the transaction is committed,
-        the keys that it has not used are passed to `KeyBlock.replace_keys`. A transaction must
-        allocate keys before it writes anything else, so that two transactions cannot deadlock.
+        If this process has fewer than `count` reserved keys, it reserves a block of new keys in the
+        database. A block has more than `count` keys, so that most calls need no database access.
+        After the commit, the unused keys must be passed to `KeyBlock.replace_keys`. A transaction
+        must allocate keys before it writes anything else, so that two transactions cannot deadlock.
         """
         keys = self.cache.keys.take_keys(count)
         if keys is None:
@@ -628,18 +629,18 @@ class CheckpointReader:
         return [write for _, write in writes]
 
     def _skip_rows_of_other_checkpoints(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """Yield the rows from the statement `checkpoint_writes` that belong to the checkpoint.
+        """Yield the rows of the `checkpoint_writes` statement that belong to the checkpoint.
 
-        On SQLite, the statement `checkpoint_writes` returns the rows of the checkpoint, and also
-        neighbouring rows, which are directly before and after the checkpoint's rows in the index.
-        The neighbouring rows normally belong to other checkpoints. The neighbouring rows are
-        decrypted as well, because decryption detects a row that belongs to this checkpoint but has
-        a damaged key.
+        On SQLite, `checkpoint_writes` also returns the rows directly before and after the
+        checkpoint's own rows in the index. These neighbouring rows normally belong to other
+        checkpoints. The neighbouring rows are decrypted too, to detect rows that belong to this
+        checkpoint but have a damaged key.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
                 yield tuple(row)
-            else:  # Decrypting the row raises CorruptRecord if the index key of the row is damaged.
+            else:
+                # Decryption raises CorruptRecord if the row's index key is damaged.
                 decrypt_writes(self.seal, owner_id, checkpoint_ns, tuple(row))
 
     def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
@@ -676,7 +677,7 @@ class CheckpointReader:
     def read_items_page(
         self, thread_id: str, channel: str, log_key: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Read one page of items and aliases in a log range, as pairs of log position and content.
+        """Read one page of a log range, as `(position, content)` pairs of items and aliases.
 
         One call reads at most `ITEMS_PAGE_SIZE` items.
         """
@@ -686,7 +687,7 @@ class CheckpointReader:
     def read_item_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
         """Return the time at which each item in these ranges of a log was first stored.
 
-        The returned dict maps the log position of each item to the time in seconds since 1970.
+        The returned dict maps each item's log position to the item's time, in seconds since 1970.
         """
         statements = [self.sql("item_times", *key_range(log_key, *pair)) for pair in ranges]
         answers = (yield statements) if statements else []
@@ -695,7 +696,7 @@ class CheckpointReader:
     def load_log_items_into_cache(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
-        """Load the items in `ranges` into the cached part of a log, and return the cached log."""
+        """Load the items in `ranges` into a cached log, and return the log."""
         log = thread.logs.get(log_key)
         if log is None:
             rows = yield self.sql("find_log_channel", log_key)
@@ -729,10 +730,10 @@ class CheckpointReader:
     def read_positions_with_aliases_resolved(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[list[int]]:
-        """Return the log positions of the items in `ranges`, and replace aliases by originals.
+        """Return the log positions of the items in `ranges`, with aliases resolved.
 
-        An alias is a log entry that repeats an earlier item. For an alias, the position of the item
-        that the alias repeats is returned.
+        An alias is a log entry that refers to an earlier item. For an alias, the position of that
+        earlier item is returned.
         """
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
@@ -743,7 +744,7 @@ class CheckpointReader:
     def load_items_by_hash(
         self, thread_id: str, thread: Thread, hashes: Sequence[int]
     ) -> Flow[None]:
-        """Load the stored items with the given content hashes into the cached logs of a thread."""
+        """Load the stored items with the given content hashes into a thread's cached logs."""
         if not hashes:
             return
         for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
@@ -755,16 +756,16 @@ class CheckpointReader:
     def _read_item_bodies(
         self, thread_id: str, log: ChannelLog, ranges: list[Range]
     ) -> Flow[list[bytes]]:
-        """Read the contents of all log positions in `ranges`, in order.
+        """Read the log entries at all positions in `ranges`, in order.
 
-        The content of a log position is an item or an alias.
+        Each log entry is either an item or an alias for an earlier item.
         """
         statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
         answers = yield statements
         contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            # Compare the number of rows with the length of the range first. The range may be
-            # damaged and so long that a list of its positions would need too much memory.
+            # Compare the number of rows with the length of the range before listing the range's
+            # positions, because a damaged range can be too long to list in memory.
             are_all = len(rows) == stop - start
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
@@ -782,8 +783,8 @@ class CheckpointReader:
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Read the last stored value of each `DeltaChannel` and the writes after this value.
 
-        The ancestors of the checkpoint are read one after the other, until a snapshot of each
-        channel is found. The returned dict has the form that langgraph defines for
+        The checkpoint's ancestors are read one by one, until a snapshot of each channel is found.
+        The returned dict has the form that LangGraph defines for
         `BaseCheckpointSaver.get_delta_channel_history`.
         """
         histories: dict[str, DeltaChannelHistory] = {

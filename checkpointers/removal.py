@@ -44,9 +44,9 @@ REMOVED: Final = object()
 _MIN_QUOTATION_CHARS: Final = 16
 """The length in characters from which a text is recognised as a quotation. Shorter texts occur in
 many messages by chance."""
-# Fields of a tool message that connect the tool message with its tool call.
+# Fields that link a tool message to its tool call.
 _RESULT_FIELDS: Final = {"tool_call_id", "name"}
-# Keys under which content blocks of messages contain text.
+# Keys of message content blocks whose values are text.
 _TEXT_KEYS: Final = ("text", "thinking", "reasoning")
 _TEXT_ATTRIBUTES: Final = {
     "says": "_contents",
@@ -64,8 +64,8 @@ _PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}
 class ValueContext(NamedTuple):
     """Describes where a value occurs.
 
-    A `ValueContext` determines which parts of a value are treated as messages, and which parts as
-    quotations of messages.
+    The context of a value determines which of its parts are treated as messages and which are
+    treated as quotations of messages.
 
     Attributes:
         is_input: Whether the value is an input of a reducer, which has yet to assign ids to
