@@ -139,7 +139,7 @@ def parse_whole_part_of_version(version: Any) -> int | None:
 
 
 def build_first_version_of_epoch(example_version: Any, epoch: int) -> Any:
-    """Return the lowest channel version of an epoch, in the same format as `example_version`.
+    """Return the lowest channel version in a merge epoch, formatted like `example_version`.
 
     >>> [build_first_version_of_epoch(version, 1) for version in (7, "007.25")]
     [4294967296, '4294967296.25']
