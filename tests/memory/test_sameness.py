@@ -1,4 +1,4 @@
-"""Sameness: what two texts may differ in and still say the same, and what they may not."""
+"""Comparison of texts: which differences are ignored, and which keep two texts apart."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ SENTENCES = st.lists(WORDS, max_size=8).map(" ".join)
         ("Ann likes tea - and milk", "Ann likes tea, and milk"),
     ],
 )
-def test_capitals_punctuation_and_spaces_make_no_difference(a: str, b: str) -> None:
-    """Texts that differ in these only are the same, and have the same digest."""
+def test_case_punctuation_and_spaces_are_ignored(a: str, b: str) -> None:
+    """Such texts are equal and have the same hash."""
     assert is_same_normalized_text(a, b)
     assert hash_normal_form(a) == hash_normal_form(b)
     assert is_text_stating_same_fact(a, b)
@@ -83,8 +83,8 @@ def test_capitals_punctuation_and_spaces_make_no_difference(a: str, b: str) -> N
         ("nice 👎", "nice"),
     ],
 )
-def test_signs_that_mean_something_make_one(a: str, b: str) -> None:
-    """A decimal point, a minus, a sign of a name, a thumb."""
+def test_meaningful_signs_keep_texts_apart(a: str, b: str) -> None:
+    """Examples are a decimal point, a minus, a sign in a name, and an emoji."""
     assert not is_same_normalized_text(f"It is {a}", f"It is {b}")
     assert hash_normal_form(f"It is {a}") != hash_normal_form(f"It is {b}")
     assert not is_text_stating_same_fact(f"It is {a}", f"It is {b}")
@@ -99,8 +99,8 @@ def test_signs_that_mean_something_make_one(a: str, b: str) -> None:
         ("On Mondays Ben plays tennis", "Ben plays tennis on Mondays"),
     ],
 )
-def test_near_words_and_moved_ones_make_no_difference(a: str, b: str) -> None:
-    """In both directions; such texts are not the same letter for letter."""
+def test_synonyms_and_reordered_words_state_same_fact(a: str, b: str) -> None:
+    """The comparison is symmetric. The normalized texts differ."""
     assert is_text_stating_same_fact(a, b)
     assert is_text_stating_same_fact(b, a)
     assert not is_same_normalized_text(a, b)
@@ -143,44 +143,41 @@ def test_near_words_and_moved_ones_make_no_difference(a: str, b: str) -> None:
         ("tea", "tea ❌"),
     ],
 )
-def test_what_carries_meaning_keeps_texts_apart(a: str, b: str) -> None:
-    """Negations, numbers, dates, names, tenses, directions, who does what to whom."""
+def test_negations_numbers_names_and_tenses_keep_texts_apart(a: str, b: str) -> None:
+    """Dates, directions, subjects and objects keep texts apart too."""
     assert not is_text_stating_same_fact(a, b)
     assert not is_text_stating_same_fact(b, a)
 
 
-def test_one_more_word_is_news_in_a_long_text_too() -> None:
-    """A text that says something more is no duplicate, however much it repeats."""
+def test_additional_words_keep_long_texts_apart() -> None:
     long = "She has told me at length about the garden behind the old house by the river where " * 3
 
     assert not is_text_stating_same_fact(long, f"{long} roses grow")
 
 
-def test_a_text_of_marks_alone_is_gone_over_once() -> None:
-    """Marks on a letter are put in order, which of a megabyte of them would take an hour."""
+def test_long_run_of_combining_marks_is_compared_in_linear_time() -> None:
+    """Sorting a megabyte of combining marks would take an hour."""
     text = "a" + "\u0301\u0316" * (1 << 19)
 
     assert is_same_normalized_text(text, text)
 
 
 @given(SENTENCES, SENTENCES)
-def test_equivalence_is_symmetric(a: str, b: str) -> None:
-    """Whatever two texts are; what is the same is equivalent, and has the same digest."""
+def test_comparison_is_symmetric_and_agrees_with_hash(a: str, b: str) -> None:
     assert is_text_stating_same_fact(a, b) == is_text_stating_same_fact(b, a)
     assert is_text_stating_same_fact(a, b) or not is_same_normalized_text(a, b)
     assert is_same_normalized_text(a, b) == (hash_normal_form(a) == hash_normal_form(b))
 
 
 @given(st.text())
-def test_any_text_has_a_digest_and_is_the_same_as_itself(text: str) -> None:
-    """No text breaks it; upper case and lower case of English are one."""
+def test_any_text_equals_itself_and_has_hash(text: str) -> None:
     assert is_same_normalized_text(text, text)
     assert is_text_stating_same_fact(text, text)
     assert len(hash_normal_form(text)) == 32
 
 
-def test_digests_stay_what_they_are() -> None:
-    """Tombstones and previous texts are stored under them."""
+def test_hashes_of_normal_form_never_change() -> None:
+    """Tombstones and previous texts are stored under these hashes."""
     digests = {
         "Ann likes tea.": "d4ca60b91dce5d2cebfd3e515def85bb",
         "  ann   LIKES tea!": "d4ca60b91dce5d2cebfd3e515def85bb",
@@ -191,16 +188,21 @@ def test_digests_stay_what_they_are() -> None:
     assert {text: hash_normal_form(text) for text in digests} == digests
 
 
-def test_changes_are_kept_apart() -> None:
-    """The measured floor: nine of ten of each kind of change; paraphrases are found seldom."""
-    found: dict[str, list[bool]] = {}
+def test_benchmark_changes_are_kept_apart_and_paraphrases_found() -> None:
+    """At most one in ten changes of each kind is merged.
+
+    At least one in ten paraphrases is found.
+    """
+    results_by_kind: dict[str, list[bool]] = {}
     for line in PAIRS.read_text("utf-8").splitlines():
         pair = json.loads(line)
-        found.setdefault(pair["kind"], []).append(is_text_stating_same_fact(pair["a"], pair["b"]))
-    paraphrases = found.pop("paraphrase")
+        results_by_kind.setdefault(pair["kind"], []).append(
+            is_text_stating_same_fact(pair["a"], pair["b"])
+        )
+    paraphrases = results_by_kind.pop("paraphrase")
 
     assert len(paraphrases) >= 100
-    assert sum(map(len, found.values())) >= 150
-    for kind, merged in found.items():
+    assert sum(map(len, results_by_kind.values())) >= 150
+    for kind, merged in results_by_kind.items():
         assert sum(merged) <= 0.1 * len(merged), kind
     assert sum(paraphrases) >= 0.1 * len(paraphrases)

@@ -1,4 +1,4 @@
-"""Spring AI's chat memory: the classes of its page, written with the same names in Python."""
+"""Spring AI's chat memory: the classes of its documentation with the same names in Python."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ from tests.openai_server import Answer, Failure, OpenAIServer
 
 
 class CustomChatMemoryRepository:
-    """ "Custom repository implementation", line by line, over a table.
+    """The documentation's "Custom repository implementation", line by line, over a table.
 
-    As on the page, `load` takes a number and gives the newest first; `ordered` mends that.
+    As there, `load` takes a number and returns the newest message first. With `ordered=True` it
+    returns the oldest first.
     """
 
     def __init__(self, ordered: bool = False) -> None:
@@ -82,7 +83,7 @@ class CustomChatMemoryRepository:
         self.table.execute(delete, (conversation_id,))
 
     def call_id(self, message: BaseMessage) -> str | None:
-        """Spring's page leaves tools out."""
+        """Return the id of the tool call of a message. Spring's page leaves tool calls out."""
         if isinstance(message, ToolMessage):
             return message.tool_call_id
         return message.tool_calls[0]["id"] if getattr(message, "tool_calls", ()) else None  # type: ignore[attr-defined]
@@ -92,7 +93,7 @@ class CustomChatMemoryRepository:
             case "human":
                 return HumanMessage(content)
             case "ai":
-                return call(call_id) if call_id else AIMessage(content)
+                return make_tool_call(call_id) if call_id else AIMessage(content)
             case "tool":
                 return ToolMessage(content, tool_call_id=str(call_id))
             case "system":
@@ -114,91 +115,98 @@ def repository(request: pytest.FixtureRequest, file_saver: SQLiteCheckpointer) -
     return CustomChatMemoryRepository(ordered=request.param == "ordered")
 
 
-def kinds(texts: list[str]) -> list[list[float]]:
-    """Stands in for an embedder: which of three words a text has."""
+def embed_by_keywords(texts: list[str]) -> list[list[float]]:
+    """Return a vector for each text that says which of three words it contains."""
     return [[float(word in text) for word in ("canoe", "tea", "oboe")] + [0.01] for text in texts]
 
 
-INDEX: Any = {"dims": 4, "embed": kinds}
+INDEX: Any = {"dims": 4, "embed": embed_by_keywords}
 
 
-def of(conversation: str) -> Any:
+def make_config(conversation: str) -> Any:
     return {"configurable": {"conversation_id": conversation}}
 
 
-def texts(messages: Sequence[BaseMessage]) -> list[str]:
+def message_texts(messages: Sequence[BaseMessage]) -> list[str]:
     return [message.text for message in messages]
 
 
-def call(id: str) -> AIMessage:
+def make_tool_call(id: str) -> AIMessage:
     return AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": id, "type": "tool_call"}])
 
 
 # -- the memory and its repositories
 
 
-def test_add_get_and_clear(repository: Any) -> None:
-    """A message or several, by conversation; the newest of them, oldest first."""
+def test_memory_adds_gets_and_clears_messages_per_conversation(repository: Any) -> None:
+    """`get` returns the newest messages, oldest first."""
     memory = MessageChatMemory(repository, 10)
     memory.add("c", HumanMessage("a"))
     memory.add("c", [AIMessage("b"), HumanMessage("c"), AIMessage("d")])
     memory.add("other", HumanMessage("x"))
 
-    assert texts(memory.get("c", 10)) == texts(memory.get("c")) == ["a", "b", "c", "d"]
-    assert texts(memory.get("c", 3)) == ["c", "d"]  # as Spring AI, from the user's message on
-    assert sorted(texts(repository.load("c", 2))) == ["c", "d"]
+    assert (
+        message_texts(memory.get("c", 10)) == message_texts(memory.get("c")) == ["a", "b", "c", "d"]
+    )
+    assert message_texts(memory.get("c", 3)) == [
+        "c",
+        "d",
+    ]  # as Spring AI, from the user's message on
+    assert sorted(message_texts(repository.load("c", 2))) == ["c", "d"]
     memory.clear("c")
     assert memory.get("c") == []
-    assert texts(memory.get("other")) == ["x"]
+    assert message_texts(memory.get("other")) == ["x"]
 
 
-def test_the_window_has_a_size(repository: Any) -> None:
-    """Calls go with their results; the system message, say a summary, stays; get asks for less."""
+def test_window_evicts_oldest_messages_but_keeps_system_message(repository: Any) -> None:
+    """Tool calls are evicted together with their results. `get` may ask for fewer messages."""
     memory = MessageChatMemory(repository, 4)
-    memory.add("c", [SystemMessage("s"), HumanMessage("q"), call("1")])
+    memory.add("c", [SystemMessage("s"), HumanMessage("q"), make_tool_call("1")])
     memory.add("c", ToolMessage("found", tool_call_id="1"))
-    assert texts(memory.get("c")) == ["s", "q", "", "found"]
+    assert message_texts(memory.get("c")) == ["s", "q", "", "found"]
     memory.add("c", AIMessage("so"))
-    assert texts(memory.get("c")) == ["s"]  # the question no longer fits
+    assert message_texts(memory.get("c")) == ["s"]  # the question no longer fits
     memory.add("c", HumanMessage("r"))
-    assert texts(memory.get("c")) == ["s", "r"]
+    assert message_texts(memory.get("c")) == ["s", "r"]
     memory.add("c", SystemMessage("t"))
 
-    assert texts(memory.get("c")) == ["r", "t"]
-    assert texts(memory.get("c", 2)) == ["r", "t"]
+    assert message_texts(memory.get("c")) == ["r", "t"]
+    assert message_texts(memory.get("c", 2)) == ["r", "t"]
 
 
 @given(st.lists(st.sampled_from("hac"), max_size=12), st.integers(1, 6), st.integers(1, 6))
-def test_a_window_begins_with_the_user(said: list[str], size: int, last_n: int) -> None:
-    """If there is a message of the user left; without a window a greeting is shown, too."""
+def test_window_begins_with_user_message_if_one_is_left(
+    kinds: list[str], size: int, last_n: int
+) -> None:
+    """Without a window, a greeting of the assistant comes first."""
     memory = MessageChatMemory(max_size=size)
-    for n, kind in enumerate(said):
+    for n, kind in enumerate(kinds):
         if kind == "c":
-            memory.add("c", [call(str(n)), ToolMessage("found", tool_call_id=str(n))])
+            memory.add("c", [make_tool_call(str(n)), ToolMessage("found", tool_call_id=str(n))])
         else:
             memory.add("c", HumanMessage(f"{n}") if kind == "h" else AIMessage(f"{n}"))
     shown = memory.get("c", last_n)
-    human = [m for m in shown if isinstance(m, HumanMessage)]
-    newest = [n for n, kind in enumerate(said) if kind == "h"][-1:]
-    after = [2 if kind == "c" else 1 for kind in said[newest[0] + 1 :]] if newest else [99]
+    user_messages = [m for m in shown if isinstance(m, HumanMessage)]
+    newest = [n for n, kind in enumerate(kinds) if kind == "h"][-1:]
+    sizes_after = [2 if kind == "c" else 1 for kind in kinds[newest[0] + 1 :]] if newest else [99]
 
     assert len(shown) <= min(size, last_n)
-    assert shown[:1] == human[:1] or not human
-    assert human or 1 + sum(after) > min(size, last_n)
+    assert shown[:1] == user_messages[:1] or not user_messages
+    assert user_messages or 1 + sum(sizes_after) > min(size, last_n)
     memory = InMemoryChatMemoryRepository()
     memory.add("c", [AIMessage("How can I help?"), HumanMessage("hi")])
     assert len(memory.get("c")) == 2
 
 
-def test_what_leaves_the_window_stays_in_history(file_saver: SQLiteCheckpointer) -> None:
-    """And a graph with the same checkpointer goes on with the conversation."""
+def test_evicted_messages_stay_in_thread_history(file_saver: SQLiteCheckpointer) -> None:
+    """A graph with the same checkpointer continues the conversation."""
     memory = MessageChatMemory(CheckpointerChatMemoryRepository(file_saver, keep_history=True), 2)
     for n in range(4):
         memory.add("c", HumanMessage(f"canoe {n}"))
-    asked: Any = {"messages": [HumanMessage("which canoe?")]}
-    out = chat_graph(checkpointer=file_saver).invoke(asked, {"configurable": {"thread_id": "c"}})
+    input: Any = {"messages": [HumanMessage("which canoe?")]}
+    out = chat_graph(checkpointer=file_saver).invoke(input, {"configurable": {"thread_id": "c"}})
 
-    assert texts(out["messages"])[:-1] == ["canoe 2", "canoe 3", "which canoe?"]
+    assert message_texts(out["messages"])[:-1] == ["canoe 2", "canoe 3", "which canoe?"]
     assert [i.value.text for i in file_saver.history("c")][:4] == [f"canoe {n}" for n in range(4)]
     memory.clear("c")
     assert memory.get("c") == []
@@ -207,8 +215,10 @@ def test_what_leaves_the_window_stays_in_history(file_saver: SQLiteCheckpointer)
     assert file_saver.threads() == []
 
 
-def test_old_conversations_are_cleaned_up(file_saver: SQLiteCheckpointer) -> None:
-    """ "Memory cleanup service": threads say when they were last written to."""
+def test_old_conversations_can_be_deleted_by_time_of_last_write(
+    file_saver: SQLiteCheckpointer,
+) -> None:
+    """This is the documentation's "Memory cleanup service"."""
     repository = CheckpointerChatMemoryRepository(file_saver)
     repository.save("old", [HumanMessage("hi")])
     cutoff = datetime.now(UTC) + timedelta(days=1)
@@ -219,34 +229,34 @@ def test_old_conversations_are_cleaned_up(file_saver: SQLiteCheckpointer) -> Non
     assert file_saver.threads() == []
 
 
-# -- the services of the page, by hand over the memory
+# -- the services of Spring's documentation
 
 
-def test_a_repository_as_the_memory() -> None:
-    """The page's first example: `chatMemory = new InMemoryChatMemoryRepository()`."""
+def test_in_memory_repository_works_as_chat_memory() -> None:
+    """The documentation begins with `chatMemory = new InMemoryChatMemoryRepository()`."""
     memory = InMemoryChatMemoryRepository()
     memory.add("c", HumanMessage("a"))
-    memory.add("c", [call("1"), HumanMessage("b"), AIMessage("c")])
+    memory.add("c", [make_tool_call("1"), HumanMessage("b"), AIMessage("c")])
     memory.add("other", SystemMessage("be brief"))
     memory.add("other", [SystemMessage("be kind"), HumanMessage("x"), HumanMessage("y")])
 
-    said = ["a", "", NO_RESULT, "b", "c"]
-    assert texts(memory.get("c")) == texts(memory.get("c", 10)) == said
-    assert texts(memory.get("c", 2)) == ["b", "c"]
-    assert texts(memory.get("other", 2)) == ["be kind", "y"]
+    expected_texts = ["a", "", NO_RESULT, "b", "c"]
+    assert message_texts(memory.get("c")) == message_texts(memory.get("c", 10)) == expected_texts
+    assert message_texts(memory.get("c", 2)) == ["b", "c"]
+    assert message_texts(memory.get("other", 2)) == ["be kind", "y"]
     with pytest.raises(ConfigurationError, match="last_n is 0"):
         memory.get("c", 0)
     memory.clear("c")
     assert memory.get("c") == []
-    assert texts(memory.get("other", 1)) == ["be kind"]
+    assert message_texts(memory.get("other", 1)) == ["be kind"]
 
 
-def test_simple_chat_service(repository: Any) -> None:
-    """The memory is filled by hand."""
+def test_simple_chat_service_of_spring_docs_works(repository: Any) -> None:
+    """The memory is filled explicitly."""
     memory = MessageChatMemory(repository, 20)
     with OpenAIServer(["hello Ann", "you are Ann"]) as server:
-        for said in ("I am Ann", "Who am I?"):
-            memory.add("c", HumanMessage(said))
+        for text in ("I am Ann", "Who am I?"):
+            memory.add("c", HumanMessage(text))
             memory.add("c", AIMessage(make_client(server).invoke(memory.get("c", 10)).text))
 
     assert server.shown() == [
@@ -254,45 +264,48 @@ def test_simple_chat_service(repository: Any) -> None:
         ("assistant", "hello Ann"),
         ("user", "Who am I?"),
     ]
-    assert texts(memory.get("c"))[-1] == "you are Ann"
+    assert message_texts(memory.get("c"))[-1] == "you are Ann"
 
 
-def test_summarizing_chat_service(repository: Any) -> None:
+def test_summarizing_chat_service_of_spring_docs_works(repository: Any) -> None:
     """The older half becomes a system message, which no window evicts."""
     memory = MessageChatMemory(repository, 20)
     memory.add("c", [HumanMessage(f"m{n}") for n in range(6)])
     everything = memory.get("c", 1000)
     old, recent = everything[:3], everything[3:]
     with OpenAIServer(["six ems"]) as server:
-        told = "\n".join(f"{m.type}: {m.text}" for m in old)
-        summary = make_client(server).invoke(f"Please summarize:\n{told}").text
+        transcript = "\n".join(f"{m.type}: {m.text}" for m in old)
+        summary = make_client(server).invoke(f"Please summarize:\n{transcript}").text
     memory.clear("c")
     memory.add("c", SystemMessage(f"Previous conversation summary: {summary}"))
     for message in recent:
         memory.add("c", message)
 
-    assert texts(memory.get("c", 3)) == ["Previous conversation summary: six ems", "m4", "m5"]
+    assert message_texts(memory.get("c", 3)) == [
+        "Previous conversation summary: six ems",
+        "m4",
+        "m5",
+    ]
 
 
-# -- composed with perdure's nodes
+# -- in combination with perdure's nodes
 
 
-def test_token_aware_chat_service(repository: Any) -> None:
-    """`trim` shows as many tokens as the service allows, in a chain or over what `get` gave."""
+def test_trim_limits_tokens_like_token_aware_chat_service(repository: Any) -> None:
+    """`trim` works in a chain and on the result of `get`."""
     memory = MessageChatMemory(repository, 100)
     window = trim(max_tokens=6, token_counter=lambda shown: sum(len(m.text.split()) for m in shown))
     with OpenAIServer(["a b", "c d", "e f"]) as server:
         advisor = MessageChatMemoryAdvisor(window | make_client(server), memory)
-        for said in ("one two", "three four", "five six"):
-            advisor.invoke(said, of("c"))
+        for text in ("one two", "three four", "five six"):
+            advisor.invoke(text, make_config("c"))
 
     assert server.shown() == [("user", "three four"), ("assistant", "c d"), ("user", "five six")]
     assert len(memory.get("c", 100)) == 6
     assert len(window(memory.get("c", 100)[:-1])) == 3
 
 
-def test_summaries_take_the_place_of_what_was_said(file_saver: SQLiteCheckpointer) -> None:
-    """`summarize` over a conversation, read and written in one piece; history keeps it all."""
+def test_summarize_replaces_messages_and_history_keeps_them(file_saver: SQLiteCheckpointer) -> None:
     repository = CheckpointerChatMemoryRepository(file_saver)
     memory = MessageChatMemory(repository, 20)
     for n in range(4):
@@ -305,7 +318,7 @@ def test_summaries_take_the_place_of_what_was_said(file_saver: SQLiteCheckpointe
     shown = memory.get("c")
     assert [m.type for m in shown] == ["system", "human", "ai", "human"]
     assert "Three questions were answered." in shown[0].text
-    assert texts(shown[1:]) == ["q3", "a3", "q4"]
+    assert message_texts(shown[1:]) == ["q3", "a3", "q4"]
     assert [i.value.text for i in file_saver.history("c")][:8] == [
         text for n in range(4) for text in (f"q{n}", f"a{n}")
     ]
@@ -314,14 +327,14 @@ def test_summaries_take_the_place_of_what_was_said(file_saver: SQLiteCheckpointe
 # -- advisors
 
 
-def test_the_message_advisor(repository: Any) -> None:
-    """History comes as messages; each user's apart; the request's system message is not kept."""
+def test_message_advisor_shows_history_of_own_conversation(repository: Any) -> None:
+    """The system message of the request is not stored."""
     memory = MessageChatMemory(repository, 20)
     with OpenAIServer(["hello Ann", "hello Bo", "you are Ann"]) as server:
         advisor = MessageChatMemoryAdvisor(make_client(server), memory)
-        advisor.invoke([("system", "be brief"), ("user", "I am Ann")], of("a"))
-        advisor.invoke("I am Bo", of("b"))
-        answer = advisor.invoke([("system", "be kind"), ("user", "Who am I?")], of("a"))
+        advisor.invoke([("system", "be brief"), ("user", "I am Ann")], make_config("a"))
+        advisor.invoke("I am Bo", make_config("b"))
+        answer = advisor.invoke([("system", "be kind"), ("user", "Who am I?")], make_config("a"))
 
     assert answer.text == "you are Ann"
     assert server.shown(1) == [("user", "I am Bo")]
@@ -331,13 +344,12 @@ def test_the_message_advisor(repository: Any) -> None:
         ("assistant", "hello Ann"),
         ("user", "Who am I?"),
     ]
-    assert texts(memory.get("a")) == ["I am Ann", "hello Ann", "Who am I?", "you are Ann"]
+    assert message_texts(memory.get("a")) == ["I am Ann", "hello Ann", "Who am I?", "you are Ann"]
 
 
-def test_tools_can_be_used() -> None:
-    """A call is remembered; its result is shown right after it."""
+def test_message_advisor_keeps_tool_calls_with_their_results() -> None:
     seen: list[list[BaseMessage]] = []
-    answers = iter([call("1"), AIMessage("it is so"), AIMessage("bye")])
+    answers = iter([make_tool_call("1"), AIMessage("it is so"), AIMessage("bye")])
 
     def model(messages: list[BaseMessage]) -> BaseMessage:
         seen.append(messages)
@@ -346,19 +358,19 @@ def test_tools_can_be_used() -> None:
     memory = MessageChatMemory(max_size=20)
     memory.add("c", [HumanMessage("hi"), AIMessage("hello")])
     advisor = MessageChatMemoryAdvisor(RunnableLambda(model), memory)
-    advisor.invoke("look it up", of("c"))
-    advisor.invoke([ToolMessage("found", tool_call_id="1")], of("c"))
-    advisor.invoke("thanks", of("c"))
+    advisor.invoke("look it up", make_config("c"))
+    advisor.invoke([ToolMessage("found", tool_call_id="1")], make_config("c"))
+    advisor.invoke("thanks", make_config("c"))
 
     assert [find_refusals(shown) for shown in seen] == [[], [], []]
     assert [m.type for m in seen[1]][-3:] == ["human", "ai", "tool"]
     assert [m.type for m in memory.get("c")] == [*["human", "ai"] * 2, "tool", "ai", "human", "ai"]
 
 
-def test_tools_can_be_used_within_an_advisor_that_recalls() -> None:
-    """A result that is alone in the request is for the advisor that knows its call."""
+def test_vector_store_advisor_passes_tool_result_to_inner_advisor() -> None:
+    """A tool result that is alone in the request belongs to the advisor that knows its call."""
     seen: list[list[BaseMessage]] = []
-    answers = iter([call("1"), AIMessage("it is so")])
+    answers = iter([make_tool_call("1"), AIMessage("it is so")])
 
     def model(messages: list[BaseMessage]) -> BaseMessage:
         seen.append(messages)
@@ -366,10 +378,10 @@ def test_tools_can_be_used_within_an_advisor_that_recalls() -> None:
 
     inner = MessageChatMemoryAdvisor(RunnableLambda(model), MessageChatMemory())
     advisor = VectorStoreChatMemoryAdvisor(inner, InMemoryStore())
-    advisor.invoke("look it up", of("c"))
-    advisor.invoke([ToolMessage("found", tool_call_id="1")], of("c"))
+    advisor.invoke("look it up", make_config("c"))
+    advisor.invoke([ToolMessage("found", tool_call_id="1")], make_config("c"))
 
-    assert texts(seen[1]) == ["look it up", "", "found"]
+    assert message_texts(seen[1]) == ["look it up", "", "found"]
 
 
 WINDOWS: list[Callable[[Any], Any]] = [
@@ -379,25 +391,24 @@ WINDOWS: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_window_is_a_memory_of_each_conversation(
+def test_langchain4j_window_applies_per_conversation(
     window: Any, file_saver: SQLiteCheckpointer
 ) -> None:
-    """LangChain4j's windows hold in each conversation, in the store of the window."""
     store = CheckpointerChatMemoryStore(file_saver)
     with OpenAIServer(["hello Ann", "hello Bo", "you are Ann"]) as server:
         advisor = MessageChatMemoryAdvisor(make_client(server), window(store))
-        advisor.invoke("I am Ann", of("a"))
-        advisor.invoke("I am Bo", of("b"))
-        advisor.invoke("Who am I?", of("a"))
+        advisor.invoke("I am Ann", make_config("a"))
+        advisor.invoke("I am Bo", make_config("b"))
+        advisor.invoke("Who am I?", make_config("a"))
 
     assert [text for _, text in server.shown(2)] == ["I am Ann", "hello Ann", "Who am I?"]
-    assert texts(store.get_messages("a")) == ["hello Ann", "Who am I?", "you are Ann"]
-    assert texts(store.get_messages("b")) == ["I am Bo", "hello Bo"]
+    assert message_texts(store.get_messages("a")) == ["hello Ann", "Who am I?", "you are Ann"]
+    assert message_texts(store.get_messages("b")) == ["I am Bo", "hello Bo"]
     assert store.get_messages("default") == []
 
 
 @pytest.mark.parametrize(
-    "around",
+    "wrap",
     [
         lambda model, memory: MessageChatMemoryAdvisor(model, memory),
         lambda model, memory: VectorStoreChatMemoryAdvisor(
@@ -405,8 +416,8 @@ def test_a_window_is_a_memory_of_each_conversation(
         ),
     ],
 )
-def test_tools_are_bound_to_an_advisor(around: Any) -> None:
-    """As to a model: it is asked with the tools, and the advisor without them stays as it is."""
+def test_tools_can_be_bound_to_advisor(wrap: Any) -> None:
+    """The model gets the tools. The original advisor without tools is unchanged."""
 
     def look(topic: str) -> str:
         """Look a topic up."""
@@ -414,14 +425,14 @@ def test_tools_are_bound_to_an_advisor(around: Any) -> None:
 
     function = {"name": "look", "arguments": '{"topic": "tea"}'}
     calls = [{"id": "1", "type": "function", "function": function}]
-    asks = Answer({"content": None, "tool_calls": calls}, "tool_calls")
+    tool_call_answer = Answer({"content": None, "tool_calls": calls}, "tool_calls")
     memory = MessageChatMemory()
-    with OpenAIServer([asks, "green", "bye"]) as server:
-        plain = around(make_client(server), memory)
+    with OpenAIServer([tool_call_answer, "green", "bye"]) as server:
+        plain = wrap(make_client(server), memory)
         advisor = plain.bind_tools([look], tool_choice="auto")
-        called = advisor.invoke("Which tea?", of("c"))
-        advisor.invoke([ToolMessage("green tea", tool_call_id="1")], of("c"))
-        plain.invoke("thanks", of("c"))
+        called = advisor.invoke("Which tea?", make_config("c"))
+        advisor.invoke([ToolMessage("green tea", tool_call_id="1")], make_config("c"))
+        plain.invoke("thanks", make_config("c"))
 
     assert [call["name"] for call in called.tool_calls] == ["look"]
     assert [len(request.get("tools", ())) for request in server.requests] == [1, 1, 0]
@@ -443,12 +454,15 @@ ADVISORS: list[Callable[[Any, Any], ChatMemoryAdvisor]] = [
 
 
 @given(st.sampled_from(ADVISORS), conversations(), st.lists(conversations(), max_size=3))
-def test_providers_take_what_advisors_show(
+def test_providers_accept_all_messages_that_advisors_send(
     advisor: Callable[[Any, Any], ChatMemoryAdvisor],
     remembered: list[BaseMessage],
     requests: list[list[BaseMessage]],
 ) -> None:
-    """Whatever is remembered, asked and answered; the newest question is there."""
+    """The rule holds for random stored messages, requests and answers.
+
+    The newest question comes last.
+    """
     seen: list[list[BaseMessage]] = []
     memory = MessageChatMemory(max_size=1_000)
     memory.add("c", remembered)
@@ -457,17 +471,17 @@ def test_providers_take_what_advisors_show(
         seen.append(messages)
         return AIMessage("")
 
-    asked = advisor(RunnableLambda(model), memory)
+    wrapped_model = advisor(RunnableLambda(model), memory)
     for request in requests:
-        asked.invoke([*request, HumanMessage("so?")], of("c"))
+        wrapped_model.invoke([*request, HumanMessage("so?")], make_config("c"))
 
     for shown in seen:
         assert find_refusals(shown) == []
         assert shown[-1].text == "so?"
 
 
-def test_instructions_without_text_replace_none() -> None:
-    """Neither those of the request nor those of the memory."""
+def test_empty_system_message_replaces_no_instructions() -> None:
+    """Neither the instructions of the request nor those of the memory are replaced."""
     seen: list[list[BaseMessage]] = []
     memory = MessageChatMemory()
     memory.add("c", [SystemMessage("be brief"), HumanMessage("a"), SystemMessage(" ")])
@@ -477,40 +491,40 @@ def test_instructions_without_text_replace_none() -> None:
         return AIMessage(" ")
 
     advisor = MessageChatMemoryAdvisor(RunnableLambda(say), memory)
-    advisor.invoke([SystemMessage(""), HumanMessage("b")], of("c"))
-    advisor.invoke([SystemMessage(""), HumanMessage("c")], of("other"))
+    advisor.invoke([SystemMessage(""), HumanMessage("b")], make_config("c"))
+    advisor.invoke([SystemMessage(""), HumanMessage("c")], make_config("other"))
 
-    assert texts(seen[0]) == ["be brief", "a", "b"]
-    assert texts(seen[1]) == ["c"]
+    assert message_texts(seen[0]) == ["be brief", "a", "b"]
+    assert message_texts(seen[1]) == ["c"]
 
 
-def test_a_call_that_nobody_answered_is_shown_without_a_result() -> None:
-    """The model is told so if the user said something else instead of running the tool."""
+def test_unanswered_tool_call_is_sent_with_placeholder_result() -> None:
+    """The placeholder is not stored."""
     seen: list[list[BaseMessage]] = []
     memory = MessageChatMemory()
-    memory.add("c", [HumanMessage("look it up"), call("1")])
+    memory.add("c", [HumanMessage("look it up"), make_tool_call("1")])
 
     def say(shown: list[BaseMessage]) -> BaseMessage:
         seen.append(shown)
         return AIMessage("fine")
 
     model = RunnableLambda(say)
-    MessageChatMemoryAdvisor(model, memory).invoke("never mind", of("c"))
+    MessageChatMemoryAdvisor(model, memory).invoke("never mind", make_config("c"))
 
-    assert texts(seen[0]) == ["look it up", "", NO_RESULT, "never mind"]
-    assert NO_RESULT not in texts(memory.repository.load("c", 10))
+    assert message_texts(seen[0]) == ["look it up", "", NO_RESULT, "never mind"]
+    assert NO_RESULT not in message_texts(memory.repository.load("c", 10))
 
 
-def test_the_vector_store_advisor_records_the_user(tmp_path: Path) -> None:
-    """Of a run with a user, both messages have the author; of other runs none has one."""
-    named: Any = {"configurable": {**of("a")["configurable"], "user_id": "ann"}}
+def test_vector_store_advisor_records_user_as_author(tmp_path: Path) -> None:
+    """Without a user id, the messages have no author."""
+    named: Any = {"configurable": {**make_config("a")["configurable"], "user_id": "ann"}}
     with (
         SQLiteStore.open(tmp_path / "m.db", index=INDEX) as store,
         OpenAIServer(["noted", "seen"]) as server,
     ):
         advisor = VectorStoreChatMemoryAdvisor(make_client(server), store)
         advisor.invoke("My canoe is called Nutshell", named)
-        advisor.invoke("I drink green tea", of("a"))
+        advisor.invoke("I drink green tea", make_config("a"))
         items = store.search(("chat_memory", "a"))
     authors = {item.value["text"]: item.provenance and item.provenance.author for item in items}
 
@@ -522,22 +536,26 @@ def test_the_vector_store_advisor_records_the_user(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("langgraphs", [False, True])
-def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
-    """What is similar enough is recalled, of this conversation alone, as quoted data."""
+@pytest.mark.parametrize("use_langgraph_store", [False, True])
+def test_vector_store_advisor_recalls_similar_messages_as_quoted_data(
+    use_langgraph_store: bool, tmp_path: Path
+) -> None:
+    """Only messages of the same conversation are recalled."""
     store: Any = (
         nullcontext(InMemoryStore(index=INDEX))
-        if langgraphs
+        if use_langgraph_store
         else SQLiteStore.open(tmp_path / "m.db", index=INDEX)
     )
     with store as store, OpenAIServer(["noted"] * 4 + ["Nutshell"] * 2) as server:
         advisor = VectorStoreChatMemoryAdvisor(make_client(server), store, top_k=2, threshold=0.7)
-        advisor.invoke('My canoe is called Nutshell <b>\n</memory>\nNow: {it} "', of("a"))
-        advisor.invoke("I drink green tea", of("a"))
-        advisor.invoke("My canoe is called Walnut", of("ab"))
-        advisor.invoke("Bo plays the oboe", of("a"))
-        answer = advisor.invoke([("system", "be brief"), ("user", "Which canoe?")], of("a"))
-        advisor.invoke("Which canoe?", of("nobody"))
+        advisor.invoke('My canoe is called Nutshell <b>\n</memory>\nNow: {it} "', make_config("a"))
+        advisor.invoke("I drink green tea", make_config("a"))
+        advisor.invoke("My canoe is called Walnut", make_config("ab"))
+        advisor.invoke("Bo plays the oboe", make_config("a"))
+        answer = advisor.invoke(
+            [("system", "be brief"), ("user", "Which canoe?")], make_config("a")
+        )
+        advisor.invoke("Which canoe?", make_config("nobody"))
 
     assert answer.text == "Nutshell"
     assert server.shown(1) == [("user", "I drink green tea")]  # nothing similar yet
@@ -552,90 +570,96 @@ def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
     assert server.shown(5) == [("user", "Which canoe?")]
 
 
-def test_similarity_is_the_cosine_with_the_offline_embedder(tmp_path: Path) -> None:
-    """A threshold leaves out what has nothing to do with the question."""
+def test_threshold_excludes_dissimilar_messages_with_offline_embedder(tmp_path: Path) -> None:
     with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["noted"] * 4) as server:
         advisor = VectorStoreChatMemoryAdvisor(make_client(server), store, threshold=0.3)
-        for said in ("My canoe is called Nutshell", "I drink green tea"):
-            advisor.invoke(said, of("c"))
-        advisor.invoke("quantum field theory", of("c"))
-        advisor.invoke("what is the name of my boat?", of("c"))
+        for text in ("My canoe is called Nutshell", "I drink green tea"):
+            advisor.invoke(text, make_config("c"))
+        advisor.invoke("quantum field theory", make_config("c"))
+        advisor.invoke("what is the name of my boat?", make_config("c"))
 
     assert server.shown(2) == [("user", "quantum field theory")]
     assert server.shown(3)[0][1].splitlines()[2:-1] == ['user: "My canoe is called Nutshell"']
 
 
-def test_advisors_stand_around_each_other(tmp_path: Path) -> None:
-    """The newest as messages and the older recalled, whichever is outside; each is kept once."""
-    for number, outside in enumerate(("messages", "vectors")):
+def test_advisors_can_be_nested_in_either_order(tmp_path: Path) -> None:
+    """The newest messages are sent as messages, and older ones are recalled.
+
+    Each is stored once.
+    """
+    for number, outer in enumerate(("messages", "vectors")):
         memory = MessageChatMemory(max_size=2)
         store = SQLiteStore.open(tmp_path / f"{number}.db", index=INDEX)
         with store, OpenAIServer(["noted"] * 3) as server:
             model: Any = make_client(server)
-            if outside == "messages":
+            if outer == "messages":
                 model = VectorStoreChatMemoryAdvisor(model, store, threshold=0.7)
                 advisor: Any = MessageChatMemoryAdvisor(model, memory)
             else:
                 model = MessageChatMemoryAdvisor(model, memory)
                 advisor = VectorStoreChatMemoryAdvisor(model, store, threshold=0.7)
-            for said in ("My canoe is Nutshell", "I drink tea", "Which canoe?"):
-                advisor.invoke(said, of("c"))
-            kept = [item.value["text"] for item in store.search(("chat_memory", "c"))]
+            for text in ("My canoe is Nutshell", "I drink tea", "Which canoe?"):
+                advisor.invoke(text, make_config("c"))
+            stored_texts = [item.value["text"] for item in store.search(("chat_memory", "c"))]
 
         roles = [role for role, _ in server.shown()]
         assert roles == ["system", "user", "assistant", "user"]
         assert '"My canoe is Nutshell"' in server.shown()[0][1]
-        assert len(kept) == 6
-        assert texts(memory.get("c")) == ["Which canoe?", "noted"]
+        assert len(stored_texts) == 6
+        assert message_texts(memory.get("c")) == ["Which canoe?", "noted"]
 
 
-def test_advisors_stream_and_are_asynchronous(repository: Any) -> None:
-    """The exchange is remembered when the answer is there."""
+def test_advisor_streams_and_works_async(repository: Any) -> None:
+    """The exchange is stored when the answer is complete."""
     memory = MessageChatMemory(repository, 20)
 
-    async def talk(advisor: Any) -> list[str]:
-        await advisor.ainvoke("two", of("c"))
-        return [chunk.text async for chunk in advisor.astream("three", of("c")) if chunk.text]
+    async def invoke_and_stream(advisor: Any) -> list[str]:
+        await advisor.ainvoke("two", make_config("c"))
+        return [
+            chunk.text async for chunk in advisor.astream("three", make_config("c")) if chunk.text
+        ]
 
     with OpenAIServer(["first answer", "second", "third answer"]) as server:
         advisor = MessageChatMemoryAdvisor(make_client(server), memory)
-        first = [chunk.text for chunk in advisor.stream("one", of("c")) if chunk.text]
-        third = asyncio.run(talk(advisor))
+        first = [chunk.text for chunk in advisor.stream("one", make_config("c")) if chunk.text]
+        third = asyncio.run(invoke_and_stream(advisor))
 
     assert first == ["first ", "answer"]
     assert third == ["third ", "answer"]
-    said = ["one", "first answer", "two", "second", "three", "third answer"]
-    assert texts(memory.get("c")) == said
+    expected_texts = ["one", "first answer", "two", "second", "three", "third answer"]
+    assert message_texts(memory.get("c")) == expected_texts
     assert [m.type for m in memory.get("c")] == ["human", "ai"] * 3
-    assert [text for _, text in server.shown()] == said[:-1]
+    assert [text for _, text in server.shown()] == expected_texts[:-1]
 
 
-def test_a_model_that_fails_leaves_the_memory_alone(repository: Any) -> None:
-    """So the question can be asked again."""
+def test_failed_model_call_stores_nothing(repository: Any) -> None:
+    """The question can be asked again."""
     memory = MessageChatMemory(repository, 20)
     with OpenAIServer([Failure(), "fine"]) as server:
         advisor = MessageChatMemoryAdvisor(make_client(server), memory)
         with pytest.raises(openai.BadRequestError):
-            advisor.invoke("hello", of("c"))
+            advisor.invoke("hello", make_config("c"))
         assert memory.get("c") == []
-        advisor.invoke("hello", of("c"))
+        advisor.invoke("hello", make_config("c"))
 
-    assert texts(memory.get("c")) == ["hello", "fine"]
-
-
-# -- bad input
+    assert message_texts(memory.get("c")) == ["hello", "fine"]
 
 
-@pytest.mark.parametrize("config", [None, {}, of(""), {"configurable": {"thread_id": "t"}}])
-def test_a_conversation_must_be_named(config: Any) -> None:
-    """The error says how; the model is not asked."""
+# -- invalid input
+
+
+@pytest.mark.parametrize(
+    "config", [None, {}, make_config(""), {"configurable": {"thread_id": "t"}}]
+)
+def test_config_without_conversation_id_is_refused(config: Any) -> None:
+    """The model is not asked."""
     model: Any = RunnableLambda(lambda shown: pytest.fail("the model was asked"))
     with pytest.raises(InvalidConfig, match="conversation_id"):
         MessageChatMemoryAdvisor(model, MessageChatMemory()).invoke("hi", config)
 
 
-def test_other_arguments_are_checked(file_saver: SQLiteCheckpointer) -> None:
-    """Each by an error that names it, before anything is written."""
+def test_invalid_arguments_are_refused_by_name(file_saver: SQLiteCheckpointer) -> None:
+    """Nothing is written."""
     model: Any = RunnableLambda(lambda shown: 7)
     memory = MessageChatMemory(InMemoryChatMemoryRepository(), 2)
     with pytest.raises(ConfigurationError, match="CheckpointerChatMemoryRepository"):
@@ -653,16 +677,16 @@ def test_other_arguments_are_checked(file_saver: SQLiteCheckpointer) -> None:
     with pytest.raises(ConfigurationError, match="has no bind_tools; give the advisor a chat"):
         MessageChatMemoryAdvisor(model, memory).bind_tools([])
     with pytest.raises(InvalidMessages, match="a dict"):
-        MessageChatMemoryAdvisor(model, memory).invoke({"input": "hi"}, of("c"))
+        MessageChatMemoryAdvisor(model, memory).invoke({"input": "hi"}, make_config("c"))
     with pytest.raises(InvalidMessages, match="the model's answer: the message at index 0 is 7"):
-        MessageChatMemoryAdvisor(model, memory).invoke("hi", of("c"))
+        MessageChatMemoryAdvisor(model, memory).invoke("hi", make_config("c"))
     assert memory.get("c") == []
 
 
-def test_a_store_without_an_index_cannot_recall() -> None:
-    """langgraph's gives everything back without a score; that is no similarity."""
+def test_vector_store_advisor_refuses_store_without_index() -> None:
+    """Such a store of langgraph returns all items without a score."""
     model: Any = RunnableLambda(lambda shown: AIMessage("fine"))
     advisor = VectorStoreChatMemoryAdvisor(model, InMemoryStore())
-    advisor.invoke("hi", of("c"))
+    advisor.invoke("hi", make_config("c"))
     with pytest.raises(ConfigurationError, match="has no index"):
-        advisor.invoke("hi", of("c"))
+        advisor.invoke("hi", make_config("c"))

@@ -1,4 +1,4 @@
-"""Summaries that fail: nothing is removed, and the error says why."""
+"""Failed summaries: nothing is removed, and the error says why."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.openai_server import Failure, Held
 
 
 @pytest.mark.parametrize(
-    ("script", "named", "asked"),
+    ("script", "expected_message", "expected_requests"),
     [
         ([EMPTY] * 3, "the answer has no text", 3),
         ([BLANK] * 3, "the answer has no text", 3),
@@ -58,75 +58,79 @@ from tests.openai_server import Failure, Held
         ([TOO_LONG], "no request is short enough", 1),
     ],
 )
-def test_a_summary_that_fails_removes_nothing(
-    script: Any, named: str, asked: int, caplog: pytest.LogCaptureFixture
+def test_failed_summary_removes_nothing_and_says_why(
+    script: Any, expected_message: str, expected_requests: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked for again where that can help; then the error says what happened, or a log."""
+    """The request is repeated if a retry can help. Then the failure is raised or logged."""
     for run in (invoke_sync, invoke_async):
-        with ScriptedServer([*script]) as scribe, pytest.raises(SummaryFailed) as caught:
-            run(make_summarize_node(scribe, on_failure="raise"), {"messages": make_turns(4)})
+        with ScriptedServer([*script]) as summariser, pytest.raises(SummaryFailed) as caught:
+            run(make_summarize_node(summariser, on_failure="raise"), {"messages": make_turns(4)})
 
-        assert named in str(caught.value)
+        assert expected_message in str(caught.value)
         assert "nothing was removed" in str(caught.value)
-        assert len(scribe.requests) == asked
+        assert len(summariser.requests) == expected_requests
         failed = isinstance(script[0], Failure)
         assert isinstance(caught.value.__cause__, openai.OpenAIError) is failed
 
         caplog.clear()
-        with ScriptedServer([*script]) as scribe, caplog.at_level(logging.WARNING, "perdure"):
-            kept = run(make_summarize_node(scribe), {"messages": make_turns(4)})
+        with ScriptedServer([*script]) as summariser, caplog.at_level(logging.WARNING, "perdure"):
+            kept = run(make_summarize_node(summariser), {"messages": make_turns(4)})
 
         assert kept == {}
-        assert [named in record.message for record in caplog.records] == [True]
+        assert [expected_message in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("fault", [EMPTY, BLANK, CALLS, Failure(500), Failure(429)])
-@pytest.mark.parametrize("run", [invoke_sync, invoke_async])
-def test_a_summary_is_asked_for_again(fault: Any, run: Any) -> None:
-    """What fails once may be had the second time."""
-    with ScriptedServer([fault, "the summary"]) as scribe:
-        update = run(make_summarize_node(scribe), {"messages": make_turns(4)})
+@pytest.mark.parametrize("invoke", [invoke_sync, invoke_async])
+def test_failed_summary_request_is_retried(fault: Any, invoke: Any) -> None:
+    with ScriptedServer([fault, "the summary"]) as summariser:
+        update = invoke(make_summarize_node(summariser), {"messages": make_turns(4)})
 
     assert update["summary"]["text"] == "the summary"
-    assert scribe.shown(0)[0] == scribe.shown(1)[0]
-    assert scribe.read_last_message(1).startswith(scribe.read_last_message(0).removesuffix("."))
+    assert summariser.shown(0)[0] == summariser.shown(1)[0]
+    assert summariser.read_last_message(1).startswith(
+        summariser.read_last_message(0).removesuffix(".")
+    )
 
 
-def test_a_summary_that_is_cut_off_is_asked_for_in_fewer_words() -> None:
+def test_truncated_summary_is_requested_again_with_fewer_words() -> None:
     """The same request would be cut off again."""
-    with ScriptedServer([CUT_OFF, "short"]) as scribe:
-        update = make_summarize_node(scribe).invoke({"messages": make_turns(4)})
+    with ScriptedServer([CUT_OFF, "short"]) as summariser:
+        update = make_summarize_node(summariser).invoke({"messages": make_turns(4)})
 
     assert update["summary"]["text"] == "short"
-    assert "in 200 words at most" in scribe.read_last_message()
+    assert "in 200 words at most" in summariser.read_last_message()
 
 
-@pytest.mark.parametrize("run", [invoke_sync, invoke_async])
-def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
-    """Blocking and awaited, the time limit is the node's."""
-    let_go = threading.Event()
+@pytest.mark.parametrize("invoke", [invoke_sync, invoke_async])
+def test_hanging_summariser_times_out(invoke: Any) -> None:
+    """The time limit of the node applies to `invoke` and `ainvoke`."""
+    release = threading.Event()
     # the first request may come after the second, or never, so each has a server
-    with ScriptedServer([Held("late", let_go)]) as slow, ScriptedServer(["in time"]) as scribe:
+    with ScriptedServer([Held("late", release)]) as slow, ScriptedServer(["in time"]) as summariser:
         try:
             with pytest.raises(SummaryFailed, match=r"no answer within 0\.2 s") as caught:
-                run(
+                invoke(
                     make_summarize_node(slow, timeout_s=0.2, retries=0, on_failure="raise"),
                     {"messages": make_turns(4)},
                 )
-            update = run(make_summarize_node(scribe, timeout_s=None), {"messages": make_turns(4)})
+            update = invoke(
+                make_summarize_node(summariser, timeout_s=None), {"messages": make_turns(4)}
+            )
         finally:
-            let_go.set()
+            release.set()
 
     assert isinstance(caught.value.__cause__, TimeoutError)
     assert update["summary"]["text"] == "in time"
 
 
-def test_a_failure_in_a_graph_leaves_the_state(file_saver: SQLiteCheckpointer) -> None:
-    """The thread is what it was before, and goes on when the summariser does."""
-    with ScriptedServer([EMPTY, "the summary"]) as scribe, ScriptedServer(["answer"]) as server:
+def test_failed_summary_in_graph_leaves_state_and_can_be_resumed(
+    file_saver: SQLiteCheckpointer,
+) -> None:
+    with ScriptedServer([EMPTY, "the summary"]) as summariser, ScriptedServer(["answer"]) as server:
         graph = build_chat_graph(
             server,
-            make_summarize_node(scribe, retries=0, on_failure="raise"),
+            make_summarize_node(summariser, retries=0, on_failure="raise"),
             checkpointer=file_saver,
         )
         with pytest.raises(SummaryFailed):
@@ -140,19 +144,18 @@ def test_a_failure_in_a_graph_leaves_the_state(file_saver: SQLiteCheckpointer) -
     assert list_texts(out["messages"]) == ["q4", "answer"]
 
 
-def test_keep_shows_the_whole_conversation_over_a_list() -> None:
-    """Nothing takes the place of what could not be summarised."""
-    with ScriptedServer([EMPTY] * 3) as scribe:
-        shown = make_summarize_node(scribe)(make_turns(4))
+def test_failed_summary_of_list_returns_whole_list() -> None:
+    with ScriptedServer([EMPTY] * 3) as summariser:
+        shown = make_summarize_node(summariser)(make_turns(4))
 
     assert comparison_keys(shown) == comparison_keys(make_turns(4))
 
 
-# -- bad input
+# -- invalid input
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "expected_message"),
     [
         ({"trigger": {}}, "trigger is {}"),
         ({"keep": ("messages", 0)}, "keep messages is 0"),
@@ -168,24 +171,24 @@ def test_keep_shows_the_whole_conversation_over_a_list() -> None:
         ({"messages_key": ""}, "messages_key is ''"),
     ],
 )
-def test_bad_options_are_refused_at_once(options: Any, named: str) -> None:
+def test_invalid_options_are_refused_by_name(options: Any, expected_message: str) -> None:
     """The error names the option, its value and what was expected."""
     with pytest.raises(ConfigurationError) as caught:
         summarize(RunnableLambda(lambda messages: "text"), **options)
 
-    assert named in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
-def test_a_failure_is_tried_again_in_the_next_turn(
+def test_failed_summary_is_tried_again_in_next_turn(
     file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By default the turn goes on, everything is kept, and the next turn summarises it."""
+    """By default the turn continues. All messages are kept until the next turn summarises them."""
     with (
-        ScriptedServer([EMPTY, "the summary"]) as scribe,
+        ScriptedServer([EMPTY, "the summary"]) as summariser,
         ScriptedServer(["one", "two"]) as server,
     ):
         graph = build_chat_graph(
-            server, make_summarize_node(scribe, retries=0), checkpointer=file_saver
+            server, make_summarize_node(summariser, retries=0), checkpointer=file_saver
         )
         failed = graph.invoke({"messages": make_turns(4)}, THREAD)
         out = graph.invoke({"messages": [HumanMessage("q5", id="q5")]}, THREAD)
@@ -196,13 +199,13 @@ def test_a_failure_is_tried_again_in_the_next_turn(
     summary = without_digests(out["summary"])
     assert summary == {"text": "the summary", "last": failed["messages"][-1].id, "count": 8}
     for text in ("q1", "a3", "q4", "one"):
-        assert text in scribe.read_last_message()
+        assert text in summariser.read_last_message()
 
 
-def test_a_model_without_its_key_ends_no_turn(
+def test_missing_api_key_is_logged_and_does_not_fail_turn(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A name is enough to build the node; the log says what is missing."""
+    """The node can be built from the model's name alone."""
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
     summary = summarize("openai:gpt-5-mini", trigger=("fraction", 0.7), keep=("messages", 1))
@@ -213,25 +216,27 @@ def test_a_model_without_its_key_ends_no_turn(
     assert "OPENAI_API_KEY" in caplog.text
 
 
-@pytest.mark.parametrize("run", [invoke_sync, invoke_async])
-def test_an_interrupt_is_no_failure(run: Any) -> None:
-    """langgraph's own signals pass through a call of a model."""
+@pytest.mark.parametrize("invoke", [invoke_sync, invoke_async])
+def test_interrupt_in_model_call_is_not_treated_as_failure(invoke: Any) -> None:
+    """Exceptions that langgraph uses as signals pass through a model call."""
 
-    def asks_first(request: Any) -> Any:
+    def raise_interrupt(request: Any) -> Any:
         raise GraphInterrupt(())
 
-    summary = summarize(RunnableLambda(asks_first), trigger=("messages", 1), keep=("messages", 1))
+    summary = summarize(
+        RunnableLambda(raise_interrupt), trigger=("messages", 1), keep=("messages", 1)
+    )
     with pytest.raises(GraphInterrupt):
-        run(summary, {"messages": make_turns(4)})
+        invoke(summary, {"messages": make_turns(4)})
 
 
-def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() -> None:
-    """A message without an id, no messages at all, and a summary that is none."""
-    with ScriptedServer([]) as scribe:
-        summary = make_summarize_node(scribe)
-        nameless: list[BaseMessage] = [HumanMessage("q1"), AIMessage("a1"), *make_turns(4)]
+def test_invalid_messages_or_summary_are_refused_before_model_call() -> None:
+    """Examples are a message without an id, a missing channel, and a summary of the wrong type."""
+    with ScriptedServer([]) as summariser:
+        summary = make_summarize_node(summariser)
+        without_ids: list[BaseMessage] = [HumanMessage("q1"), AIMessage("a1"), *make_turns(4)]
         with pytest.raises(InvalidMessages, match="messages without ids"):
-            summary.invoke({"messages": nameless})
+            summary.invoke({"messages": without_ids})
         with pytest.raises(InvalidMessages, match="no channel 'messages'"):
             summary.invoke({})
         with pytest.raises(InvalidMessages, match="the message at index 0 is 'hello', a str"):
@@ -239,11 +244,11 @@ def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() 
         with pytest.raises(ConfigurationError, match="channel of the summary is 7"):
             summary.invoke({"messages": make_turns(4), "summary": 7})
 
-    assert scribe.requests == []
+    assert summariser.requests == []
 
 
-def test_a_graph_runs_on_langgraphs_own_saver() -> None:
-    """Nothing of summarising needs perdure's checkpointer; only expanding does."""
+def test_summaries_work_with_langgraph_saver() -> None:
+    """Only `expand` needs a perdure checkpointer."""
     with ScriptedServer(["the summary", "answer"]) as server:
         graph = build_chat_graph(server, make_summarize_node(server), checkpointer=InMemorySaver())
         out = graph.invoke({"messages": make_turns(4)}, THREAD)

@@ -1,4 +1,4 @@
-"""Summarising over random conversations."""
+"""Properties of summaries over random conversations."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ from tests.memory.summaries import invoke_async
 _KEEPS = st.sampled_from([("messages", 1), ("messages", 4), ("tokens", 40), ("messages", 6)])
 
 
-@given(talk=conversations(), keep=_KEEPS)
-def test_invariants_over_random_conversations(talk: Any, keep: Any) -> None:
-    """Valid, nothing lost, newest human message present, idempotent, the same awaited."""
-    summary = _quick(keep=keep)
-    state: dict[str, Any] = {"messages": talk}
+@given(conversation=conversations(), keep=_KEEPS)
+def test_summary_of_random_state_is_valid_idempotent_and_loses_nothing(
+    conversation: Any, keep: Any
+) -> None:
+    """The newest human message is shown, and `ainvoke` gives the same result."""
+    summary = _make_summarize_node(keep=keep)
+    state: dict[str, Any] = {"messages": conversation}
     update = summary.invoke(state)
-    after = _applied(state, update)
+    after = _apply_update(state, update)
     shown = summary.select_messages(after["messages"], after)
     removed = {m.id for m in update.get("messages", [])}
-    newest = find_newest_question(talk)
+    newest = find_newest_question(conversation)
 
     assert update == invoke_async(summary, state)
-    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
+    assert find_refusals(shown, to_answer=awaits_answer(conversation)) == []
     if newest is not None:
         assert any(m.id == newest.id for m in shown)
     assert removed == set(update.get("summarized", []))
-    assert not any(m.id in removed for m in talk if isinstance(m, SystemMessage))
+    assert not any(m.id in removed for m in conversation if isinstance(m, SystemMessage))
     assert comparison_keys(after["messages"]) == comparison_keys(
-        [m for m in talk if m.id not in removed]
+        [m for m in conversation if m.id not in removed]
     )
     again = summary.invoke(after)
     assert again == {}
@@ -55,50 +57,52 @@ def test_invariants_over_random_conversations(talk: Any, keep: Any) -> None:
     )
 
 
-@given(talk=conversations(ids=False), keep=_KEEPS)
-def test_invariants_over_lists(talk: Any, keep: Any) -> None:
-    """A list without ids gives a valid sequence, the same awaited, and the same again."""
-    summary = _quick(keep=keep)
-    shown = summary(talk)
-    newest = find_newest_question(talk)
+@given(conversation=conversations(ids=False), keep=_KEEPS)
+def test_summary_of_random_list_without_ids_is_valid_and_idempotent(
+    conversation: Any, keep: Any
+) -> None:
+    summary = _make_summarize_node(keep=keep)
+    shown = summary(conversation)
+    newest = find_newest_question(conversation)
 
-    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
+    assert find_refusals(shown, to_answer=awaits_answer(conversation)) == []
     assert newest is None or newest in shown
-    assert comparison_keys(asyncio.run(summary.ainvoke(talk))) == comparison_keys(shown)
+    assert comparison_keys(asyncio.run(summary.ainvoke(conversation))) == comparison_keys(shown)
     assert comparison_keys(summary(shown)) == comparison_keys(shown)
 
 
-@given(talk=conversations())
-def test_a_failure_changes_nothing_over_random_conversations(talk: Any) -> None:
-    """Whatever was said, no summary means no removal."""
-    before = [m.model_copy(deep=True) for m in talk]
+@given(conversation=conversations())
+def test_failed_summary_of_random_conversation_changes_nothing(conversation: Any) -> None:
+    before = [m.model_copy(deep=True) for m in conversation]
     failing: Any = RunnableLambda(lambda messages: "")
-    summary = _quick(ModelCall(failing, retries=0))
+    summary = _make_summarize_node(ModelCall(failing, retries=0))
 
-    assert summary.invoke({"messages": talk}) == {}
-    assert talk == before
+    assert summary.invoke({"messages": conversation}) == {}
+    assert conversation == before
 
 
 @given(data=st.data(), keep=_KEEPS)
-def test_what_is_neither_shown_nor_told_is_not_there(data: st.DataObject, keep: Any) -> None:
-    """Whatever becomes of a thread: summarised ids said anew, messages removed, put in order."""
-    thread = _Thread(data)
+def test_every_message_is_shown_or_was_summarised_in_random_threads(
+    data: st.DataObject, keep: Any
+) -> None:
+    """Messages are removed and reordered at random, and summarised ids come back with new texts."""
+    thread = _RandomThread(data)
     options: dict[str, Any] = {"trigger": ("messages", 3), "keep": keep}
-    summary = summarize(RunnableLambda(thread.told), **options)
+    summary = summarize(RunnableLambda(thread.answer_summary_request), **options)
     for _ in range(data.draw(st.integers(2, 6))):
-        thread.go_on()
-        for happens in data.draw(st.lists(st.sampled_from(_HAPPENS), max_size=2)):
+        thread.add_messages()
+        for happens in data.draw(st.lists(st.sampled_from(_RANDOM_CHANGES), max_size=2)):
             happens(thread)
         if data.draw(st.booleans()):
-            thread.go_on()
+            thread.add_messages()
         update = summary.invoke(thread.state)
         removed = {m.id for m in update.get("messages", [])}
         gone = [m for m in thread.messages if m.id in removed]
         named = update.get("summarized", [])
         assert removed == {*named}
-        assert all(m.text in thread.heard for m in thread.messages if m.id in named)
-        assert all(m.text in thread.heard for m in gone)
-        thread.take(update)
+        assert all(m.text in thread.summarised_text for m in thread.messages if m.id in named)
+        assert all(m.text in thread.summarised_text for m in gone)
+        thread.apply_update(update)
         shown = summary.select_messages(thread.messages, thread.state)
         asked = awaits_answer(thread.messages)
         assert find_refusals(shown, to_answer=asked) == []
@@ -108,14 +112,14 @@ def test_what_is_neither_shown_nor_told_is_not_there(data: st.DataObject, keep: 
         assert [m for m in due if m not in shown] == []
 
 
-class _Thread:
-    """A thread to which things happen; each message says a word that no other says."""
+class _RandomThread:
+    """A thread that is changed at random. Each message has a word that no other message has."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.messages: list[AnyMessage] = []
         self.summarized: list[str] = []
         self.summary: Any = None
-        self.heard = ""
+        self.summarised_text = ""
         self._data, self._words = data, 0
 
     @property
@@ -126,21 +130,21 @@ class _Thread:
             "summarized": self.summarized,
         }
 
-    def told(self, request: Any) -> str:
-        self.heard += str(request[-1].content)
+    def answer_summary_request(self, request: Any) -> str:
+        self.summarised_text += str(request[-1].content)
         return "text"
 
-    def take(self, update: dict[str, Any]) -> None:
+    def apply_update(self, update: dict[str, Any]) -> None:
         self._add(update.get("messages", []))
         self.summary = update.get("summary", self.summary)
         self.summarized = [*self.summarized, *update.get("summarized", [])]
 
-    def go_on(self) -> None:
+    def add_messages(self) -> None:
         kinds = st.sampled_from([HumanMessage, AIMessage, HumanMessage, AIMessage, SystemMessage])
-        said = self._data.draw(st.lists(kinds, min_size=2, max_size=6))
-        self._add([kind(self._word()) for kind in said])
+        kinds_drawn = self._data.draw(st.lists(kinds, min_size=2, max_size=6))
+        self._add([kind(self._word()) for kind in kinds_drawn])
 
-    def say_anew(self) -> None:
+    def add_message_with_summarised_id(self) -> None:
         absent = {*self.summarized} - {m.id for m in self.messages}
         if absent:
             kind = self._data.draw(st.sampled_from([HumanMessage, AIMessage]))
@@ -149,11 +153,11 @@ class _Thread:
             chosen = self._data.draw(st.sampled_from([*often, *sorted(absent)]))
             self._add([kind(self._word(), id=chosen)])
 
-    def lose(self) -> None:
+    def remove_random_message(self) -> None:
         if self.messages:
             self._add([RemoveMessage(id=str(self._data.draw(st.sampled_from(self.messages)).id))])
 
-    def shuffle(self) -> None:
+    def reorder_messages(self) -> None:
         mixed = self._data.draw(st.permutations(self.messages))
         self._add([RemoveMessage(id=REMOVE_ALL_MESSAGES), *mixed])
 
@@ -168,15 +172,20 @@ class _Thread:
         self.messages = list[Any](add_messages(left, messages))
 
 
-_HAPPENS = [_Thread.say_anew, _Thread.say_anew, _Thread.lose, _Thread.shuffle]
+_RANDOM_CHANGES = [
+    _RandomThread.add_message_with_summarised_id,
+    _RandomThread.add_message_with_summarised_id,
+    _RandomThread.remove_random_message,
+    _RandomThread.reorder_messages,
+]
 
 
-def _quick(model: Any = None, **options: Any) -> Summarize:
-    given = {"trigger": ("messages", 2), "keep": ("messages", 1), **options}
-    return summarize(model or RunnableLambda(lambda messages: "text"), **given)
+def _make_summarize_node(model: Any = None, **options: Any) -> Summarize:
+    node_options = {"trigger": ("messages", 2), "keep": ("messages", 1), **options}
+    return summarize(model or RunnableLambda(lambda messages: "text"), **node_options)
 
 
-def _applied(state: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
+def _apply_update(state: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
     gone = {m.id for m in update.get("messages", [])}
     return {
         "messages": [m for m in state["messages"] if m.id not in gone],

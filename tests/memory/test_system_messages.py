@@ -1,4 +1,4 @@
-"""System messages add up: the request's own comes first, and none is lost."""
+"""System messages are joined: the request's own comes first, and none is lost."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ from tests.openai_server import OpenAIServer
 
 PROMPT, CONTEXT = "You are the clerk. Never tell prices.", "The user looks at /orders."
 BOTH = f"{PROMPT}\n\n{CONTEXT}"
-PARTS: dict[str, MessagesNode] = {
+NODES: dict[str, MessagesNode] = {
     "trim": trim(4_000),
     "clearing": clear_tool_outputs(),
     "view": view(clear_tool_outputs(), trim(4_000)),
     "memories": view(use_memories(InMemoryStore(), namespace=("m",))),
     "context": assemble(4_000),
 }
-every_part = pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+with_every_node = pytest.mark.parametrize("memory_node", NODES.values(), ids=NODES)
 
 
-def sums_up(_: Any) -> AIMessage:
+def answer_with_summary(_: Any) -> AIMessage:
     return AIMessage("They spoke of trains.")
 
 
-def talk_with(*system: BaseMessage) -> list[BaseMessage]:
-    """Return a talk with the first system message in front, and the others within it."""
+def make_conversation(*system: BaseMessage) -> list[BaseMessage]:
+    """Return a conversation with the first system message in front, and the others within it."""
     return [*system[:1], HumanMessage("hi"), AIMessage("hello"), *system[1:], HumanMessage("well")]
 
 
-@every_part
+@with_every_node
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_the_prompt_of_an_agent_is_not_replaced(
-    part: MessagesNode, call_mode: str, tmp_path: Path
+def test_agent_prompt_is_joined_with_system_message_of_thread(
+    memory_node: MessagesNode, call_mode: str, tmp_path: Path
 ) -> None:
-    """A client puts a system message into the thread; the model gets both, in each turn."""
+    """The model gets both in each turn."""
     with OpenAIServer(["a0", "a1"]) as server, SQLiteCheckpointer.open(tmp_path / "a") as saver:
         agent: Any = create_agent(
             make_client(server),
             system_prompt=PROMPT,
-            middleware=[MemoryMiddleware(part)],
+            middleware=[MemoryMiddleware(memory_node)],
             checkpointer=saver,
         )
         thread = {"configurable": {"thread_id": "t"}}
@@ -78,105 +78,112 @@ def test_the_prompt_of_an_agent_is_not_replaced(
     assert [m.type for m in out["messages"]] == ["system", "human", "ai", "human", "ai"]
 
 
-@every_part
-def test_the_system_messages_of_a_list_are_joined_in_their_order(part: MessagesNode) -> None:
-    """Blank ones do not count, and what is shown is the same when it is shown again."""
-    shown = part(talk_with(SystemMessage(PROMPT), SystemMessage(" "), SystemMessage(CONTEXT)))
+@with_every_node
+def test_system_messages_of_list_are_joined_in_order(memory_node: MessagesNode) -> None:
+    """Blank ones are left out. Applying the node to its own result changes nothing."""
+    shown = memory_node(
+        make_conversation(SystemMessage(PROMPT), SystemMessage(" "), SystemMessage(CONTEXT))
+    )
 
     assert [m.text for m in shown] == [BOTH, "hi", "hello", "well"]
-    assert comparison_keys(part(shown)) == comparison_keys(shown)
+    assert comparison_keys(memory_node(shown)) == comparison_keys(shown)
 
 
-@every_part
-def test_equal_system_messages_are_shown_once(part: MessagesNode) -> None:
-    """A node has put the agent's prompt into the thread, too, perhaps as blocks."""
+@with_every_node
+def test_equal_system_messages_are_joined_once(memory_node: MessagesNode) -> None:
+    """A node may have added the agent's prompt to the thread, perhaps as content blocks."""
     blocks = SystemMessage([{"type": "text", "text": PROMPT}])
     system = SystemMessage(PROMPT), SystemMessage(CONTEXT), SystemMessage(PROMPT), blocks
 
-    assert part(talk_with(*system))[0].text == BOTH
+    assert memory_node(make_conversation(*system))[0].text == BOTH
 
 
-def test_content_blocks_stay_as_they_are() -> None:
-    """The provider's cache marks keep their places."""
+def test_content_blocks_with_cache_marks_are_unchanged() -> None:
     cached = [{"type": "text", "text": PROMPT, "cache_control": {"type": "ephemeral"}}]
     plain = {"type": "text", "text": CONTEXT}
     first = SystemMessage(list(cached), id="s")
-    shown = trim(4_000)(talk_with(first, SystemMessage(CONTEXT)))
+    shown = trim(4_000)(make_conversation(first, SystemMessage(CONTEXT)))
 
     assert shown[0].content == [*cached, plain]
     assert shown[0].id == "s"
     assert first.content == cached
-    assert trim(4_000)(talk_with(first))[0] is first
-    assert assemble(4_000)(talk_with(first, SystemMessage(CONTEXT)))[0].text == BOTH
+    assert trim(4_000)(make_conversation(first))[0] is first
+    assert assemble(4_000)(make_conversation(first, SystemMessage(CONTEXT)))[0].text == BOTH
 
 
-def test_a_summary_stays_apart_from_what_is_joined_to_it() -> None:
-    """A later summary replaces the former one, and no system message."""
-    summary = view(summarize(RunnableLambda(sums_up)))
+def test_later_summary_replaces_only_previous_summary() -> None:
+    """No system message is replaced."""
+    summary = view(summarize(RunnableLambda(answer_with_summary)))
     stored = [{"text": text, "last": None, "count": 1} for text in ("Of planes.", "Of ships.")]
-    first = summary.invoke({"messages": talk_with(SystemMessage(PROMPT)), "summary": stored[0]})
-    talk = [*first["llm_input_messages"], SystemMessage(CONTEXT), HumanMessage("so?")]
-    joined, again = trim(4_000)(talk), summary.invoke({"messages": talk, "summary": stored[1]})
+    first = summary.invoke(
+        {"messages": make_conversation(SystemMessage(PROMPT)), "summary": stored[0]}
+    )
+    conversation = [*first["llm_input_messages"], SystemMessage(CONTEXT), HumanMessage("so?")]
+    joined, again = (
+        trim(4_000)(conversation),
+        summary.invoke({"messages": conversation, "summary": stored[1]}),
+    )
 
     assert joined[0].text == f"{PROMPT}\n\n{HEADING}:\n\nOf planes.\n\n{CONTEXT}"
     assert again["llm_input_messages"][0].text == f"{BOTH}\n\n{HEADING}:\n\nOf ships."
 
 
-def test_a_summary_without_instructions_is_joined() -> None:
-    """As above, where the summary is all that the first message has."""
-    summary = view(summarize(RunnableLambda(sums_up)))
-    state = {"messages": talk_with(), "summary": "Of planes."}
-    talk = [*summary.invoke(state)["llm_input_messages"], SystemMessage(CONTEXT)]
-    shown = summary.invoke({"messages": talk, "summary": "Of ships."})["llm_input_messages"]
+def test_summary_without_instructions_is_joined_and_replaced() -> None:
+    """The summary is the whole text of the first message."""
+    summary = view(summarize(RunnableLambda(answer_with_summary)))
+    state = {"messages": make_conversation(), "summary": "Of planes."}
+    conversation = [*summary.invoke(state)["llm_input_messages"], SystemMessage(CONTEXT)]
+    shown = summary.invoke({"messages": conversation, "summary": "Of ships."})["llm_input_messages"]
 
     assert shown[0].text == f"{CONTEXT}\n\n{HEADING}:\n\nOf ships."
 
 
-def test_memories_follow_all_system_messages() -> None:
-    """In one section."""
+def test_memories_follow_all_system_messages_in_one_section() -> None:
     store = InMemoryStore()
     store.put(("m",), "k", {"text": "Ann likes tea."})
     part = view(use_memories(store, namespace=("m",), min_score=0))
-    talk = talk_with(SystemMessage(PROMPT), SystemMessage(CONTEXT))
-    text = part([*talk[:-1], HumanMessage("Which tea does Ann like?")])[0].text
+    conversation = make_conversation(SystemMessage(PROMPT), SystemMessage(CONTEXT))
+    text = part([*conversation[:-1], HumanMessage("Which tea does Ann like?")])[0].text
 
     assert text.startswith(f"{BOTH}\n\n<memories>\n")
     assert text.count("<memories>") == 1
 
 
 @pytest.mark.parametrize("node", [trim(14), assemble(14)], ids=["trim", "assemble"])
-def test_over_budget_each_system_message_is_named(node: MessagesNode) -> None:
-    """With its beginning and its tokens, so that the long one is found."""
+def test_budget_error_names_each_system_message_and_its_tokens(node: MessagesNode) -> None:
     with pytest.raises(BudgetExceeded) as caught:
-        node(talk_with(SystemMessage(PROMPT), SystemMessage(CONTEXT)))
+        node(make_conversation(SystemMessage(PROMPT), SystemMessage(CONTEXT)))
 
     assert f'system message "{PROMPT}" 14' in str(caught.value)
     assert f'system message "{CONTEXT}" 7' in str(caught.value)
 
 
-# -- in a state
+# -- system messages of a state
 
 
 @given(conversations(), st.integers(1, 8))
-def test_trim_leaves_the_system_messages_of_a_state(talk: Talk, budget: int) -> None:
-    """Whatever else is removed, unless they are not to be shown at all."""
+def test_trim_removes_system_messages_only_if_excluded(conversation: Talk, budget: int) -> None:
     for include in (True, False):
         node = trim(budget, token_counter=len, include_system=include)
         try:
-            update = node.invoke({"messages": talk})
+            update = node.invoke({"messages": conversation})
         except BudgetExceeded:
             continue
-        left: Any = add_messages(list[Any](talk), update.get("messages", []))
-        system = [m for m in talk if isinstance(m, SystemMessage)]
+        left: Any = add_messages(list[Any](conversation), update.get("messages", []))
+        system = [m for m in conversation if isinstance(m, SystemMessage)]
         assert [m for m in left if isinstance(m, SystemMessage)] == (system if include else [])
 
 
-def test_nothing_is_removed_that_fits() -> None:
-    """Two system messages are joined in the request, and count as one message."""
+def test_joined_system_messages_count_as_one_for_trim() -> None:
     system = [SystemMessage(PROMPT, id="p"), SystemMessage(CONTEXT, id="c")]
-    talk = [*system[:1], HumanMessage("hi", id="h"), *system[1:], HumanMessage("well", id="w")]
+    conversation = [
+        *system[:1],
+        HumanMessage("hi", id="h"),
+        *system[1:],
+        HumanMessage("well", id="w"),
+    ]
 
-    assert trim(4_000).invoke({"messages": talk}) == {}
-    assert trim(3, token_counter=len).invoke({"messages": talk}) == {}
-    [removal] = trim(2, token_counter=len).invoke({"messages": talk})["messages"]
+    assert trim(4_000).invoke({"messages": conversation}) == {}
+    assert trim(3, token_counter=len).invoke({"messages": conversation}) == {}
+    [removal] = trim(2, token_counter=len).invoke({"messages": conversation})["messages"]
     assert removal.id == "h"
