@@ -210,7 +210,7 @@ class ThreadModel:
             for channel, value in put.checkpoint["channel_values"].items():
                 referenced.update(render_items(channel, value))
             referenced.update(
-                (channel, item) for channel, said in put.history.items() for item in said
+                (channel, item) for channel, history in put.history.items() for item in history
             )
             for items in put.written_items.values():
                 written.update(items)

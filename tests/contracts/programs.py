@@ -351,7 +351,7 @@ class World:
             str(n): list(self.saver.list(ROOT, **listing_options))
             for n, listing_options in enumerate(options)
         }
-        records = sorted(self.saver.list(THREAD), key=lambda each: str(each.checkpoint["id"]))
+        records = sorted(self.saver.list(THREAD), key=lambda saved: str(saved.checkpoint["id"]))
         for record in records:  # grouped by namespace, oldest first
             results.setdefault(record.config["configurable"]["checkpoint_ns"], []).append(record)
         results["alist"] = self.runner.run(self._list_async(options[-1]))
@@ -382,9 +382,9 @@ class World:
                 own = value.id is not None and not _IDS.fullmatch(value.id)
                 return [value.type, self.normalize(value.content), value.id if own else "random"]
             case StateSnapshot() | PregelTask():
-                named = value._asdict()
-                named.pop("created_at", None)
-                return self.normalize(named)
+                fields = value._asdict()
+                fields.pop("created_at", None)
+                return self.normalize(fields)
             case CheckpointTuple():
                 values = value.checkpoint["channel_values"]
                 parts = self.normalize([value.config, value.parent_config, value.metadata, values])

@@ -89,7 +89,7 @@ def test_import_refuses_thread_with_a_run_that_the_target_rolled_back(
     report = new.import_from(old)
 
     assert second["configurable"]["checkpoint_id"] == "2"
-    assert [each.checkpoint_id for each in new.checkpoints("t")] == ["3", "1"]
+    assert [info.checkpoint_id for info in new.checkpoints("t")] == ["3", "1"]
     assert new.checkpoints("other-2") != []
     assert report.checkpoints == 1
 

@@ -152,7 +152,7 @@ SUPPORTED = st.recursive(
 
 
 @given(SUPPORTED)
-def test_random_values_are_rebuilt_like_by_langgraphs_serializer(value: Any) -> None:
+def test_random_values_are_rebuilt_as_langgraphs_serializer_does(value: Any) -> None:
     """A value that langgraph's strict serializer rebuilds is rebuilt equally from equal bytes."""
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     name, data = serde.dumps_typed(value)

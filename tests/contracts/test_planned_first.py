@@ -182,21 +182,23 @@ def test_long_write_changed_after_planning_is_stored_without_erased_message(save
 
     assert record is not None
     assert record.pending_writes is not None
-    assert [each.content for _, _, value in record.pending_writes for each in value] == [
+    assert [
+        stored_message.content for _, _, value in record.pending_writes for stored_message in value
+    ] == [
         *(name for name in names if name != "m3"),
         "new",
     ]
 
 
-class FailsOnce(sqlite3.Connection):
+class FailingOnceConnection(sqlite3.Connection):
     """A connection that fails at one of the rows of pending writes."""
 
-    left = -1
+    remaining = -1
 
     def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-        if FailsOnce.left >= 0 and sql.startswith("INSERT INTO writes"):
-            FailsOnce.left -= 1
-            if FailsOnce.left < 0:
+        if FailingOnceConnection.remaining >= 0 and sql.startswith("INSERT INTO writes"):
+            FailingOnceConnection.remaining -= 1
+            if FailingOnceConnection.remaining < 0:
                 raise sqlite3.OperationalError("injected")
         return super().execute(sql, *args)
 
@@ -214,16 +216,17 @@ def test_second_write_of_a_task_is_stored_if_the_first_failed(tmp_path: Path) ->
         with pause_writer(saver):
             tasks: list[Any] = await start_tasks(
                 *(
-                    saver.aput_writes(config_at(uid="a"), [("n", each)], "T")
-                    for each in ("one", "two")
+                    saver.aput_writes(config_at(uid="a"), [("n", value)], "T")
+                    for value in ("one", "two")
                 )
             )
             tasks.append(asyncio.ensure_future(saver.database.awrite(read_missing_table)))
             await asyncio.sleep(0)
-            FailsOnce.left = 2  # the third: after both in the group, the first alone
+            # The third INSERT fails: after the two of the group, the first write is repeated alone.
+            FailingOnceConnection.remaining = 2
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    with SQLiteCheckpointer.open(path, factory=FailsOnce) as saver:
+    with SQLiteCheckpointer.open(path, factory=FailingOnceConnection) as saver:
         first, second, _ = asyncio.run(run_calls(saver))
         record = saver.get_tuple(config_at())
     assert isinstance(first, StorageError)
@@ -301,8 +304,8 @@ def test_puts_skip_reserved_keys_that_another_process_has_used(savers: Savers) -
     insert = (
         "INSERT INTO threads (thread_key, thread_id, created_at, updated_at) VALUES (?, ?, 0, 0)"
     )
-    for each in range(key + 1, key + 31):
-        other.database.write(lambda each=each: fetch_rows(insert, each, f"copied {each}"))  # type: ignore[misc]
+    for used in range(key + 1, key + 31):
+        other.database.write(lambda used=used: fetch_rows(insert, used, f"copied {used}"))  # type: ignore[misc]
     other.database.write(lambda: fetch_rows("UPDATE keys SET last_key = ?", key + 1000))
     for thread in "abc":
         put(one, {"n": 2}, thread=thread)

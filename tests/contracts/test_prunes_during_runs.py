@@ -63,8 +63,8 @@ def prune_after_each(*calls: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that makes the calls, and prunes the thread after each call."""
 
     def call_and_prune(graph: Any) -> None:
-        for each in calls:
-            each(graph)
+        for make_call in calls:
+            make_call(graph)
             graph.checkpointer.prune(["t"], strategy="keep_latest")
             graph.checkpointer._cache.drop_thread("t")
 
@@ -173,7 +173,7 @@ def test_interrupt_after_update_and_prune_can_be_answered(saver: SQLiteCheckpoin
     saver._cache.drop_thread("t")
     state = run.graph.get_state(config_at())
 
-    assert [each.value for each in state.interrupts] == ["Really?"]
+    assert [interrupt.value for interrupt in state.interrupts] == ["Really?"]
     assert (state.next, state.values["title"]) == (("b",), "A question")
     run.invoke(Command(resume="Yes"))
     assert run.message_texts() == ["q", "A", "Yes", "C"]
@@ -268,7 +268,7 @@ def test_prune_keeps_the_update_and_for_a_day_the_updated_checkpoint(
     stored = len(saver.checkpoints("t"))
     saver.prune(["t"], strategy="keep_latest")
 
-    assert [each.checkpoint_id for each in saver.checkpoints("t")] == expected
+    assert [info.checkpoint_id for info in saver.checkpoints("t")] == expected
     assert preview.checkpoints == stored - len(expected)
     assert (run.message_texts(), read_history_texts(saver), run.read_value("count")) == (
         ["q", "A"],
@@ -277,7 +277,7 @@ def test_prune_keeps_the_update_and_for_a_day_the_updated_checkpoint(
     )
     run.invoke({"messages": [("human", "next")]})
     saver.prune(["t"], strategy="keep_latest")
-    assert [each.checkpoint_id for each in saver.checkpoints("t")] == [read_head_id(saver)]
+    assert [info.checkpoint_id for info in saver.checkpoints("t")] == [read_head_id(saver)]
 
 
 def test_rollback_of_a_run_removes_the_updated_checkpoint(saver: SQLiteCheckpointer) -> None:
@@ -379,7 +379,7 @@ def test_update_of_a_subgraph_is_taken_over_after_a_prune(saver: SQLiteCheckpoin
     builder = StateGraph(Nested).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "child").compile(checkpointer=saver)
     graph.invoke(ASK, config_at(), durability="sync")
-    namespace = next(each for each in saver.thread("t").namespaces if each)
+    namespace = next(ns for ns in saver.thread("t").namespaces if ns)
     subgraph_values = graph.get_state(config_at(ns=namespace)).values
 
     assert graph.get_state(config_at()).values["messages"][-1].text == "last"

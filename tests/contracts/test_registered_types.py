@@ -175,13 +175,13 @@ def test_refusal_suggests_registering_the_type_before_pickle() -> None:
 # -- pairs of functions that are wrong
 
 
-def fails(*_: Any) -> Any:
+def fail(*_: Any) -> Any:
     raise ValueError("no such sheet")
 
 
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
-    "dump raises": (fails, Sheet.loaded, "dump of the registered type raised ValueError: no such"),
-    "load raises": (Sheet.dumped, fails, "load of the registered type raised ValueError: no such"),
+    "dump raises": (fail, Sheet.loaded, "dump of the registered type raised ValueError: no such"),
+    "load raises": (Sheet.dumped, fail, "load of the registered type raised ValueError: no such"),
     "load returns another type": (Sheet.dumped, lambda data: data, "returned a bytes; expected a"),
     "load returns a subclass": (
         Sheet.dumped,
@@ -207,7 +207,7 @@ def test_put_refuses_value_whose_dump_or_load_is_wrong(name: str) -> None:
 def test_value_whose_load_fails_is_read_as_dict_and_stored_unchanged() -> None:
     """The rest of the state is read as usual."""
     stored = encode(REGISTERED, [1, Sheet(["a"])])
-    broken = codec_with(StoredType(Sheet, Sheet.dumped, fails))
+    broken = codec_with(StoredType(Sheet, Sheet.dumped, fail))
     decoded = broken.decode(stored)
 
     assert decoded[0] == 1
@@ -429,9 +429,9 @@ def test_erase_keeps_registered_values_of_types_without_texts(place: Place) -> N
 
 
 @pytest.mark.parametrize(
-    "texts", [fails, lambda sheet: [1], lambda sheet: None, lambda sheet: "a text"]
+    "texts", [fail, lambda sheet: [1], lambda sheet: None, lambda sheet: "a text"]
 )
-def test_erase_fails_without_changes_if_texts_fails(texts: Any) -> None:
+def test_erase_fails_without_changes_if_texts_function_fails(texts: Any) -> None:
     """The error tells the caller that nothing was erased."""
     types = [dataclasses.replace(SHEET, texts=texts)]
     with SQLiteCheckpointer.open(":memory:", types=types) as saver:

@@ -107,7 +107,7 @@ def test_runs_of_a_thread_are_executed_one_after_the_other(filled_saver: Saver) 
     assert third.seq > second.seq
 
 
-def test_run_is_rejected_if_thread_is_busy(filled_saver: Saver) -> None:
+def test_run_that_may_not_wait_is_rejected_if_thread_is_busy(filled_saver: Saver) -> None:
     first = accept_run(filled_saver)
 
     assert request_run(filled_saver, rejects=True) == (None, [first.run_id])
@@ -246,7 +246,7 @@ def test_released_runs_have_no_owner_and_count_no_attempt(filled_saver: Saver) -
     released_runs = [row.live for row in list_run_rows(filled_saver)]
     asyncio.run(table.claim_runs("other", asyncio.run(table.list_live_runs())))
 
-    assert [(each.status, each.owner) for each in released_runs] == [
+    assert [(live_run.status, live_run.owner) for live_run in released_runs] == [
         ("running", ""),
         ("pending", ""),
     ]
@@ -290,7 +290,7 @@ def test_run_does_not_end_before_its_server_knows_the_cancellation(
     table, run = RunTable(filled_saver), accept_run(filled_saver, events=True)
     webhooks = WebhookTable(filled_saver)
 
-    def end(status: RunState, known_cancel: str | None) -> list[str] | None:
+    def end_run(status: RunState, known_cancel: str | None) -> list[str] | None:
         options: Any = {"keeps_thread": True, "known_cancel": known_cancel}
         webhook = webhooks.build_webhook_insert(run, {"url": status}, {}, **options)
         end_options: Any = {
@@ -301,13 +301,13 @@ def test_run_does_not_end_before_its_server_knows_the_cancellation(
         return asyncio.run(table.end_run(run, status, **end_options))
 
     asyncio.run(table.cancel_runs("t", run.run_id, "interrupt"))
-    result_before = end("success", None)
+    result_before = end_run("success", None)
     before = (
         list_statuses(filled_saver),
         read_events(filled_saver, run),
         asyncio.run(webhooks.list_due_run_ids(9)),
     )
-    claimed = end("interrupted", "interrupt")
+    claimed = end_run("interrupted", "interrupt")
     webhook_content = asyncio.run(webhooks.claim_content_and_attempt_count(run.run_id, [0.0]))
 
     assert result_before is None
@@ -328,7 +328,7 @@ def test_oldest_ended_runs_of_a_thread_are_deleted(
         asyncio.run(table.end_run(runs[-1], "success"))
 
     assert [row.live.run_id for row in list_run_rows(filled_saver)] == [
-        each.run_id for each in runs[2:]
+        live_run.run_id for live_run in runs[2:]
     ]
     assert MAX_ENDED_RUNS == 100
 
@@ -496,13 +496,13 @@ def test_requests_and_errors_of_runs_are_encrypted(kind: str, tmp_path: Path) ->
         run = accept_run(saver, request=make_request(SECRET))
         columns = "details, request, error"
         flow = f"SELECT {columns} FROM runs"
-        stored = str(saver.database.read(lambda: _fetch_rows(flow)))
+        rows_before = str(saver.database.read(lambda: _fetch_rows(flow)))
         asyncio.run(
             RunTable(saver).end_run(run, "error", {"message": SECRET}, make_request(SECRET))
         )
-        ended = str(saver.database.read(lambda: _fetch_rows(flow)))
+        rows_after = str(saver.database.read(lambda: _fetch_rows(flow)))
 
-        assert SECRET not in stored + ended
+        assert SECRET not in rows_before + rows_after
         assert list_run_rows(saver)[0].error == {"message": SECRET}
 
 
@@ -537,7 +537,7 @@ def make_batch(since: int, *texts: str, dropped: int = 0) -> EventBatch:
 
 
 def store_events(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
-    asyncio.run(RunTable(saver).add_events([(run, each) for each in batches]))
+    asyncio.run(RunTable(saver).add_events([(run, event_batch) for event_batch in batches]))
 
 
 def read_events(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
@@ -554,15 +554,15 @@ def test_reader_of_emptied_event_log_continues_from_the_database(filled_saver: S
     async def do_nothing() -> None:
         pass
 
-    async def read() -> list[bytes]:
+    async def read_frames() -> list[bytes]:
         frames: list[bytes] = []
 
-        async def reading() -> None:
-            reading = log, 1, do_nothing, run.thread_key, (run.seq, run.seq), account
-            async for events_batch in events.read_after(*reading):
-                frames.extend(each.sse_frame for each in events_batch)
+        async def collect_frames() -> None:
+            arguments = log, 1, do_nothing, run.thread_key, (run.seq, run.seq), account
+            async for events_batch in events.read_after(*arguments):
+                frames.extend(event.sse_frame for event in events_batch)
 
-        task = asyncio.create_task(reading())
+        task = asyncio.create_task(collect_frames())
         while not log.has_readers:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
         await events.empty_outdated_log_and_find_newest_event(
@@ -572,7 +572,7 @@ def test_reader_of_emptied_event_log_continues_from_the_database(filled_saver: S
         await task
         return frames
 
-    assert asyncio.run(read()) == [b"two", b"three"]
+    assert asyncio.run(read_frames()) == [b"two", b"three"]
 
 
 def test_events_are_read_in_order_from_any_position(filled_saver: Saver) -> None:
@@ -604,7 +604,7 @@ def test_events_are_read_in_order_from_any_position(filled_saver: Saver) -> None
     )
 
 
-def test_the_oldest_events_of_a_run_are_dropped(filled_saver: Saver) -> None:
+def test_oldest_events_of_a_run_are_dropped(filled_saver: Saver) -> None:
     run = accept_run(filled_saver, events=True)
     store_events(
         filled_saver,
@@ -635,7 +635,7 @@ def test_only_the_owner_of_a_run_stores_its_events(filled_saver: Saver) -> None:
         (1, 1 << EVENT_NUMBER_BITS),
         (1 << EVENT_NUMBER_BITS, 2 << EVENT_NUMBER_BITS),
     )
-    assert [each.events for each in read_events(filled_saver, run)] == [
+    assert [event_batch.events for event_batch in read_events(filled_saver, run)] == [
         [("values", b"one")],
         [],
         [],
@@ -643,7 +643,7 @@ def test_only_the_owner_of_a_run_stores_its_events(filled_saver: Saver) -> None:
     ]
 
 
-def test_run_without_stored_events_stores_none(filled_saver: Saver) -> None:
+def test_run_that_cannot_be_joined_stores_no_events(filled_saver: Saver) -> None:
     run = accept_run(filled_saver)
     store_events(filled_saver, run, make_batch(0, "one"))
 

@@ -56,8 +56,8 @@ def are_said_after(
     saver: Any, ids: list[str], since: datetime = EARLY, **options: Any
 ) -> list[bool]:
     """Return for each message id whether a run since then has added the message."""
-    found: list[bool] = saver.said_after("t", ids, since, **options)
-    return found
+    results: list[bool] = saver.said_after("t", ids, since, **options)
+    return results
 
 
 def read_clock() -> datetime:
@@ -73,8 +73,8 @@ def make_input(text: str) -> Any:
 @pytest.fixture
 def saver(place: Place) -> Iterator[SQLiteCheckpointer]:
     """A checkpointer on a file or a Postgres server."""
-    with place.saver() as opened:
-        yield opened
+    with place.saver() as checkpointer:
+        yield checkpointer
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
@@ -180,7 +180,7 @@ class ChangedMeanwhile(dict[Any, Any]):
         return iterator
 
 
-def test_the_oldest_runs_are_dropped_while_other_threads_add_runs() -> None:
+def test_oldest_runs_are_dropped_while_other_threads_add_runs() -> None:
     """Python raises RuntimeError if a dict changes between the creation of an iterator and its use.
 
     After 8,192 runs, this made runs of programs with several threads fail when they loaded.

@@ -230,7 +230,7 @@ def ask_quoting_secret(_: State) -> Any:
 
 
 @pytest.mark.parametrize("node", [fail_quoting_secret, ask_quoting_secret])
-def test_active_run_does_not_store_interrupts_and_errors_that_quote(
+def test_active_run_does_not_store_interrupts_and_errors_that_quote_erased_text(
     saver: Saver, node: Callable[[State], Any]
 ) -> None:
     """An interrupt that quotes the message is not stored, and an error that quotes it is empty."""

@@ -441,7 +441,9 @@ class ThreadMachine(RuleBasedStateMachine):
         writes = [
             (task, *write)
             for task in sorted(put.writes)
-            for _, write in sorted(put.writes[task].items(), key=lambda each: each[0])
+            for _, write in sorted(
+                put.writes[task].items(), key=lambda indexed_write: indexed_write[0]
+            )
         ]
         assert record is not None
         assert uid == checkpoint_id_of(record.config)

@@ -30,8 +30,13 @@ def assert_same_status(status: ThreadStatus, state: Any) -> None:
     """Assert that a status equals langgraph's state. A task that stored nothing has no id here."""
     stored = {task.id for task in status.tasks}
     expected = [
-        (each.id if each.id in stored else None, each.name, each.path, each.interrupts)
-        for each in state.tasks
+        (
+            graph_task.id if graph_task.id in stored else None,
+            graph_task.name,
+            graph_task.path,
+            graph_task.interrupts,
+        )
+        for graph_task in state.tasks
     ]
     actual = [
         (task.id, task.node, task.path, () if task.done else task.interrupts)
@@ -168,14 +173,14 @@ def test_heads_with_waiting_lists_only_waiting_threads(saver: SQLiteCheckpointer
     assert saver.heads(waiting=True, active_since=datetime.now(UTC)) == []
 
 
-def test_status_of_an_older_checkpoint_is_its_own(saver: SQLiteCheckpointer) -> None:
+def test_status_of_older_checkpoint_describes_that_checkpoint(saver: SQLiteCheckpointer) -> None:
     """Errors name a thread or a checkpoint that does not exist."""
     graph = build_joining_graph(saver)
     graph.invoke({"log": ["begins"]}, config_at())
     [_, first] = saver.checkpoints("t")
     status = saver.status("t", checkpoint_id=first.checkpoint_id)
 
-    assert (status.state, status.next, [each.done for each in status.tasks]) == (
+    assert (status.state, status.next, [thread_task.done for thread_task in status.tasks]) == (
         "unfinished",
         (),
         [True],

@@ -143,7 +143,7 @@ def test_search_narrows_threads_by_metadata_and_title_in_sql(saver: SQLiteCheckp
 def test_search_finds_zero_with_any_sign(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, uid="1", metadata={"balance": -0.0})
 
-    assert [search_ids(saver, metadata={"balance": each}) for each in (0, -0.0)] == [["t"], ["t"]]
+    assert [search_ids(saver, metadata={"balance": zero}) for zero in (0, -0.0)] == [["t"], ["t"]]
     assert len([*saver.list(None, filter={"balance": 0})]) == 1
 
 
@@ -319,12 +319,14 @@ def test_import_copies_the_status_of_threads(
         ThreadList(other).update("c", lambda _: (None, "error"))
         saver.import_from(other)
         statuses_in_source = [
-            (each.thread_id, each.status, each.last_run_status) for each in search_threads(other)
+            (listed_thread.thread_id, listed_thread.status, listed_thread.last_run_status)
+            for listed_thread in search_threads(other)
         ]
     read_counts = count_head_reads(saver, monkeypatch)
 
     assert statuses_in_source == [
-        (each.thread_id, each.status, each.last_run_status) for each in search_threads(saver)
+        (listed_thread.thread_id, listed_thread.status, listed_thread.last_run_status)
+        for listed_thread in search_threads(saver)
     ]
     assert read_counts == [1]
 

@@ -138,7 +138,7 @@ def test_title_in_metadata_stays_if_messages_are_erased(saver: SQLiteCheckpointe
     assert read_title(saver) == "Ponds"
 
 
-def test_copied_thread_has_the_title(saver: SQLiteCheckpointer) -> None:
+def test_copied_thread_has_the_title_of_its_source(saver: SQLiteCheckpointer) -> None:
     put(saver, values_with(QUESTION), uid="1")
     put(saver, values_with(QUESTION, ANSWER), config_at(uid="1"), uid="2")
     saver.copy_thread("t", "whole")

@@ -92,14 +92,18 @@ def call_blocking(saver: Saver, name: str, args: tuple[Any, ...], options: dict[
 
 
 def call_async(saver: Saver, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    async def run() -> Any:
+    async def await_call() -> Any:
         try:
             result = getattr(saver, f"a{name}")(*args, **options)
-            return [each async for each in result] if inspect.isasyncgen(result) else await result
+            return (
+                [element async for element in result]
+                if inspect.isasyncgen(result)
+                else await result
+            )
         except PerdureError as exc:
             return (type(exc), str(exc))
 
-    return asyncio.run(run())
+    return asyncio.run(await_call())
 
 
 @pytest.mark.parametrize("call", READING_CALLS, ids=lambda call: call[0])

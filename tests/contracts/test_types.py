@@ -153,7 +153,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: f"{type(m).__name__}-{m.id}")
-def test_message_of_every_kind_equals_langgraphs(message: Any) -> None:
+def test_message_of_every_kind_is_read_back_like_in_langgraph(message: Any) -> None:
     """Every kind of message is read back like by langgraph's saver."""
     expected, actual = read_back_from_both_savers({"messages": [message], "one": message})
 
@@ -197,7 +197,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_value_of_every_kind_equals_langgraphs(name: str) -> None:
+def test_value_of_every_kind_is_read_back_like_in_langgraph(name: str) -> None:
     """Plain data, models, dataclasses and enums are read back like by langgraph's saver."""
     expected, actual = read_back_from_both_savers({name: VALUES[name]})
 
@@ -219,7 +219,7 @@ subclasses = st.one_of(
     st.lists(data, max_size=3).map(Many),
     st.lists(data, max_size=3).map(Row),
     pairs.map(OrderedDict),
-    pairs.map(lambda known: defaultdict(list, known)),
+    pairs.map(lambda items: defaultdict(list, items)),
     st.sets(st.integers(0, 40), max_size=9),
     st.sampled_from([Mood.FINE, Level.LOW, Colour.RED]),
     st.builds(Place, data, texts),
@@ -256,7 +256,9 @@ tampering = st.tuples(
 
 @given(st.lists(random_messages, max_size=4), st.none() | tampering)
 @example([HumanMessage("")], ("tool_calls", []))  # a field of another class
-def test_random_messages_equal_langgraphs(messages: list[Any], tampered: Any) -> None:
+def test_random_messages_are_read_back_like_in_langgraph(
+    messages: list[Any], tampered: Any
+) -> None:
     """One of the random messages may have been changed in place to an invalid value."""
     if tampered is not None and messages:
         messages[0].__dict__[tampered[0]] = tampered[1]

@@ -284,8 +284,8 @@ def test_answer_of_the_run_and_title_of_the_update_are_kept(
     assert (run.read_value("title"), run.message_texts()[-1]) == ("A question", "B")
     assert "next" in run.message_texts()
     assert read_history_texts(saver) == run.message_texts()
-    assert not [each for each in saver.checkpoints("t") if each.is_branch]
-    assert not [each for each in saver.history("t") if each.branch]
+    assert not [element for element in saver.checkpoints("t") if element.is_branch]
+    assert not [element for element in saver.history("t") if element.branch]
     assert saver.status("t").state == "idle"
     assert MERGED not in run.graph.get_state(config_at()).metadata
 
@@ -319,7 +319,7 @@ def test_interrupt_of_the_run_is_pending_with_the_update(
     run.invoke(ASK, durability=durability)
     waiting = run.graph.get_state(config_at())
 
-    assert [each.value for each in waiting.interrupts] == ["Really?"]
+    assert [pending.value for pending in waiting.interrupts] == ["Really?"]
     assert (waiting.next, waiting.values["title"]) == (("b",), "A question")
     assert saver.status("t").state == "waiting"
     assert [head.thread_id for head in saver.heads(waiting=True)] == ["t"]
@@ -350,7 +350,7 @@ def test_interrupt_before_the_put_of_an_update_stays_pending(saver: SQLiteCheckp
     stored = original_put(*recorded_puts[0])
     waiting = run.graph.get_state(config_at())
 
-    assert [each.value for each in waiting.interrupts] == ["Really?"]
+    assert [pending.value for pending in waiting.interrupts] == ["Really?"]
     assert run.graph.get_state(stored).values["title"] == "A question"
     run.invoke(Command(resume="Yes."))
     assert (run.message_texts(), run.read_value("title")) == (["q", "A", "Yes."], "A question")
@@ -362,17 +362,17 @@ def test_update_between_interrupt_and_end_of_another_task_is_kept(
     saver: SQLiteCheckpointer, durability: Any, drops_cache: bool
 ) -> None:
     """The other task shows that the run is still active, so the interrupt stays."""
-    asked, updated = Event(), list[bool]()
+    has_asked, updated = Event(), list[bool]()
 
     def ask_and_signal(state: Any) -> Any:
         try:
             return ask(state)
         finally:
-            asked.set()
+            has_asked.set()
 
     def update_and_work(state: Any) -> Any:
         if not updated:
-            updated.append(asked.wait(10))
+            updated.append(has_asked.wait(10))
             while not call_in_thread(graph.get_state, config_at()).interrupts:
                 time.sleep(0.01)
             call_in_thread(graph.update_state, config_at(), TITLE, "ask")
@@ -387,7 +387,7 @@ def test_update_between_interrupt_and_end_of_another_task_is_kept(
     graph.invoke(Command(resume="Yes."), config_at(), durability=durability)
     values = graph.get_state(config_at()).values
 
-    assert [each.value for each in waiting.interrupts] == ["Really?"]
+    assert [pending.value for pending in waiting.interrupts] == ["Really?"]
     assert waiting.values["title"] == "A question"
     assert [m.text for m in values["messages"]] == ["q", "Yes."]
     assert (values["title"], values["count"]) == ("A question", 1)
@@ -407,7 +407,7 @@ def test_update_while_an_answered_task_continues_is_kept(saver: SQLiteCheckpoint
     run.invoke(Command(resume="Yes."))
 
     assert (run.message_texts(), run.read_value("title")) == (["q", "Yes.", "B"], "A question")
-    assert not [each for each in saver.checkpoints("t") if each.is_branch]
+    assert not [info for info in saver.checkpoints("t") if info.is_branch]
 
 
 def test_resume_of_an_old_checkpoint_does_not_take_over_the_update(
@@ -424,7 +424,7 @@ def test_resume_of_an_old_checkpoint_does_not_take_over_the_update(
     run.graph.update_state(config_at(), TITLE, "a")
     run.graph.invoke(Command(resume="Yes."), old)
 
-    assert [each.value for each in run.graph.get_state(old).interrupts] == ["Second?"]
+    assert [pending.value for pending in run.graph.get_state(old).interrupts] == ["Second?"]
     assert "title" not in run.graph.get_state(old).values
     assert run.read_value("title") == "A question"
 
@@ -465,7 +465,7 @@ def test_update_of_a_channel_that_the_run_writes_keeps_the_head(
     assert run.read_value("count") is None
     assert "C" in [item.value.text for item in saver.history("t") if item.branch]
     assert read_head_id(saver) == checkpoint_id_of(run.graph.get_state(config_at()).config)
-    assert len([each for each in caplog.records if "overlapped" in each.message]) == 1
+    assert len([record for record in caplog.records if "overlapped" in record.message]) == 1
     run.invoke({"messages": [("human", "next")]})
     assert run.message_texts()[:4] == ["q", "A", "edit", "next"]
 
@@ -528,7 +528,9 @@ def test_update_of_an_old_checkpoint_becomes_the_head_without_later_steps(
     run = UpdatedRun(saver, {"a": answer_node("A"), "b": answer_node("B")}, {})
     run.invoke(ASK)
     run.graph.update_state(config_at(), TITLE, "b")
-    past = next(each for each in run.graph.get_state_history(config_at()) if each.next == ("b",))
+    past = next(
+        snapshot for snapshot in run.graph.get_state_history(config_at()) if snapshot.next == ("b",)
+    )
     run.graph.update_state(past.config, {"count": 5}, "b")
 
     assert (run.message_texts(), run.read_value("title"), run.read_value("count")) == (
@@ -576,7 +578,7 @@ def test_update_of_a_running_subgraph_is_kept(saver: SQLiteCheckpointer) -> None
     builder = StateGraph(State).add_sequence(nodes)
     graph: Any = builder.add_edge(START, "child").compile(checkpointer=saver)
     graph.invoke(ASK, config_at(), durability="sync")
-    namespace = next(each for each in saver.thread("t").namespaces if each)
+    namespace = next(ns for ns in saver.thread("t").namespaces if ns)
     subgraph_values = graph.get_state(config_at(ns=namespace)).values
 
     assert [m.text for m in graph.get_state(config_at()).values["messages"]][-1] == "last"
@@ -728,9 +730,9 @@ class Model:
         unread, is_kept = set[str](), True
         anchor = self.state = apply_write(self.state, frozenset({"log"}), f"q{number}")
         for node, channels in enumerate(turn.writes):
-            for k, each in self._updates_at_node(turn, node):
-                self.state = anchor = apply_write(self.state, each.channels, f"u{number}.{k}")
-                unread |= each.channels
+            for k, update in self._updates_at_node(turn, node):
+                self.state = anchor = apply_write(self.state, update.channels, f"u{number}.{k}")
+                unread |= update.channels
             if node == turn.asking_node:
                 if not is_kept:
                     return  # the interrupt is on the branch, and nobody answers it
@@ -748,9 +750,9 @@ class Model:
         run_state = apply_write(run_state, writes[0][1], writes[0][2])
         run_channels |= {"log"}
         for node, channels in enumerate(turn.writes):
-            for k, each in self._updates_at_node(turn, node):
-                updated_state = apply_write(updated_state, each.channels, f"u{number}.{k}")
-                update_channels |= each.channels
+            for k, update in self._updates_at_node(turn, node):
+                updated_state = apply_write(updated_state, update.channels, f"u{number}.{k}")
+                update_channels |= update.channels
             if node == turn.asking_node:
                 run_state = self._merge(run_state, updated_state, run_channels, update_channels)
                 updated_state, run_channels, update_channels = run_state, set(), set()
@@ -771,7 +773,7 @@ class Model:
 
     @staticmethod
     def _updates_at_node(turn: Turn, node: int) -> list[tuple[int, Update]]:
-        return [(k, each) for k, each in enumerate(turn.updates) if each.node == node]
+        return [(k, update) for k, update in enumerate(turn.updates) if update.node == node]
 
 
 class Program:
@@ -787,20 +789,20 @@ class Program:
         self.graph: Any = builder.add_edge(START, "n0").compile(checkpointer=saver)
 
     def _make_node(self, node: int) -> Node:
-        def call(state: Any) -> Any:
+        def update_and_write(state: Any) -> Any:
             turn = self.turn
             assert turn is not None
-            for k, each in Model._updates_at_node(turn, node):
+            for k, update in Model._updates_at_node(turn, node):
                 if (self.number, k) not in self.done:
                     self.done.add((self.number, k))
                     value = f"u{self.number}.{k}"
-                    values = apply_write({}, each.channels, value)
-                    self.update(values, f"n{each.as_node}")
+                    values = apply_write({}, update.channels, value)
+                    self.update(values, f"n{update.as_node}")
             if node == turn.asking_node:
                 interrupt("Go on?")
             return apply_write({}, turn.writes[node], f"{self.number}.{node}")
 
-        return call
+        return update_and_write
 
     def update(self, values: Any, as_node: str) -> None:
         call_in_thread(self.graph.update_state, config_at(), values, as_node)
@@ -828,5 +830,5 @@ def test_random_turns_and_updates_agree_with_the_model(program: list[Turn]) -> N
 
             assert values == model.state
             assert runner.graph.get_state(config_at()).values == model.state
-            heads = [each.checkpoint_id for each in saver.checkpoints("t") if each.is_head]
+            heads = [info.checkpoint_id for info in saver.checkpoints("t") if info.is_head]
             assert heads == [read_head_id(saver)]

@@ -55,13 +55,13 @@ def test_langmem_tools_create_find_update_and_delete_memories(mode: str, place: 
         created = tools.call(tools.manage, content="Ann likes green tea", action="create")
         tools.call(tools.manage, content="Ann works in a school", action="create")
         [key] = re.findall(r"created? memory (\S+)", created)
-        found = json.loads(tools.call(tools.search, query="Which tea does she like?", limit=1))
+        matches = json.loads(tools.call(tools.search, query="Which tea does she like?", limit=1))
         tools.call(tools.manage, content="Ann likes black tea", action="update", id=key)
         versions = [item.value for item in store.history(ANN, key)]
         tools.call(tools.manage, action="delete", id=key)
         remaining = json.loads(tools.call(tools.search, query="tea", limit=10))
 
-    assert [(item["key"], item["value"]) for item in found] == [
+    assert [(item["key"], item["value"]) for item in matches] == [
         (key, {"content": "Ann likes green tea"})
     ]
     assert versions == [{"content": "Ann likes green tea"}, {"content": "Ann likes black tea"}]

@@ -240,7 +240,7 @@ def test_chat_answers_although_the_store_fails(
     """The store fails when it is searched, and when the run is remembered."""
     saver, store = saver_and_store
 
-    def raise_storage_error(*args: Any, **named: Any) -> Any:
+    def raise_storage_error(*args: Any, **options: Any) -> Any:
         raise StorageError("no disk")
 
     for name in ("search", "get", "batch"):
@@ -316,16 +316,16 @@ def test_each_served_graph_answers_without_blocking_the_event_loop(
     }
 
     async def run_graphs() -> tuple[dict[str, Any], list[Any]]:
-        found = {}
+        states_by_name = {}
         async with served["checkpointer"]() as saver, served["store"]() as store:
             for name, input in inputs.items():
                 config: Any = {"configurable": {"thread_id": name, **configurable}}
                 graph_of_server = served[name] if name == "chat" else served[name](config)
                 graph = graph_of_server.copy({"checkpointer": saver, "store": store})
-                found[name] = await graph.ainvoke(input, config)
+                states_by_name[name] = await graph.ainvoke(input, config)
                 states = [state async for state in graph.aget_state_history(config)]
-                assert states[0].values.keys() == found[name].keys()
-            return found, await store.alist_namespaces(prefix=("memories",))
+                assert states[0].values.keys() == states_by_name[name].keys()
+            return states_by_name, await store.alist_namespaces(prefix=("memories",))
 
     with OpenAIServer(reply) as server:
         monkeypatch.setenv("PERDURE_MODEL", "scripted")

@@ -36,7 +36,7 @@ SECRET_DSN = f"host=db.example password={SECRET}"
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    """A schema of the test's own."""
+    """The options of a database with a new schema."""
     return {"schema": postgres_server.schema(tmp_path), "pool_size": 4, "timeout_s": 10}
 
 
@@ -106,8 +106,8 @@ def test_runs_continue_after_the_password_was_changed(
             with saver.lock("t"):
                 run_turn(number)
 
-        said = [item.value.content for item in saver.history("t")][0::2]
-        assert said == ["hello 0", "hello 0", "hello 1", "hello 1"]
+        texts = [item.value.content for item in saver.history("t")][0::2]
+        assert texts == ["hello 0", "hello 0", "hello 1", "hello 1"]
         assert len(store.search(("a",))) == 2
 
 
@@ -368,8 +368,8 @@ def test_everything_that_opens_postgres_accepts_a_dsn_function(
         build_graph(cast(PostgresCheckpointer, saver)).invoke(
             {"messages": [("user", "I like figs")]}, CONFIG
         )
-        for each in (store, other):
-            hits = search_threads(saver, each, "figs")
+        for postgres_store in (store, other):
+            hits = search_threads(saver, postgres_store, "figs")
             assert [hit.thread_id for hit in hits] == ["t"]
         with pytest.raises(ConfigurationError, match="expected both in one database"):
             search_threads(saver, other_schema, "figs")

@@ -134,11 +134,11 @@ def test_setup_opens_the_database_when_awaited(tmp_path: Path) -> None:
 
     assert asyncio.run(set_up()) == (False, True)
     for number, component in enumerate((SQLiteCheckpointer, SQLiteStore)):
-        opened = component(tmp_path / f"{number}.db")
+        instance = component(tmp_path / f"{number}.db")
         assert not (tmp_path / f"{number}.db").exists()
-        opened.setup()
+        instance.setup()
         assert (tmp_path / f"{number}.db").exists()
-        opened.close()
+        instance.close()
 
 
 def test_unusable_file_is_refused_by_the_first_awaited_call(tmp_path: Path) -> None:

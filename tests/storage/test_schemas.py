@@ -32,8 +32,8 @@ class Place(NamedTuple):
         open_place = (
             self.database_place.saver if component == "checkpointers" else self.database_place.store
         )
-        with open_place(**self.options, **options) as opened:
-            return opened.database.path
+        with open_place(**self.options, **options) as instance:
+            return instance.database.path
 
     @property
     def schema(self) -> str:

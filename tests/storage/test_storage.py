@@ -336,19 +336,19 @@ def test_thread_pool_works_again_after_a_thread_could_not_start(
 ) -> None:
     """The caller gets the error, and the refused work is never done."""
 
-    def refuse(thread: threading.Thread) -> None:
+    def refuse_to_start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    pool, done = ThreadPool(2, "some", is_permanent=is_permanent), list[int]()
+    pool, finished = ThreadPool(2, "some", is_permanent=is_permanent), list[int]()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse_to_start)
         for i in range(3):
             with pytest.raises(RuntimeError, match="can't start"):
-                pool.submit(partial(done.append, i), is_async=False)
-    pool.submit(partial(done.append, 3), is_async=False).result(30)
+                pool.submit(partial(finished.append, i), is_async=False)
+    pool.submit(partial(finished.append, 3), is_async=False).result(30)
     pool.close()
 
-    assert done == [3]
+    assert finished == [3]
 
 
 def test_opening_with_another_synchronous_is_refused(
@@ -438,21 +438,21 @@ def test_aread_has_a_snapshot_and_can_be_cancelled(database: SQLiteDatabase) -> 
 
 def find_own_threads() -> set[threading.Thread]:
     """Return the threads of the process, except those of aiosqlite, which other tests use."""
-    return {each for each in threading.enumerate() if "_connection_worker" not in each.name}
+    return {thread for thread in threading.enumerate() if "_connection_worker" not in thread.name}
 
 
 def test_close_waits_for_cancelled_reads_of_an_ended_event_loop(tmp_path: Path) -> None:
     """The reads are cancelled several times, as anyio does. `close` leaves no thread."""
     has_started, may_return = threading.Event(), threading.Event()
 
-    def held() -> bool:
+    def wait_for_release() -> bool:
         has_started.set()
         return may_return.wait(30)
 
     class BlockingConnection(sqlite3.Connection):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            self.create_function("held", 0, held)
+            self.create_function("held", 0, wait_for_release)
 
     async def cancel_reads() -> list[bool]:
         read = partial(fetch_rows, "SELECT held()")

@@ -188,7 +188,7 @@ def test_two_tenants_may_use_the_same_thread_id_and_namespace(
         items_found = store.search(NAMESPACE, query="what does Ann drive?")
         assert read_texts(saver) == [f"hello from {tenant}", "good day"]
         assert len(saver.threads()) == 1
-        assert [each.checkpoint_id for each in saver.checkpoints("t")]
+        assert [info.checkpoint_id for info in saver.checkpoints("t")]
         assert [tag["step"] for tag in [t.metadata for t in saver.list(None, filter={"step": 1})]]
         assert thing in items_found[0].value["text"]
         assert len(items_found) == len(store.list_namespaces()) == 1
@@ -302,12 +302,12 @@ def schema_with_large_tenant(schema: str) -> str:
 
 
 @pytest.mark.parametrize("name", INDEXED_STATEMENTS)
-def test_statement_uses_its_index_despite_the_policy(
+def test_statement_uses_its_index_despite_row_level_security(
     schema_with_large_tenant: str, name: str
 ) -> None:
     """Postgres applies the policy first. The index condition must contain more than the tenant."""
     text = number_placeholders({**threads._SQL[True], **items._SQL[True]}[name]).decode()
-    count = max(int(each) for each in re.findall(r"\$(\d+)", text))
+    count = max(int(number) for number in re.findall(r"\$(\d+)", text))
     with psycopg.connect(get_user_dsn(), prepare_threshold=None) as conn:
         conn.execute("SELECT set_config('perdure.tenant', 'large', true)")
         conn.execute(f"SET LOCAL search_path TO {schema_with_large_tenant}")

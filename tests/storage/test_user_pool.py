@@ -40,7 +40,7 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    """A schema of the test's own."""
+    """The options of a database with a new schema."""
     return {"schema": postgres_server.schema(tmp_path), "timeout_s": 10}
 
 
@@ -415,7 +415,7 @@ def test_error_of_a_pool_that_cannot_connect_contains_no_secret(
         {"conninfo": postgres_server.dsn},
         {"close_returns": False},
     ],
-    ids=lambda given: "-".join(given),
+    ids=lambda pool_options: "-".join(pool_options),
 )
 def test_pool_with_any_options_can_be_used(
     pool_options: dict[str, Any], options: dict[str, Any]
@@ -521,8 +521,8 @@ def test_threads_of_a_pool_can_be_searched(pool: WatchedPool, options: dict[str,
         PostgresStore.open(postgres_server.dsn(), **options) as other,
     ):
         run_turn(saver, text="I like figs")
-        for each in (store, other):
-            assert [hit.thread_id for hit in search_threads(saver, each, "figs")] == ["t"]
+        for postgres_store in (store, other):
+            assert [hit.thread_id for hit in search_threads(saver, postgres_store, "figs")] == ["t"]
         with pytest.raises(ConfigurationError, match=r"Background\(database="):
             resolve_queue_location_and_schema(None, store)
         assert "pool" in saver.database.path
