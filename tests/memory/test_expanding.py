@@ -1,4 +1,4 @@
-"""Expanding a summary: the originals, from the history of real threads."""
+"""Expanding a summary: the original messages are read from the history of real threads."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ THREAD: Any = {"configurable": {"thread_id": "t"}}
 Expand = Callable[..., list[BaseMessage]]
 
 
-def awaited(*args: Any, **kwargs: Any) -> list[BaseMessage]:
+def expand_async(*args: Any, **kwargs: Any) -> list[BaseMessage]:
     return asyncio.run(aexpand(*args, **kwargs))
 
 
-both = pytest.mark.parametrize("expanded", [expand, awaited])
+for_both_forms = pytest.mark.parametrize("expand_summary", [expand, expand_async])
 
 
-def talk_on(
+def run_turns(
     server: ScriptedServer, saver: Any, turns: int, state: Any = SummaryState, **options: Any
 ) -> Any:
-    """A thread of so many turns, of which the last stays."""
+    """Return the graph of a thread with so many turns. The last turn is not summarized."""
     model = make_client(server)
     node = summarize(model, trigger=("messages", 3), keep=("messages", 1), **options)
 
@@ -55,36 +55,40 @@ def talk_on(
     return graph
 
 
-def texts(messages: list[BaseMessage]) -> list[str]:
+def list_texts(messages: list[BaseMessage]) -> list[str]:
     return [message.text for message in messages]
 
 
-@both
-def test_the_originals_come_back_in_order(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
-    """Everything a summary of summaries stands for, and nothing else."""
+@for_both_forms
+def test_expand_returns_all_summarized_messages_in_order(
+    expand_summary: Expand, file_saver: SQLiteCheckpointer
+) -> None:
+    """A summary of summaries is expanded to the original messages."""
     with ScriptedServer(make_numbered_script()) as server:
-        talk_on(server, file_saver, 4)
+        run_turns(server, file_saver, 4)
 
-    assert texts(expanded(file_saver, THREAD)) == ["q1", "a1", "q2", "a2", "q3", "a3"]
+    assert list_texts(expand_summary(file_saver, THREAD)) == ["q1", "a1", "q2", "a2", "q3", "a3"]
 
 
-@both
-def test_an_older_checkpoint(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
-    """What a summary stood for then; at the very first there is none."""
+@for_both_forms
+def test_expand_of_an_older_checkpoint_uses_its_summary(
+    expand_summary: Expand, file_saver: SQLiteCheckpointer
+) -> None:
+    """Without a summary, as at the first checkpoint, the result is empty."""
     with ScriptedServer(make_numbered_script()) as server:
-        graph = talk_on(server, file_saver, 4)
+        graph = run_turns(server, file_saver, 4)
     states = list(graph.get_state_history(THREAD))
     older = next(s for s in states if (s.values.get("summary") or {}).get("count") == 4)
 
-    assert texts(expanded(file_saver, older.config)) == ["q1", "a1", "q2", "a2"]
-    assert expanded(file_saver, states[-1].config) == []
+    assert list_texts(expand_summary(file_saver, older.config)) == ["q1", "a1", "q2", "a2"]
+    assert expand_summary(file_saver, states[-1].config) == []
 
 
-@both
-def test_of_a_changed_message_the_last_form_that_was_not_shortened(
-    expanded: Expand, file_saver: SQLiteCheckpointer
+@for_both_forms
+def test_expand_returns_the_last_unshortened_version_of_a_changed_message(
+    expand_summary: Expand, file_saver: SQLiteCheckpointer
 ) -> None:
-    """Of a result too: what a human corrected in it stays corrected."""
+    """A person's correction of a tool result is kept."""
     long = "a long result, " * 200
     call = {"name": "look", "args": {}, "id": "c"}
     talk: list[AnyMessage] = [
@@ -95,7 +99,7 @@ def test_of_a_changed_message_the_last_form_that_was_not_shortened(
         HumanMessage("q2", id="q2"),
     ]
     with ScriptedServer(make_numbered_script()) as server:
-        graph = talk_on(server, file_saver, 0)
+        graph = run_turns(server, file_saver, 0)
         graph.update_state(THREAD, {"messages": talk}, as_node="respond")
         corrected = ToolMessage(f"true: {long}", tool_call_id="c", id="t1")
         changed = [HumanMessage("right", id="q1"), corrected]
@@ -105,81 +109,87 @@ def test_of_a_changed_message_the_last_form_that_was_not_shortened(
         graph.update_state(THREAD, {"messages": [cleared]}, as_node="respond")
         graph.invoke({"messages": []}, THREAD)
 
-    assert texts(expanded(file_saver, THREAD)) == ["right", "", f"true: {long}", "a1"]
+    assert list_texts(expand_summary(file_saver, THREAD)) == ["right", "", f"true: {long}", "a1"]
 
 
-@both
-def test_of_a_message_that_trim_shortened_the_original(
-    expanded: Expand, file_saver: SQLiteCheckpointer
+@for_both_forms
+def test_expand_returns_the_original_of_a_message_shortened_by_trim(
+    expand_summary: Expand, file_saver: SQLiteCheckpointer
 ) -> None:
-    """The state has the short form, the history both."""
+    """The state has the short version, the history has both."""
     long = "a long question, " * 400
     with ScriptedServer(make_numbered_script()) as server:
-        graph = talk_on(server, file_saver, 0)
-        asked = {"messages": [HumanMessage(long, id="q1")]}
-        graph.update_state(THREAD, asked, as_node="respond")
-        cuts = trim(max_tokens=200, allow_partial=True)
-        graph.update_state(THREAD, cuts.invoke(graph.get_state(THREAD).values), as_node="respond")
-        cut = graph.get_state(THREAD).values["messages"][0].text
+        graph = run_turns(server, file_saver, 0)
+        update = {"messages": [HumanMessage(long, id="q1")]}
+        graph.update_state(THREAD, update, as_node="respond")
+        trimming = trim(max_tokens=200, allow_partial=True)
+        graph.update_state(
+            THREAD, trimming.invoke(graph.get_state(THREAD).values), as_node="respond"
+        )
+        short_text = graph.get_state(THREAD).values["messages"][0].text
         more = [AIMessage("a1", id="a1"), HumanMessage("q2", id="q2")]
         graph.update_state(THREAD, {"messages": more}, as_node="respond")
         graph.invoke({"messages": []}, THREAD)
 
-    assert "characters left out" in cut
-    assert texts(expanded(file_saver, THREAD)) == [long, "a1"]
+    assert "characters left out" in short_text
+    assert list_texts(expand_summary(file_saver, THREAD)) == [long, "a1"]
 
 
-@both
-def test_what_was_erased_is_left_out(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
-    """An erasure is not undone."""
+@for_both_forms
+def test_expand_leaves_out_erased_messages(
+    expand_summary: Expand, file_saver: SQLiteCheckpointer
+) -> None:
     with ScriptedServer(make_numbered_script()) as server:
-        graph = talk_on(server, file_saver, 3)
+        graph = run_turns(server, file_saver, 3)
     first = graph.get_state(THREAD).values["summarized"][0]
     file_saver.erase("t", message_ids=[first])
 
-    assert texts(expanded(file_saver, THREAD)) == ["a1", "q2", "a2"]
+    assert list_texts(expand_summary(file_saver, THREAD)) == ["a1", "q2", "a2"]
 
 
-@both
-def test_what_cannot_be_expanded(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
-    """A saver without history, no thread, no checkpoint, no thread named."""
+@for_both_forms
+def test_expand_refuses_unknown_threads_checkpoints_and_other_savers(
+    expand_summary: Expand, file_saver: SQLiteCheckpointer
+) -> None:
     with ScriptedServer(make_numbered_script()) as server:
-        talk_on(server, file_saver, 1)
+        run_turns(server, file_saver, 1)
     unknown: Any = {"configurable": {"thread_id": "t", "checkpoint_id": "0" * 32}}
 
-    assert expanded(file_saver, THREAD) == []
+    assert expand_summary(file_saver, THREAD) == []
     with pytest.raises(ConfigurationError, match="expected a perdure checkpointer"):
-        expanded(InMemorySaver(), THREAD)
+        expand_summary(InMemorySaver(), THREAD)
     with pytest.raises(UnknownThread, match="'other'"):
-        expanded(file_saver, {"configurable": {"thread_id": "other"}})
+        expand_summary(file_saver, {"configurable": {"thread_id": "other"}})
     with pytest.raises(UnknownCheckpoint):
-        expanded(file_saver, unknown)
+        expand_summary(file_saver, unknown)
     with pytest.raises(InvalidConfig):
-        expanded(file_saver, {"configurable": {}})
+        expand_summary(file_saver, {"configurable": {}})
 
 
-def replaying(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
+def apply_all_updates(state: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
     for update in updates:
         state = add_messages(state or [], update)  # type: ignore[assignment, arg-type]
     return state or []
 
 
 class DeltaState(SummaryState):
-    """A state whose messages langgraph replays from writes, as deep agents declare it."""
+    """A state whose messages langgraph rebuilds from writes, as deep agents declare it."""
 
-    messages: Annotated[list[AnyMessage], DeltaChannel(replaying)]
+    messages: Annotated[list[AnyMessage], DeltaChannel(apply_all_updates)]
 
 
-@both
-def test_messages_of_a_delta_channel(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
-    """The originals come back, and an extraction reads all messages with their times."""
+@for_both_forms
+def test_expand_returns_messages_of_a_delta_channel(
+    expand_summary: Expand, file_saver: SQLiteCheckpointer
+) -> None:
+    """An extraction reads all these messages with their times."""
     with ScriptedServer(make_numbered_script()) as server:
-        graph = talk_on(server, file_saver, 4, state=DeltaState)
+        graph = run_turns(server, file_saver, 4, state=DeltaState)
         state = graph.get_state(THREAD).values
-        found = expanded(file_saver, THREAD)
+        expanded_messages = expand_summary(file_saver, THREAD)
         history = run(read_history(file_saver, "t"))
 
-    said = ["q1", "a1", "q2", "a2", "q3", "a3", "q4", "a4"]
-    assert texts(found) + texts(state["messages"]) == said
-    assert [message.text for message in history.messages] == said
+    all_texts = ["q1", "a1", "q2", "a2", "q3", "a3", "q4", "a4"]
+    assert list_texts(expanded_messages) + list_texts(state["messages"]) == all_texts
+    assert [message.text for message in history.messages] == all_texts
     assert all(message.at is not None for message in history.messages)

@@ -1,4 +1,4 @@
-"""Extraction: each message is formed from exactly once in effect, whatever happens in between."""
+"""Extraction: each message is extracted exactly once in effect, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ EXTRACTED = [f"user: {name}" for name in NAMES]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    """A store on the file that the checkpointer is on."""
+    """A store on the file of the checkpointer."""
     with SQLiteStore.open(tmp_path / "plain.db") as opened:
         yield opened
 
 
-def extraction_of(saver: Any, store: Any, **options: Any) -> Extraction:
+def make_extraction(saver: Any, store: Any, **options: Any) -> Extraction:
     return Extraction(saver, store, **options)
 
 
 # -- forming
 
 
-def test_what_was_said_is_formed_once(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
-    """Forming again forms what is new, and nothing twice."""
-    graph, extraction = build_graph(file_saver), extraction_of(file_saver, store)
+def test_each_message_is_extracted_once(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
+    """A third extraction extracts only new messages."""
+    graph, extraction = build_graph(file_saver), make_extraction(file_saver, store)
     send_messages(graph, "t", "I like tea.")
     first = extraction.extract("t", user_config())
-    again = extraction.extract("t", user_config())
-    send_messages(graph, "t", "And Bruges.")
     second = extraction.extract("t", user_config())
+    send_messages(graph, "t", "And Bruges.")
+    third = extraction.extract("t", user_config())
 
     assert (first.messages, first.added) == (2, 2)
-    assert (again.messages, again.added) == (0, 0)
-    assert (second.messages, second.added) == (2, 2)
+    assert (second.messages, second.added) == (0, 0)
+    assert (third.messages, third.added) == (2, 2)
     assert {
         "user: I like tea.",
         "assistant: You said I like tea.",
@@ -81,14 +81,13 @@ def test_what_was_said_is_formed_once(file_saver: SQLiteCheckpointer, store: SQL
     assert [item.version for item in read_memories(store)] == [1] * 4
 
 
-def test_memories_say_where_they_come_from(
+def test_memory_names_its_thread_checkpoint_message_and_speaker(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A memory names its thread, the checkpoint it was read at, its message, place and speaker."""
     send_messages(
         build_graph(file_saver, answers=False), "t", HumanMessage("I like tea.", id="a", name="Ann")
     )
-    extraction_of(file_saver, store).extract("t", user_config())
+    make_extraction(file_saver, store).extract("t", user_config())
     [memory] = read_memories(store)
     head = file_saver.get_tuple(thread_config("t"))
     assert head is not None
@@ -103,15 +102,13 @@ def test_memories_say_where_they_come_from(
     )
 
 
-def test_the_async_form_does_the_same(tmp_path: Path) -> None:
-    """Awaited, forming keeps what blocking forming keeps."""
-
-    async def formed() -> ExtractionReport:
+def test_async_extraction_stores_the_same_memories(tmp_path: Path) -> None:
+    async def extract_async() -> ExtractionReport:
         async with (
             SQLiteStore.open(tmp_path / "a.db") as store,
             SQLiteCheckpointer.open(tmp_path / "a.db") as saver,
         ):
-            graph, extraction = build_graph(saver), extraction_of(saver, store)
+            graph, extraction = build_graph(saver), make_extraction(saver, store)
             await graph.ainvoke(
                 {"messages": [HumanMessage("I like tea.", id="a")]}, thread_config("t")
             )
@@ -119,19 +116,21 @@ def test_the_async_form_does_the_same(tmp_path: Path) -> None:
             assert report.added == len(read_memory_texts(store))
             return report
 
-    assert asyncio.run(formed()).added == 2
+    assert asyncio.run(extract_async()).added == 2
 
 
-def test_a_thread_is_formed_in_batches(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
-    """A long thread is formed in several transactions, each with the messages before it at hand."""
+def test_long_thread_is_extracted_in_batches_with_preceding_messages(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Each batch is one transaction."""
     send_messages(build_graph(file_saver, answers=False), "t", *NAMES)
-    extractor = Noting()
-    report = extraction_of(file_saver, store, extractor=extractor, batch=5).extract(
+    extractor = RecordingExtractor()
+    report = make_extraction(file_saver, store, extractor=extractor, batch=5).extract(
         "t", user_config()
     )
 
     assert (report.messages, report.added, report.batches) == (12, 12, 3)
-    assert [(len(each.before), len(each.messages)) for each in extractor.batches] == [
+    assert [(len(batch.before), len(batch.messages)) for batch in extractor.batches] == [
         (0, 5),
         (4, 5),
         (4, 2),
@@ -140,32 +139,33 @@ def test_a_thread_is_formed_in_batches(file_saver: SQLiteCheckpointer, store: SQ
 
 
 def is_read(extraction: Extraction, thread_id: str) -> bool:
-    """Whether a thread was read at its head, so that it is not due."""
+    """Return whether the watermark of a thread is at its head, so that the thread is not due."""
     mark = run(read_watermark(extraction.get_adapter(), ANN, thread_id, extraction.extractor.name))
     head = extraction.saver.get_tuple(thread_config(thread_id))
     return head is not None and mark.checkpoint_id == head.checkpoint["id"]
 
 
-class Noting(TurnExtractor):
-    """Notes the batches it was given, and may do something before it answers."""
+class RecordingExtractor(TurnExtractor):
+    """An extractor that records its batches, and may call a function before it answers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[Batch] = []
-        self.meanwhile: Any = None
+        self.call_before_answer: Any = None
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         self.batches.append(batch)
-        if self.meanwhile is not None:
-            call, self.meanwhile = self.meanwhile, None
+        if self.call_before_answer is not None:
+            call, self.call_before_answer = self.call_before_answer, None
             call()
         return await super().propose_changes(batch, scope)
 
 
-def test_each_user_has_their_own(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
-    """The same thread formed for two users makes memories for each, and none in the other's."""
+def test_thread_extracted_for_two_users_gives_each_their_own_memories(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
     send_messages(build_graph(file_saver, answers=False), "t", "I like tea.")
-    extraction = extraction_of(file_saver, store)
+    extraction = make_extraction(file_saver, store)
     extraction.extract("t", user_config("ann"))
     extraction.extract("t", user_config("bo"))
 
@@ -176,38 +176,36 @@ def test_each_user_has_their_own(file_saver: SQLiteCheckpointer, store: SQLiteSt
 
 
 @pytest.mark.parametrize("config", [None, {"configurable": {}}, {"configurable": {"user_id": 7}}])
-def test_nobody_s_memories_are_formed_for_nobody(
+def test_extraction_without_a_valid_user_id_is_refused(
     config: Any, file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A config that does not name the user in text is refused before anything is written."""
+    """Nothing is written."""
     send_messages(build_graph(file_saver), "t", "I like tea.")
-    extraction = extraction_of(file_saver, store)
+    extraction = make_extraction(file_saver, store)
 
     with pytest.raises(InvalidConfig, match="user_id"):
         extraction.extract("t", config)
     assert store.search((), limit=10) == []
 
 
-def test_a_user_called_like_perdure_s_own_place_is_refused(
+def test_user_id_equal_to_perdure_own_label_is_refused(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """No user id reaches the place where perdure keeps its notes."""
-    extraction = extraction_of(file_saver, store, namespace=("{user_id}",))
+    extraction = make_extraction(file_saver, store, namespace=("{user_id}",))
 
     with pytest.raises(InvalidNamespace, match="perdure"):
         extraction.extract("t", user_config("perdure"))
 
 
-def test_a_thread_that_is_not_there_is_named(
+def test_extraction_of_an_unknown_thread_raises_unknown_thread(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Forming a thread that nobody began says so."""
     with pytest.raises(UnknownThread, match="'nobody'"):
-        extraction_of(file_saver, store).extract("nobody", user_config())
+        make_extraction(file_saver, store).extract("nobody", user_config())
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected_message"),
     [
         ({"extractor": "turns"}, "TurnExtractor"),
         ({"gate": "open"}, "Gate"),
@@ -217,31 +215,32 @@ def test_a_thread_that_is_not_there_is_named(
         ({"saver": "a.db"}, "BaseCheckpointSaver"),
     ],
 )
-def test_arguments_that_are_wrong_are_named(options: Any, told: str) -> None:
-    """An extraction with an argument of another kind is not made."""
-    with pytest.raises(ConfigurationError, match=told):
+def test_invalid_arguments_of_an_extraction_are_refused_by_name(
+    options: Any, expected_message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=expected_message):
         Extraction(**{"saver": InMemorySaver(), **options})
 
 
 # -- edits, forks, what was trimmed
 
 
-def test_what_was_trimmed_before_it_was_formed_is_formed(
+def test_message_trimmed_before_the_extraction_is_extracted(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """perdure's checkpointer has what left the state, so it is remembered all the same."""
+    """The history of perdure's checkpointer has the messages that left the state."""
     send_messages(
         build_graph(file_saver, answers=False), "t", "one", RemoveMessage(id="one"), "two"
     )
-    extraction_of(file_saver, store).extract("t", user_config())
+    make_extraction(file_saver, store).extract("t", user_config())
 
     assert {"user: one", "user: two"} == set(read_memory_texts(store))
 
 
-def test_a_state_that_is_trimmed_is_formed_from_once() -> None:
-    """With other parts, what is left of the state is formed from, and positions go on growing."""
+def test_trimmed_state_of_a_langgraph_saver_is_extracted_once() -> None:
+    """Without a history, the state is extracted, and positions keep growing."""
     saver, store = InMemorySaver(), InMemoryStore()
-    graph, extraction = build_graph(saver, answers=False), extraction_of(saver, store)
+    graph, extraction = build_graph(saver, answers=False), make_extraction(saver, store)
     for name in NAMES:
         send_messages(graph, "t", name)
         extraction.extract("t", user_config())
@@ -252,11 +251,10 @@ def test_a_state_that_is_trimmed_is_formed_from_once() -> None:
     assert list(range(12)) == sorted(m.value["provenance"]["position"] for m in memories)
 
 
-def test_an_edited_message_changes_its_memory(
+def test_edited_message_updates_its_memory_and_keeps_the_past(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A message that was edited after it was formed from is one memory, with its past."""
-    graph, extraction = build_graph(file_saver, answers=False), extraction_of(file_saver, store)
+    graph, extraction = build_graph(file_saver, answers=False), make_extraction(file_saver, store)
     send_messages(graph, "t", HumanMessage("I live in Ghent.", id="a"), "two")
     extraction.extract("t", user_config())
     send_messages(graph, "t", HumanMessage("I live in Bruges.", id="a"))
@@ -269,10 +267,11 @@ def test_an_edited_message_changes_its_memory(
     ] == ["user: I live in Ghent."]
 
 
-def test_what_an_edit_leaves_over_goes(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
-    """A message that was made shorter, or empty, has no memories of what it says no more."""
+def test_memories_of_text_that_an_edit_removed_are_deleted(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
     graph = build_graph(file_saver, answers=False)
-    extraction = extraction_of(file_saver, store, extractor=TurnExtractor(max_words=3))
+    extraction = make_extraction(file_saver, store, extractor=TurnExtractor(max_words=3))
     long = HumanMessage("I like tea. I have cats. I live here.", id="a")
     for message in (long, HumanMessage("I like tea.", id="a"), long, HumanMessage("", id="a")):
         send_messages(graph, "t", message)
@@ -283,11 +282,10 @@ def test_what_an_edit_leaves_over_goes(file_saver: SQLiteCheckpointer, store: SQ
     assert read_memory_texts(store) == []
 
 
-def test_a_fork_is_formed_from_where_it_began(
+def test_fork_is_extracted_from_its_start(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """After going back to an old checkpoint, only what was said from there on is formed."""
-    graph, extraction = build_graph(file_saver, answers=False), extraction_of(file_saver, store)
+    graph, extraction = build_graph(file_saver, answers=False), make_extraction(file_saver, store)
     send_messages(graph, "t", "one")
     old = graph.get_state(thread_config("t")).config
     send_messages(graph, "t", "two")
@@ -299,11 +297,10 @@ def test_a_fork_is_formed_from_where_it_began(
     assert {"user: one", "user: two", "user: three"} == set(read_memory_texts(store))
 
 
-def test_a_thread_that_was_forked_far_back_is_read_again(
+def test_thread_forked_before_its_watermark_is_read_again_without_duplicates(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """If the watermark names no message that is left, all are read, and no memory is made twice."""
-    graph, extraction = build_graph(file_saver, answers=False), extraction_of(file_saver, store)
+    graph, extraction = build_graph(file_saver, answers=False), make_extraction(file_saver, store)
     send_messages(graph, "t", "one")
     old = graph.get_state(thread_config("t")).config
     send_messages(graph, "t", *(HumanMessage(f"m{i}", id=f"m{i}") for i in range(60)))
@@ -315,11 +312,10 @@ def test_a_thread_that_was_forked_far_back_is_read_again(
     assert len(read_memory_texts(store)) == 62
 
 
-def test_what_was_forgotten_does_not_come_back(
+def test_deleted_and_forgotten_memories_are_not_extracted_again(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A memory that was deleted or forgotten is not formed from its message again."""
-    graph, extraction = build_graph(file_saver, answers=False), extraction_of(file_saver, store)
+    graph, extraction = build_graph(file_saver, answers=False), make_extraction(file_saver, store)
     send_messages(graph, "t", "I like tea.", "I have a cat.")
     extraction.extract("t", user_config())
     memories = Collection(store)
@@ -333,25 +329,26 @@ def test_what_was_forgotten_does_not_come_back(
     assert read_memory_texts(store) == []
 
 
-def test_the_async_form_computes_beside_the_loop(
+def test_async_extraction_does_not_compute_in_the_event_loop_thread(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """What is formed, and what is judged, is not computed by the event loop's own thread."""
     send_messages(build_graph(file_saver, answers=False), "t", "I like tea.")
-    extractor = Noting()
+    extractor = RecordingExtractor()
     threads: list[threading.Thread] = []
-    extractor.meanwhile = lambda: threads.append(threading.current_thread())
+    extractor.call_before_answer = lambda: threads.append(threading.current_thread())
 
-    def seen(text: str) -> list[Any]:
+    def record_thread(text: str) -> list[Any]:
         threads.append(threading.current_thread())
         return []
 
-    extraction = extraction_of(file_saver, store, extractor=extractor, gate=Gate(detectors=[seen]))
+    extraction = make_extraction(
+        file_saver, store, extractor=extractor, gate=Gate(detectors=[record_thread])
+    )
     asyncio.run(extraction.aextract("t", user_config()))
 
     assert threading.main_thread() not in threads
     assert len(threads) >= 2
-    extractor.meanwhile = lambda: [][0]
+    extractor.call_before_answer = lambda: [][0]
     send_messages(build_graph(file_saver, answers=False), "t", "I like Ghent.")
     with pytest.raises(IndexError):
         asyncio.run(extraction.aextract("t", user_config()))
@@ -360,15 +357,15 @@ def test_the_async_form_computes_beside_the_loop(
 # -- room
 
 
-def test_what_there_is_no_room_for_is_formed_once_there_is(
+def test_extraction_into_a_full_namespace_writes_nothing_until_there_is_room(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A full namespace refuses no message: an error tells, and nothing is written."""
+    """The error names the limit."""
     scope: Any = store.scoped(("tenant",), max_items=5)
     for number in range(3):
         scope.put(ANN, f"k{number}", {"kind": "fact", "about": "room"})
     send_messages(build_graph(file_saver, answers=False), "t", "I like tea.", "I like Ghent.")
-    extraction = extraction_of(file_saver, scope)
+    extraction = make_extraction(file_saver, scope)
     for _ in range(2):
         with pytest.raises(LimitExceeded, match="at most 5 items are allowed"):
             extraction.extract("t", user_config())
@@ -385,72 +382,74 @@ def test_what_there_is_no_room_for_is_formed_once_there_is(
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
-def test_a_thread_that_is_formed_anew_makes_no_memory_twice(
+def test_extraction_from_scratch_makes_no_duplicates_and_restores_nothing(
     kind: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """All of it is read again, and what is there stays; what was forgotten stays away."""
+    """All messages are read again. Deleted memories stay deleted."""
     saver: Any = file_saver if kind == "perdure" else InMemorySaver()
-    other: Any = store if kind == "perdure" else InMemoryStore()
-    graph, extraction = build_graph(saver, answers=False), extraction_of(saver, other, batch=5)
+    target_store: Any = store if kind == "perdure" else InMemoryStore()
+    graph, extraction = (
+        build_graph(saver, answers=False),
+        make_extraction(saver, target_store, batch=5),
+    )
     send_messages(graph, "t", *NAMES)
     extraction.extract("t", user_config())
-    before = said_where(store)
-    Collection(other).delete(build_turn_key("t", "message 3", 0), config=user_config())
-    again = extraction.extract("t", user_config(), anew=True)
+    before = read_positions(store)
+    Collection(target_store).delete(build_turn_key("t", "message 3", 0), config=user_config())
+    second_report = extraction.extract("t", user_config(), anew=True)
     send_messages(graph, "t", "one more")
-    last = extraction.extract("t", user_config())
+    last_report = extraction.extract("t", user_config())
 
-    assert (again.messages, again.added, again.unchanged) == (12, 0, 11)
-    assert (last.messages, last.added) == (1, 1)
-    assert len(read_memory_texts(other)) == 12
+    assert (second_report.messages, second_report.added, second_report.unchanged) == (12, 0, 11)
+    assert (last_report.messages, last_report.added) == (1, 1)
+    assert len(read_memory_texts(target_store)) == 12
     if kind == "perdure":
         del before["user: message 3"]
-        now = said_where(store)
+        now = read_positions(store)
         assert before == {text: now[text] for text in before}
         assert max(now, key=lambda text: now[text] or 0) == "user: one more"
 
 
-def said_where(store: SQLiteStore) -> dict[str, int | None]:
-    """The place of each turn in its thread."""
-    return {each.value["text"]: each.provenance.position for each in read_memories(store)}
+def read_positions(store: SQLiteStore) -> dict[str, int | None]:
+    """Return the position of each turn in its thread."""
+    return {item.value["text"]: item.provenance.position for item in read_memories(store)}
 
 
-@pytest.mark.parametrize("failing", [1, 2, 3])
-def test_forming_anew_goes_on_where_it_was_cut_off(
-    failing: int, file_saver: SQLiteCheckpointer, store: SQLiteStore
+@pytest.mark.parametrize("failing_batch", [1, 2, 3])
+def test_extraction_from_scratch_resumes_after_a_failure(
+    failing_batch: int, file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """What was formed anew before an error is not once more, and the thread waits meanwhile."""
+    """Batches before the error are not read again. The thread is due meanwhile."""
     send_messages(build_graph(file_saver, answers=False), "t", *NAMES)
-    extraction_of(file_saver, store).extract("t", user_config())
-    extractor = Noting()
-    extraction = extraction_of(file_saver, store, extractor=extractor, batch=4)
+    make_extraction(file_saver, store).extract("t", user_config())
+    extractor = RecordingExtractor()
+    extraction = make_extraction(file_saver, store, extractor=extractor, batch=4)
 
     def fail() -> None:
-        if len(extractor.batches) < failing:
-            extractor.meanwhile = fail
+        if len(extractor.batches) < failing_batch:
+            extractor.call_before_answer = fail
             return
         raise RuntimeError("the model is tired")
 
-    extractor.meanwhile = fail
+    extractor.call_before_answer = fail
     with pytest.raises(RuntimeError, match="tired"):
         extraction.extract("t", user_config(), anew=True)
     assert not is_read(extraction, "t")
     extraction.extract("t", user_config())
-    seen = [message.id for batch in extractor.batches for message in batch.messages]
+    read_ids = [message.id for batch in extractor.batches for message in batch.messages]
 
-    assert sorted(NAMES) == sorted(set(seen))
-    assert len(seen) == 16, "one batch was read twice"
+    assert sorted(NAMES) == sorted(set(read_ids))
+    assert len(read_ids) == 16, "one batch was read twice"
     assert sorted(EXTRACTED) == sorted(read_memory_texts(store))
     assert is_read(extraction, "t")
 
 
-def test_without_a_history_what_was_removed_is_gone(store: SQLiteStore) -> None:
-    """A checkpointer that keeps none has nothing to form of a message that was removed."""
+def test_removed_message_of_a_saver_without_history_is_not_extracted(store: SQLiteStore) -> None:
     saver = InMemorySaver()
     graph = build_graph(saver, answers=False)
     send_messages(graph, "t", "I like tea.", "My salary is 90000")
     graph.invoke({"messages": [RemoveMessage("My salary is 90000")]}, thread_config("t"))
-    extraction_of(saver, store).extract("t", user_config())
+    make_extraction(saver, store).extract("t", user_config())
 
     assert read_memory_texts(store) == ["user: I like tea."]
 
@@ -459,17 +458,17 @@ def test_without_a_history_what_was_removed_is_gone(store: SQLiteStore) -> None:
 
 
 @settings(max_examples=rounds(10))
-@given(fails=st.frozensets(st.integers(1, 9), max_size=5), touched=st.booleans())
-def test_a_fault_anywhere_loses_and_doubles_nothing(
-    fails: frozenset[int], touched: bool, tmp_path_factory: pytest.TempPathFactory
+@given(failing_writes=st.frozensets(st.integers(1, 9), max_size=5), touched=st.booleans())
+def test_failed_writes_lose_and_duplicate_no_memory(
+    failing_writes: frozenset[int], touched: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whichever writes fail, before or after the fact, forming again ends where none had failed."""
+    """Repeated extractions end in the same state as without failures."""
     path = tmp_path_factory.mktemp("fault") / "a.db"
     with SQLiteCheckpointer.open(path) as saver, FailingStore.open(path) as store:
         send_messages(build_graph(saver, answers=False), "t", *NAMES)
-        extraction = extraction_of(saver, store, batch=4)
-        store.failing_writes, store.writes = fails, 0
-        for _ in range(len(fails) + 1):
+        extraction = make_extraction(saver, store, batch=4)
+        store.failing_writes, store.writes = failing_writes, 0
+        for _ in range(len(failing_writes) + 1):
             try:
                 extraction.extract("t", user_config())
             except OSError:
@@ -482,22 +481,21 @@ def test_a_fault_anywhere_loses_and_doubles_nothing(
         assert is_read(extraction, "t")
 
 
-@pytest.mark.parametrize("door", ["blocking", "awaiting"])
-def test_two_that_form_one_thread_form_it_once(
-    door: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
+@pytest.mark.parametrize("call_form", ["blocking", "awaiting"])
+def test_concurrent_extractions_of_one_thread_store_each_memory_once(
+    call_form: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """However many form a thread at the same time, each message becomes one memory, once."""
     send_messages(build_graph(file_saver, answers=False), "t", *NAMES)
-    extractions = [extraction_of(file_saver, store, batch=2) for _ in range(4)]
+    extractions = [make_extraction(file_saver, store, batch=2) for _ in range(4)]
     reports: list[ExtractionReport] = []
-    if door == "awaiting":
+    if call_form == "awaiting":
 
-        async def all_at_once() -> None:
+        async def extract_concurrently() -> None:
             reports.extend(
                 await asyncio.gather(*(f.aextract("t", user_config()) for f in extractions))
             )
 
-        asyncio.run(all_at_once())
+        asyncio.run(extract_concurrently())
     else:
         threads = [
             threading.Thread(target=lambda f=f: reports.append(f.extract("t", user_config())))
@@ -513,21 +511,20 @@ def test_two_that_form_one_thread_form_it_once(
     assert sum(report.added for report in reports) == 12
 
 
-def test_the_slower_one_is_refused_and_goes_on(
+def test_extraction_overtaken_by_another_discards_its_result_and_continues(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """If another forms the thread while this one asks its model, what it has is not written."""
     graph = build_graph(file_saver, answers=False)
     send_messages(graph, "t", "one", "two")
-    slow = Noting()
-    quick = extraction_of(file_saver, store)
+    slow = RecordingExtractor()
+    quick = make_extraction(file_saver, store)
 
-    def meanwhile() -> None:
+    def extract_meanwhile() -> None:
         quick.extract("t", user_config())
         send_messages(graph, "t", "three")
 
-    slow.meanwhile = meanwhile
-    report = extraction_of(file_saver, store, extractor=slow).extract("t", user_config())
+    slow.call_before_answer = extract_meanwhile
+    report = make_extraction(file_saver, store, extractor=slow).extract("t", user_config())
 
     assert [[m.id for m in b.messages] for b in slow.batches] == [["one", "two"], ["three"]]
     assert (report.messages, report.added) == (1, 1)
@@ -535,15 +532,14 @@ def test_the_slower_one_is_refused_and_goes_on(
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
-def test_other_parts_are_formed_from_too(kind: str, store: SQLiteStore) -> None:
-    """langgraph's own saver and store do, alone or with one of perdure's."""
-    saver, other = InMemorySaver(), InMemoryStore() if kind == "langgraph" else store
+def test_extraction_works_with_langgraph_saver_and_store(kind: str, store: SQLiteStore) -> None:
+    saver, target_store = InMemorySaver(), InMemoryStore() if kind == "langgraph" else store
     send_messages(build_graph(saver), "t", "I like tea.")
-    extraction = extraction_of(saver, other)
+    extraction = make_extraction(saver, target_store)
     extraction.extract("t", user_config())
     extraction.extract("t", user_config())
 
-    assert sorted(read_memory_texts(other)) == [
+    assert sorted(read_memory_texts(target_store)) == [
         "assistant: You said I like tea.",
         "user: I like tea.",
     ]
@@ -553,11 +549,10 @@ def test_other_parts_are_formed_from_too(kind: str, store: SQLiteStore) -> None:
 # -- what is due
 
 
-def test_a_thread_with_nothing_new_is_due_no_longer(
+def test_extraction_without_new_messages_advances_the_watermark(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """The watermark notes at which checkpoint a thread was read, though there was nothing new."""
-    graph, extraction = build_graph(file_saver), extraction_of(file_saver, store)
+    graph, extraction = build_graph(file_saver), make_extraction(file_saver, store)
     send_messages(graph, "t", "I like tea.")
     extraction.extract("t", user_config())
     graph.update_state(thread_config("t"), {"messages": []})
@@ -568,32 +563,31 @@ def test_a_thread_with_nothing_new_is_due_no_longer(
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
-def test_a_thread_that_goes_on_while_it_is_read_stays_due(
+def test_message_sent_during_an_extraction_keeps_the_thread_due(
     kind: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """A message that comes while memories are made of the others is not taken for read."""
-    graph, extractor = build_graph(file_saver, answers=False), Noting()
+    graph, extractor = build_graph(file_saver, answers=False), RecordingExtractor()
     send_messages(graph, "t", "one")
-    other = InMemoryStore() if kind == "langgraph" else store
-    extraction = extraction_of(file_saver, other, extractor=extractor)
-    extractor.meanwhile = lambda: send_messages(graph, "t", "two")
+    target_store = InMemoryStore() if kind == "langgraph" else store
+    extraction = make_extraction(file_saver, target_store, extractor=extractor)
+    extractor.call_before_answer = lambda: send_messages(graph, "t", "two")
     extraction.extract("t", user_config())
 
-    assert read_memory_texts(other) == ["user: one"]
+    assert read_memory_texts(target_store) == ["user: one"]
     assert not is_read(extraction, "t")
 
 
 # -- reports
 
 
-def test_a_report_is_one_line_without_secrets(
+def test_report_is_one_line_without_secrets(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """It counts what was not kept; the text is in neither the report nor the watermark."""
+    """The report counts refused messages. Neither it nor the watermark contains their text."""
     secret = "sk-proj-" + "a1B2c3D4" * 6
-    said = HumanMessage(f"My key is {secret}", id="b")
-    send_messages(build_graph(file_saver, answers=False), "t", "I like tea.", said)
-    report = extraction_of(file_saver, store).extract("t", user_config())
+    message = HumanMessage(f"My key is {secret}", id="b")
+    send_messages(build_graph(file_saver, answers=False), "t", "I like tea.", message)
+    report = make_extraction(file_saver, store).extract("t", user_config())
     note: Any = store.get(("perdure", "formed", *ANN), "t")
 
     assert report.messages == 2
@@ -603,19 +597,18 @@ def test_a_report_is_one_line_without_secrets(
     assert str(report).startswith("t: 2 messages read, ")
 
 
-def test_messages_that_no_store_can_hold_are_formed_all_the_same(store: SQLiteStore) -> None:
-    """Half a character in a message does not keep its thread from being formed."""
+def test_message_with_a_lone_surrogate_is_extracted(store: SQLiteStore) -> None:
     saver = InMemorySaver()
     send_messages(
         build_graph(saver, answers=False), "t", AIMessage("half \ud83d a smile", id="a"), "two"
     )
-    extraction_of(saver, store).extract("t", user_config())
+    make_extraction(saver, store).extract("t", user_config())
 
     assert {"assistant: half ? a smile", "user: two"} == set(read_memory_texts(store))
 
 
-class Forgotten(TurnExtractor):
-    """Has its thread forgotten while it reads the first messages."""
+class ForgettingExtractor(TurnExtractor):
+    """An extractor whose thread is forgotten while it reads the first messages."""
 
     def __init__(self, saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
         super().__init__()
@@ -627,12 +620,12 @@ class Forgotten(TurnExtractor):
         return await super().propose_changes(batch, scope)
 
 
-def test_a_thread_that_is_forgotten_meanwhile_leaves_no_memories(
+def test_thread_forgotten_during_its_extraction_leaves_no_memories(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Not even when it is extracted for the first time."""
+    """This holds even for its first extraction."""
     send_messages(build_graph(file_saver), "t", "I like tea.")
-    extraction = Extraction(file_saver, store, Forgotten(file_saver, store))
+    extraction = Extraction(file_saver, store, ForgettingExtractor(file_saver, store))
 
     with pytest.raises(UnknownThread):
         extraction.extract("t", user_config())

@@ -1,4 +1,4 @@
-"""The floor of a recall: what hardly answers a question is not recalled, and `explain` shows it."""
+"""The minimum score of a recall: weak matches are not recalled, and `explain` lists them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from perdure.stores import PostgresStore, SQLiteStore
 from tests import postgres_server
 from tests.memory.remembered import ANN, AS_ANN, build_fact_put, iter_turn_puts, open_filled_store
 
-NOTHING = "quantum chromodynamics"  # of which nobody spoke
+UNRELATED_QUERY = "quantum chromodynamics"  # of which nobody spoke
 TEAM = ("memories", "team")
 AT = datetime(2024, 5, 8, tzinfo=UTC)
-SAID = (
+MEMORIES = (
     build_fact_put("home", "Ann lives in Ghent"),
     build_fact_put("drink", "Ann drinks green tea"),
     build_fact_put("boat", "The canoe of Ann is called Nutshell", kind="thing"),
@@ -32,7 +32,7 @@ SAID = (
         "t", AT, "It rains in Oslo", "My canoe is called Nutshell", "The museum is shut"
     ),
 )
-QUERIES = (NOTHING, "Where does Ann live?", "canoe", "Ann", "tea in Oslo", "the museum")
+QUERIES = (UNRELATED_QUERY, "Where does Ann live?", "canoe", "Ann", "tea in Oslo", "the museum")
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -46,59 +46,60 @@ def store(
     else:
         opened = SQLiteStore.open(":memory:", **options)
     with opened:
-        opened.batch(SAID)
+        opened.batch(MEMORIES)
         opened.put(TEAM, "shared", {"text": "The canoe lies in the harbour", "kind": "fact"})
         opened.put(TEAM, "same", {"text": "ann lives in GHENT", "kind": "fact"})
         yield opened
 
 
-def cosines(texts: Sequence[str]) -> list[list[float]]:
-    """Vectors whose cosines with the query's are what the texts say."""
+def embed_as_cosines(texts: Sequence[str]) -> list[list[float]]:
+    """Return vectors whose cosines with the query's vector are the numbers in the texts."""
     numbers = [float(text) if text[:1] in "-01" else 1.0 for text in texts]
     return [[number, (1 - number**2) ** 0.5] for number in numbers]
 
 
 @pytest.fixture
-def foreign() -> InMemoryStore:
-    """A store of langgraph's, whose scores are cosines."""
-    other = InMemoryStore(index={"dims": 2, "embed": cosines, "fields": ["text"]})
+def langgraph_store() -> InMemoryStore:
+    """A store of langgraph whose scores are cosines."""
+    other = InMemoryStore(index={"dims": 2, "embed": embed_as_cosines, "fields": ["text"]})
     for number in ("0.9", "0.15", "-0.1"):
         other.put(ANN, number, {"text": number, "kind": "fact"})
     return other
 
 
-def recalled(query: str, store: Any, **options: Any) -> RecallResult:
+def recall_for_ann(query: str, store: Any, **options: Any) -> RecallResult:
     return recall(query, store=store, config=AS_ANN, **options)
 
 
-def texts(memories: Any) -> list[str]:
+def list_texts(memories: Any) -> list[str]:
     return [memory.text for memory in memories]
 
 
-@pytest.mark.parametrize("least", [None, 0])
-def test_where_nothing_fits_nothing_is_recalled(store: Any, least: float | None) -> None:
-    """Unless the floor is turned off: by the functions, in a view, by the tool, in a check."""
-    asked: dict[str, Any] = {"store": store, "config": AS_ANN, "min_score": least}
-    tool = search_memory(store=store, min_score=least)
-    by_tool = tool.invoke({"query": NOTHING, "limit": 10}, AS_ANN)
-    shown = use_memories(store, min_score=least)([HumanMessage(NOTHING)], AS_ANN)
-    is_found = least == 0
+@pytest.mark.parametrize("min_score", [None, 0])
+def test_unrelated_query_recalls_nothing_unless_min_score_is_zero(
+    store: Any, min_score: float | None
+) -> None:
+    """This holds for the functions, a view, the tool and a check."""
+    options: dict[str, Any] = {"store": store, "config": AS_ANN, "min_score": min_score}
+    tool = search_memory(store=store, min_score=min_score)
+    by_tool = tool.invoke({"query": UNRELATED_QUERY, "limit": 10}, AS_ANN)
+    context = use_memories(store, min_score=min_score)([HumanMessage(UNRELATED_QUERY)], AS_ANN)
+    is_found = min_score == 0
 
-    assert bool(recall(NOTHING, **asked).memories) is is_found
-    assert bool(asyncio.run(arecall(NOTHING, **asked)).memories) is is_found
+    assert bool(recall(UNRELATED_QUERY, **options).memories) is is_found
+    assert bool(asyncio.run(arecall(UNRELATED_QUERY, **options)).memories) is is_found
     assert ("Ann lives in Ghent" in by_tool) is is_found
-    assert (len(shown) == 2) is is_found
-    assert (check_recall({NOTHING: "home"}, **asked).recall == 1) is is_found
-    assert texts(recall("Where does Ann live?", **asked).memories)[0] == "Ann lives in Ghent"
+    assert (len(context) == 2) is is_found
+    assert (check_recall({UNRELATED_QUERY: "home"}, **options).recall == 1) is is_found
+    assert list_texts(recall("Where does Ann live?", **options).memories)[0] == "Ann lives in Ghent"
 
 
-def test_the_search_of_a_store_has_no_floor(store: Any) -> None:
-    """It is langgraph's, and its scores are those of a recall."""
-    items = {item.key: item.score for item in store.search(ANN, query=NOTHING)}
-    found = recalled(NOTHING, store, explain=True)
+def test_store_search_has_no_minimum_score_and_the_scores_of_a_recall(store: Any) -> None:
+    items = {item.key: item.score for item in store.search(ANN, query=UNRELATED_QUERY)}
+    result = recall_for_ann(UNRELATED_QUERY, store, explain=True)
 
-    assert len(items) == len(SAID)
-    assert {memory.key: memory.score for memory in found.below_min_score} == items
+    assert len(items) == len(MEMORIES)
+    assert {memory.key: memory.score for memory in result.below_min_score} == items
 
 
 @given(
@@ -108,20 +109,28 @@ def test_the_search_of_a_store_has_no_floor(store: Any) -> None:
     namespace=st.sampled_from([ANN, [ANN, TEAM], ("memories",)]),
     least=st.sampled_from([None, 0, 0.05, 0.5, 0.9]),
 )
-def test_explaining_changes_nothing(store: Any, query: str, **asked: Any) -> None:
-    """The same is recalled; the rest is below the floor, each text once, `limit` at most."""
-    options = {"min_score": asked.pop("least"), **asked}
-    plain, why = (recalled(query, store, **options, explain=explain) for explain in (False, True))
-    above, below = set(texts(why.memories)), texts(why.below_min_score)
+def test_explain_does_not_change_what_is_recalled(
+    store: Any, query: str, **search_options: Any
+) -> None:
+    """The rest is below the minimum score, each text once, at most `limit`."""
+    options = {"min_score": search_options.pop("least"), **search_options}
+    result, explained = (
+        recall_for_ann(query, store, **options, explain=explain) for explain in (False, True)
+    )
+    above, below = set(list_texts(explained.memories)), list_texts(explained.below_min_score)
 
-    assert (plain.memories, plain.lines) == (why.memories, why.lines)
-    assert (plain.below_min_score, plain.min_score) == ([], why.min_score)
-    assert all(memory.score is None or memory.score >= why.min_score for memory in why.memories)
-    assert all(0 <= (memory.score or 0) < why.min_score for memory in why.below_min_score)
-    assert len(below) == len(set(below)) <= asked["limit"]
+    assert (result.memories, result.lines) == (explained.memories, explained.lines)
+    assert (result.below_min_score, result.min_score) == ([], explained.min_score)
+    assert all(
+        memory.score is None or memory.score >= explained.min_score for memory in explained.memories
+    )
+    assert all(
+        0 <= (memory.score or 0) < explained.min_score for memory in explained.below_min_score
+    )
+    assert len(below) == len(set(below)) <= search_options["limit"]
     assert above.isdisjoint(below)
-    assert {memory.kind for memory in why.below_min_score} <= {
-        *(asked["kinds"] or ("fact", "thing", "turn"))
+    assert {memory.kind for memory in explained.below_min_score} <= {
+        *(search_options["kinds"] or ("fact", "thing", "turn"))
     }
 
 
@@ -163,138 +172,158 @@ FARM_QUESTIONS = {
 
 
 @pytest.mark.parametrize("size", [8, 20])
-def test_an_answer_brings_no_other_memories_along(size: int) -> None:
-    """Of facts without threads, the one that answers is first, and others stay below the floor."""
+def test_answering_fact_is_recalled_first_and_mostly_alone(size: int) -> None:
     others = 0
     for question, answer in FARM_QUESTIONS.items():
-        right = [text for text in FARM if answer in text]
-        rest = [text for text in FARM if answer not in text]
-        facts = [build_fact_put(str(key), text) for key, text in enumerate([*right, *rest][:size])]
+        answering_texts = [text for text in FARM if answer in text]
+        other_texts = [text for text in FARM if answer not in text]
+        facts = [
+            build_fact_put(str(key), text)
+            for key, text in enumerate([*answering_texts, *other_texts][:size])
+        ]
         with open_filled_store(*facts, index="offline") as store:
-            found = texts(recalled(question, store, limit=10).memories)
-        assert found[:1] == right
-        others += len(found) - 1
+            recalled = list_texts(recall_for_ann(question, store, limit=10).memories)
+        assert recalled[:1] == answering_texts
+        others += len(recalled) - 1
 
     assert others <= len(FARM_QUESTIONS) // 2
 
 
-def test_what_is_recalled_with_an_answer_is_recalled_without_it() -> None:
-    """A memory without evidence of its own does not pass the floor because another answers."""
+def test_presence_of_an_answer_lifts_hardly_any_other_memory() -> None:
+    """A memory needs evidence of its own to reach the minimum score."""
     lifted = 0
     for question, answer in FARM_QUESTIONS.items():
         recalls = []
         for present in (True, False):
-            kept = [text for text in FARM if present or answer not in text]
-            facts = [build_fact_put(str(key), text) for key, text in enumerate(kept)]
+            texts = [text for text in FARM if present or answer not in text]
+            facts = [build_fact_put(str(key), text) for key, text in enumerate(texts)]
             with open_filled_store(*facts, index="offline") as store:
-                recalls.append(set(texts(recalled(question, store, limit=10).memories)))
+                recalls.append(set(list_texts(recall_for_ann(question, store, limit=10).memories)))
         lifted += sum(answer not in text for text in recalls[0] - recalls[1])
 
     assert lifted <= 2
 
 
-def test_a_name_in_every_fact_is_no_evidence() -> None:
-    """A question that names the person of all facts finds the fact that it is about, or none."""
-    said = ("lives in Ghent", "likes figs", "plays the oboe", "has two sisters", "works by night")
+def test_name_in_every_fact_is_no_evidence() -> None:
+    predicates = (
+        "lives in Ghent",
+        "likes figs",
+        "plays the oboe",
+        "has two sisters",
+        "works by night",
+    )
     with open_filled_store(
-        *(build_fact_put(text, f"Ann {text}") for text in said), index="offline"
+        *(build_fact_put(text, f"Ann {text}") for text in predicates), index="offline"
     ) as store:
-        oboe = texts(recalled("Does Ann play the oboe?", store).memories)
-        flies = texts(recalled("When did Ann renew her passport?", store).memories)
-        about = texts(recalled("Ann", store).memories)
+        about_oboe = list_texts(recall_for_ann("Does Ann play the oboe?", store).memories)
+        about_passport = list_texts(
+            recall_for_ann("When did Ann renew her passport?", store).memories
+        )
+        about_ann = list_texts(recall_for_ann("Ann", store).memories)
 
-    assert oboe == ["Ann plays the oboe"]
-    assert flies == []
-    assert len(about) == len(said)
+    assert about_oboe == ["Ann plays the oboe"]
+    assert about_passport == []
+    assert len(about_ann) == len(predicates)
 
 
-def test_a_rare_word_of_several_facts_is_evidence() -> None:
-    """A name that no list of words has is found also if two or three facts have it."""
+def test_rare_name_in_several_facts_is_evidence() -> None:
     pets = ("Pompe is a grey cat", "Pompe sleeps in the loft", "The vet has seen Pompe twice")
     facts = [*pets, *(text for text in FARM if "Pompe" not in text)]
     with open_filled_store(
         *(build_fact_put(text, text) for text in facts), index="offline"
     ) as store:
-        found = set(texts(recalled("Who is Pompe?", store).memories))
+        recalled = set(list_texts(recall_for_ann("Who is Pompe?", store).memories))
 
-    assert found == set(pets)
+    assert recalled == set(pets)
 
 
-def test_another_store_has_no_floor_but_a_given_one(foreign: InMemoryStore) -> None:
-    """What its scores mean is not known."""
-    assert texts(recalled("what", foreign).memories) == ["0.9", "0.15", "-0.1"]
-    assert recalled("what", foreign).min_score == 0
-    assert texts(recalled("what", foreign, min_score=0).memories) == ["0.9", "0.15", "-0.1"]
-    found = recalled("what", foreign, min_score=0.5, explain=True)
-    assert (texts(found.memories), texts(found.below_min_score)) == (["0.9"], ["0.15", "-0.1"])
-    assert texts(recalled("what", foreign, min_score=0.5).memories) == ["0.9"]
-    tool = search_memory(store=foreign, min_score=0.5)
+def test_langgraph_store_has_no_minimum_score_by_default(langgraph_store: InMemoryStore) -> None:
+    """The meaning of its scores is unknown."""
+    assert list_texts(recall_for_ann("what", langgraph_store).memories) == ["0.9", "0.15", "-0.1"]
+    assert recall_for_ann("what", langgraph_store).min_score == 0
+    assert list_texts(recall_for_ann("what", langgraph_store, min_score=0).memories) == [
+        "0.9",
+        "0.15",
+        "-0.1",
+    ]
+    result = recall_for_ann("what", langgraph_store, min_score=0.5, explain=True)
+    assert (list_texts(result.memories), list_texts(result.below_min_score)) == (
+        ["0.9"],
+        ["0.15", "-0.1"],
+    )
+    assert list_texts(recall_for_ann("what", langgraph_store, min_score=0.5).memories) == ["0.9"]
+    tool = search_memory(store=langgraph_store, min_score=0.5)
     assert tool.invoke({"query": "what"}, AS_ANN).count('"memory"') == 1
 
 
-def test_what_has_no_score_is_not_below_a_floor() -> None:
-    """A store without an index scores nothing."""
+def test_memory_without_a_score_is_not_below_a_minimum_score() -> None:
+    """A store without an index has no scores."""
     other = InMemoryStore()
     other.put(ANN, "home", {"text": "Ann lives in Ghent", "kind": "fact"})
 
-    assert texts(recalled(NOTHING, other, min_score=0.5).memories) == ["Ann lives in Ghent"]
-    assert "     -  home: Ann lives in Ghent" in recalled(NOTHING, other).explain()
+    assert list_texts(recall_for_ann(UNRELATED_QUERY, other, min_score=0.5).memories) == [
+        "Ann lives in Ghent"
+    ]
+    assert "     -  home: Ann lives in Ghent" in recall_for_ann(UNRELATED_QUERY, other).explain()
 
 
-def test_an_explanation_tells_scores_and_parts(store: Any) -> None:
-    """What was recalled comes first, then what was not, each with the floor and why."""
-    found = recalled("Where does Ann live?", store, explain=True, max_tokens=60)
-    nothing = recalled(NOTHING, store, explain=True, limit=2)
-    lines = found.explain().splitlines()
-    home = found.memories[0]
+def test_explanation_lists_scores_parts_and_memories_below_the_minimum(store: Any) -> None:
+    result = recall_for_ann("Where does Ann live?", store, explain=True, max_tokens=60)
+    empty_result = recall_for_ann(UNRELATED_QUERY, store, explain=True, limit=2)
+    lines = result.explain().splitlines()
+    home = result.memories[0]
 
     assert lines[0] == f"recalled, best first (minimum score {MIN_SCORE:.2f}):"
     assert lines[1] == f"  {home.score:.2f}  home: Ann lives in Ghent"
     assert all(name in lines[2] for name, part in (home.parts or {}).items() if part > 0.01)
-    assert f"{found.left_out} more memories did not fit into the token budget" in lines or not (
-        found.left_out
+    assert f"{result.left_out} more memories did not fit into the token budget" in lines or not (
+        result.left_out
     )
-    assert nothing.explain().startswith(f"nothing was recalled (minimum score {MIN_SCORE:.2f})\n")
-    assert nothing.explain().splitlines()[1] == "below the minimum score, best first:"
+    assert empty_result.explain().startswith(
+        f"nothing was recalled (minimum score {MIN_SCORE:.2f})\n"
+    )
+    assert empty_result.explain().splitlines()[1] == "below the minimum score, best first:"
     assert (
-        nothing.describe_memories_below_min_score()
+        empty_result.describe_memories_below_min_score()
         == f"the nearest 2 memories are below the minimum score {MIN_SCORE:.2f}"
     )
     assert (
-        recalled(NOTHING, store, explain=True, limit=1)
+        recall_for_ann(UNRELATED_QUERY, store, explain=True, limit=1)
         .describe_memories_below_min_score()
         .startswith("the nearest memory")
     )
     assert (
-        recalled(NOTHING, store, min_score=0, explain=True).describe_memories_below_min_score()
+        recall_for_ann(
+            UNRELATED_QUERY, store, min_score=0, explain=True
+        ).describe_memories_below_min_score()
         == ""
     )
     assert (
-        recalled("tea", store, min_score=0)
+        recall_for_ann("tea", store, min_score=0)
         .explain()
         .startswith("recalled, best first (no minimum score)")
     )
 
 
-def test_a_long_memory_is_cut_in_an_explanation() -> None:
-    """It stays on one line."""
+def test_explanation_cuts_a_long_memory_to_one_line() -> None:
     with open_filled_store(build_fact_put("long", "canoe\nof words " * 100)) as store:
-        line = recalled("canoe", store, min_score=0).explain().splitlines()[1]
+        line = recall_for_ann("canoe", store, min_score=0).explain().splitlines()[1]
 
     assert line.endswith("…")
     assert len(line) < 200
 
 
 @pytest.mark.parametrize(
-    "wrong", ["0.3", True, float("nan"), float("inf"), pytest.param(10**400, id="huge"), [0.3]]
+    "invalid_score",
+    ["0.3", True, float("nan"), float("inf"), pytest.param(10**400, id="huge"), [0.3]],
 )
-def test_a_floor_is_a_number(store: Any, wrong: Any) -> None:
-    """Anything else is refused where it is given, for any store."""
-    for uses in (
-        lambda: recalled("tea", InMemoryStore(), min_score=wrong),
-        lambda: use_memories(store, min_score=wrong),
-        lambda: search_memory(store=store, min_score=wrong),
-        lambda: check_recall({"tea": "drink"}, store=store, min_score=wrong),
+def test_min_score_must_be_a_finite_number(store: Any, invalid_score: Any) -> None:
+    """Other values are refused where they are given, for any store."""
+    for use_invalid_score in (
+        lambda: recall_for_ann("tea", InMemoryStore(), min_score=invalid_score),
+        lambda: use_memories(store, min_score=invalid_score),
+        lambda: search_memory(store=store, min_score=invalid_score),
+        lambda: check_recall({"tea": "drink"}, store=store, min_score=invalid_score),
     ):
         with pytest.raises(ConfigurationError, match=r"min_score is .*; expected a number"):
-            uses()
+            use_invalid_score()

@@ -1,4 +1,4 @@
-"""The queue of the background extraction keeps no text of a person who is forgotten."""
+"""Forgetting a person: the queue of the background extraction keeps no text about them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.stores.erasing import read_all_bytes
 TEXT = "zqquinceqz is her sister's name"
 
 
-def test_no_text_is_in_the_file_of_the_queue(tmp_path: Path) -> None:
-    """Neither after an extraction, nor after one that failed with an error that quotes her."""
+def test_queue_file_has_no_text_of_a_forgotten_person(tmp_path: Path) -> None:
+    """This holds after an extraction, and after one whose error quotes the text."""
     runs = BackgroundRuns(tmp_path)
     try:
         runs.extractor.failures["fails"] = [ValueError(TEXT)] * 9

@@ -1,4 +1,4 @@
-"""The gate: what the store knows already, or knew before it was deleted."""
+"""The gate: candidates that the store knows already, or knew before they were deleted."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.memory.kept import NAMESPACE, judge_candidates, judge_text, write_mem
 # -- novelty
 
 
-def test_a_fact_that_is_known_is_refused_with_the_key_of_the_memory(adapter: StoreAdapter) -> None:
-    """Letter for letter or with a near word; what says something else is kept."""
+def test_known_fact_is_refused_with_the_key_of_its_memory(adapter: StoreAdapter) -> None:
+    """Near synonyms count as the same words. Other statements are kept."""
     write_memory(adapter, "tea", "Ann bought green tea.")
-    known, put, other, negated = judge_candidates(
+    known, synonym, other, negated = judge_candidates(
         Gate(),
         adapter,
         Candidate("ann bought green tea", explicit=True),
@@ -34,12 +34,12 @@ def test_a_fact_that_is_known_is_refused_with_the_key_of_the_memory(adapter: Sto
     )
 
     assert (known.action, known.check, known.same_as) == ("refuse", "duplicate", "tea")
-    assert put.same_as == "tea"
+    assert synonym.same_as == "tea"
     assert [other.action, negated.action] == ["keep", "keep"]
 
 
-def test_a_fact_that_comes_twice_in_one_call_is_kept_once(adapter: StoreAdapter) -> None:
-    """The second is the same as the first, by the key that this is to have."""
+def test_equal_facts_of_one_call_are_kept_once(adapter: StoreAdapter) -> None:
+    """The second one names the future key of the first."""
     candidates = [
         Candidate("Ann bought tea"),
         Candidate("Ann purchased tea."),
@@ -47,13 +47,11 @@ def test_a_fact_that_comes_twice_in_one_call_is_kept_once(adapter: StoreAdapter)
     ]
     verdicts = run(Gate().judge(candidates, adapter, NAMESPACE, keys=["a", "b", "c"]))
 
-    assert [each.action for each in verdicts] == ["keep", "refuse", "keep"]
+    assert [verdict.action for verdict in verdicts] == ["keep", "refuse", "keep"]
     assert verdicts[1].same_as == "a"
 
 
-def test_what_is_refused_takes_nothing_along(adapter: StoreAdapter) -> None:
-    """If a check turns down the first of two that say the same, the second is kept."""
-
+def test_equal_fact_after_a_refused_one_is_kept(adapter: StoreAdapter) -> None:
     def by_user(candidate: Candidate) -> Verdict | None:
         return None if candidate.role == "user" else Verdict("refuse", "not the user's")
 
@@ -68,8 +66,7 @@ def test_what_is_refused_takes_nothing_along(adapter: StoreAdapter) -> None:
     assert user.action == "keep"
 
 
-def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) -> None:
-    """A better wording of it is no duplicate of it; under another key it is."""
+def test_rewording_under_the_key_of_its_memory_is_no_duplicate(adapter: StoreAdapter) -> None:
     write_memory(adapter, "tea", "Ann bought green tea")
     reworded = Candidate("Ann purchased green tea")
     first, second = (
@@ -80,48 +77,47 @@ def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) 
     assert (second.action, second.same_as) == ("refuse", "tea")
 
 
-def test_turns_may_be_said_again_and_do_not_stand_for_facts(adapter: StoreAdapter) -> None:
-    """What was said twice was said twice; that it was said is not that it is known."""
+def test_turns_are_never_duplicates_and_do_not_make_facts_known(adapter: StoreAdapter) -> None:
     write_memory(adapter, "t1", "Ann likes tea", TURN)
 
     assert judge_text(Gate(), adapter, "Ann likes tea", kind=TURN).action == "keep"
     assert judge_text(Gate(), adapter, "Ann likes tea").action == "keep"
 
 
-def test_other_namespaces_do_not_count(adapter: StoreAdapter) -> None:
-    """Neither another user's memory nor one further down makes a fact known."""
+def test_memories_of_other_namespaces_do_not_make_a_fact_known(adapter: StoreAdapter) -> None:
+    """Descendant namespaces do not count either."""
     for place in (("memories", "bo"), (*NAMESPACE, "work")):
         run(adapter.write([build_put(place, "k", {"text": "Ann likes tea", "kind": "fact"})]))
 
     assert judge_text(Gate(), adapter, "Ann likes tea").action == "keep"
 
 
-def test_what_was_superseded_does_not_come_back_from_an_old_thread(adapter: StoreAdapter) -> None:
-    """What was said before a memory changed is no news; what is said later, or asked for, is."""
+def test_former_text_is_refused_unless_it_is_newer_or_explicit(adapter: StoreAdapter) -> None:
     moved = datetime(2026, 5, 1, tzinfo=UTC)
     former = {"text": "Ann lives in Ghent", "until": moved.isoformat(), "change": "superseded"}
     value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
     run(adapter.write([build_put(NAMESPACE, "home", value)]))
 
-    def said(days: int, explicit: bool = False) -> Candidate:
+    def build_candidate(days: int, explicit: bool = False) -> Candidate:
         source = Provenance(at=moved + timedelta(days=days))
         return Candidate("ann lives in Ghent.", provenance=source, explicit=explicit)
 
-    old, later, asked = judge_candidates(Gate(), adapter, said(-9)) + [
+    old_verdict, later_verdict, explicit_verdict = judge_candidates(
+        Gate(), adapter, build_candidate(-9)
+    ) + [
         verdict
-        for each in (said(9), said(-9, True))
-        for verdict in judge_candidates(Gate(), adapter, each)
+        for candidate in (build_candidate(9), build_candidate(-9, True))
+        for verdict in judge_candidates(Gate(), adapter, candidate)
     ]
 
-    assert (old.action, old.check) == ("refuse", "duplicate")
-    assert "2026-05-01" in old.reason
-    assert [later.action, asked.action] == ["keep", "keep"]
+    assert (old_verdict.action, old_verdict.check) == ("refuse", "duplicate")
+    assert "2026-05-01" in old_verdict.reason
+    assert [later_verdict.action, explicit_verdict.action] == ["keep", "keep"]
 
 
-def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
+def test_former_text_is_found_behind_many_nearer_memories(
     adapter: StoreAdapter,
 ) -> None:
-    """Facts and turns that are nearer do not hide that a memory said so before."""
     write_memory(adapter, "home", "Ann lives in Ghent")
     before = run(adapter.get(NAMESPACE, "home"))
     assert before is not None
@@ -132,33 +128,36 @@ def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
         write_memory(
             adapter, f"k{number}", f"Ann lives in Ghent {number}", TURN if number % 2 else "fact"
         )
-    said = Provenance(at=datetime(2020, 1, 1, tzinfo=UTC))
+    old_source = Provenance(at=datetime(2020, 1, 1, tzinfo=UTC))
 
-    assert judge_text(Gate(), adapter, "ann lives in GHENT.", provenance=said).check == "duplicate"
-    assert judge_text(Gate(), adapter, "Ann lives in Lille", provenance=said).action == "keep"
+    assert (
+        judge_text(Gate(), adapter, "ann lives in GHENT.", provenance=old_source).check
+        == "duplicate"
+    )
+    assert judge_text(Gate(), adapter, "Ann lives in Lille", provenance=old_source).action == "keep"
 
 
 # -- tombstones
 
 
-def test_what_was_deleted_is_not_extracted_again(adapter: StoreAdapter) -> None:
-    """As it was and as it was before; who asks for it may have it back."""
+def test_deleted_text_is_refused_unless_it_is_explicit(adapter: StoreAdapter) -> None:
+    """Former texts of the memory count too."""
     write_memory(adapter, "tea", "Ann likes tea")
     memory = run(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
     run(adapter.write([build_removal(NAMESPACE, "tea"), *build_tombstones(memory, "deleted")]))
-    unasked, asked = judge_candidates(
+    verdict, explicit_verdict = judge_candidates(
         Gate(), adapter, Candidate("ann likes TEA!"), Candidate("Ann likes tea", explicit=True)
     )
 
-    assert (unasked.action, unasked.check) == ("refuse", "tombstone")
-    assert asked.action == "keep"
+    assert (verdict.action, verdict.check) == ("refuse", "tombstone")
+    assert explicit_verdict.action == "keep"
 
 
-def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
+def test_deleted_turn_is_not_extracted_from_its_message_again(
     adapter: StoreAdapter,
 ) -> None:
-    """However it is put now; other messages, and other threads, are."""
+    """Its wording does not matter. Other messages and threads are extracted."""
     source = Provenance(thread_id="t", message_ids=("m1",))
     put = build_put(NAMESPACE, "k", {"text": "user: I sing", "kind": TURN}, provenance=source)
     run(adapter.write([put]))
@@ -173,11 +172,11 @@ def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
         Candidate("Ann sings", provenance=source),
     )
 
-    assert [each.action for each in (again, elsewhere, fact)] == ["refuse", "keep", "keep"]
+    assert [verdict.action for verdict in (again, elsewhere, fact)] == ["refuse", "keep", "keep"]
 
 
-def test_no_word_of_what_was_deleted_is_in_its_note(adapter: StoreAdapter) -> None:
-    """The note is under a hash, and is found by nobody who searches."""
+def test_tombstone_contains_no_word_of_the_deleted_text(adapter: StoreAdapter) -> None:
+    """The key is a hash, and no search finds the tombstone."""
     write_memory(adapter, "tea", "Ann likes oolong")
     memory = run(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
@@ -187,8 +186,8 @@ def test_no_word_of_what_was_deleted_is_in_its_note(adapter: StoreAdapter) -> No
     assert all(put.index is False and put.ttl is None for put in puts)
 
 
-def test_a_stored_tombstone_goes_on_blocking(adapter: StoreAdapter) -> None:
-    """In a file too: its place and the digest of a text stay what they are."""
+def test_stored_tombstone_of_an_earlier_version_still_blocks(adapter: StoreAdapter) -> None:
+    """Its namespace and the digest of a text must not change."""
     value = {"change": "deleted", "at": "2026-01-02T03:04:05+00:00", "message_ids": []}
     key = "d4ca60b91dce5d2cebfd3e515def85bb"  # of "Ann likes tea."
     adapter.store.put(("perdure", "buried", *NAMESPACE), key, value, index=False)
@@ -197,8 +196,7 @@ def test_a_stored_tombstone_goes_on_blocking(adapter: StoreAdapter) -> None:
     assert judge_text(Gate(), adapter, "ann likes coffee").action == "keep"
 
 
-def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> None:
-    """Where there are more notes than are read at once."""
+def test_tombstone_is_found_among_more_notes_than_one_read_returns(adapter: StoreAdapter) -> None:
     write_memory(adapter, "gone", "Ann likes oolong")
     memory = run(adapter.get(NAMESPACE, "gone"))
     assert memory is not None
