@@ -15,7 +15,7 @@ from perdure.settings import Settings
 from tests.cli.commands import attempt, read, rows, run
 from tests.cli.memory import CARD, talk, texts
 from tests.cli.test_memories import raw
-from tests.memory.test_model_extractor import facts as facts_of
+from tests.memory.test_model_extractor import build_facts_answer as facts_of
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
 from tests.server.running import running
 

@@ -15,7 +15,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
 from tests.cli.commands import attempt, run
-from tests.memory.test_model_extractor import facts
+from tests.memory.test_model_extractor import build_facts_answer
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
 from tests.talks import talk
 
@@ -59,7 +59,7 @@ def test_what_waits_is_extracted_and_told(db: Path) -> None:
 def test_facts_are_asked_of_the_model(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """[worker] facts, or --facts, extracts them beside the turns, at the cost of a call."""
     (db.parent / "perdure.toml").write_text("[worker]\nfacts = true\n")
-    with OpenAIServer([facts(NUTS)]) as server:
+    with OpenAIServer([build_facts_answer(NUTS)]) as server:
         use(monkeypatch, server)
         (job,) = map(json.loads, run("worker", "--once", "--json").splitlines())
         assert len(server.requests) == 1

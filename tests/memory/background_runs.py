@@ -75,7 +75,7 @@ def thread_config(thread_id: str) -> Any:
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
-    """Wait until `true()` returns a true value, and return this value."""
+    """Wait until `condition()` returns a true value, and return this value."""
     end = time.monotonic() + PATIENCE_S
     while not (value := condition()) and time.monotonic() < end:
         time.sleep(0.02)

@@ -151,7 +151,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 @tool
 def fetch(url: str) -> str:
-    """Return the text of a page."""
+    """A page."""
     return PAGE if "evil" in url else RATES
 
 

@@ -39,7 +39,7 @@ EARLY = 6  # messages after which a summary is written: three quarters of eight
 
 
 class HeldModel(FakeModel):
-    """A summarizer that answers only after `let_go` was set."""
+    """A summarizer that answers only after `may_answer` was set."""
 
     reply: Any = None
     started: Any = None

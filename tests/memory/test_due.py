@@ -145,10 +145,10 @@ def test_concurrent_list_jobs_calls_run_one_after_the_other(
         for name in names:
             futures += [pool.submit(threads.list_jobs) for _ in range(3)]
             runs.extraction.extract(name, thread_config(name))
-        listed = [{job.thread_id for job in item.result()} for item in futures]
+        listed = [{job.thread_id for job in future.result()} for future in futures]
 
     assert max_inside == 1
-    assert all(item <= {*names} for item in listed)
+    assert all(thread_ids <= {*names} for thread_ids in listed)
     assert threads.list_jobs() == []
 
 

@@ -1,4 +1,4 @@
-"""Instructions: versions by hand, read by runs, put in front of what the model is shown."""
+"""Instructions: versions written by hand, read by runs, shown in front of the messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PER_USER = ("instructions", "{user_id}")
 ASK = HumanMessage("hello", id="h")
 
 
-def run_of(**configurable: Any) -> Any:
+def make_config(**configurable: Any) -> Any:
     return {"configurable": configurable}
 
 
@@ -45,14 +45,14 @@ def store() -> Iterator[SQLiteStore]:
         yield opened
 
 
-def texts(versions: list[InstructionsVersion]) -> list[str]:
+def list_texts(versions: list[InstructionsVersion]) -> list[str]:
     return [version.text for version in versions]
 
 
 # -- versions
 
 
-def test_the_default_holds_until_something_is_set(store: SQLiteStore) -> None:
+def test_default_is_current_until_instructions_are_set(store: SQLiteStore) -> None:
     """Reading writes nothing."""
     instructions = Instructions(store, default="Be brief.")
 
@@ -61,11 +61,10 @@ def test_the_default_holds_until_something_is_set(store: SQLiteStore) -> None:
     assert store.list_namespaces() == []
 
 
-def test_versions_have_their_text_diff_time_and_thread(store: SQLiteStore) -> None:
-    """Who looks at the history sees what changed, when, and which thread caused it."""
+def test_history_has_text_diff_time_and_thread_of_each_version(store: SQLiteStore) -> None:
     instructions = Instructions(store, default="Be kind.")
-    first = instructions.set("Be kind.\nBe brief.", run_of(thread_id="one"))
-    second = instructions.set("Be very kind.\nBe brief.", run_of(thread_id="two"))
+    first = instructions.set("Be kind.\nBe brief.", make_config(thread_id="one"))
+    second = instructions.set("Be very kind.\nBe brief.", make_config(thread_id="two"))
 
     assert first.valid_to is None
     assert [first.version, second.version] == [1, 2]
@@ -78,7 +77,7 @@ def test_versions_have_their_text_diff_time_and_thread(store: SQLiteStore) -> No
     assert (old.change, new) == ("set", second)
 
 
-def test_the_same_text_is_not_written_again(store: SQLiteStore) -> None:
+def test_setting_the_current_text_again_writes_nothing(store: SQLiteStore) -> None:
     instructions = Instructions(store)
     first = instructions.set("Be brief.")
 
@@ -87,22 +86,22 @@ def test_the_same_text_is_not_written_again(store: SQLiteStore) -> None:
     assert Instructions(store, key="other").set("You are a helpful assistant.").version == 0
 
 
-def test_a_rollback_is_a_new_version_and_destroys_nothing(store: SQLiteStore) -> None:
-    """Also to the default, which is version 0; and rolling back twice changes nothing."""
+def test_rollback_adds_a_version_and_keeps_the_others(store: SQLiteStore) -> None:
+    """The default is version 0. A second rollback to the same text changes nothing."""
     instructions = Instructions(store, default="zero")
     for text in ("one", "two"):
         instructions.set(text)
 
-    back = instructions.rollback(1, run_of(thread_id="t"))
+    back = instructions.rollback(1, make_config(thread_id="t"))
 
     assert (back.text, back.version, back.change, back.thread_id) == ("one", 3, "rollback", "t")
     assert instructions.rollback(3) == instructions.rollback(1) == back
     assert instructions.rollback(0).text == "zero"
-    assert texts(instructions.history()) == ["one", "two", "one", "zero"]
+    assert list_texts(instructions.history()) == ["one", "two", "one", "zero"]
 
 
 @pytest.mark.parametrize("version", [3, -1, "1", True, None])
-def test_a_rollback_to_no_version_is_refused(store: SQLiteStore, version: Any) -> None:
+def test_rollback_to_an_unknown_version_is_refused(store: SQLiteStore, version: Any) -> None:
     instructions = Instructions(store)
     instructions.set("one")
     instructions.set("two")
@@ -114,7 +113,7 @@ def test_a_rollback_to_no_version_is_refused(store: SQLiteStore, version: Any) -
     assert instructions.current().version == 2
 
 
-def test_after_a_delete_the_default_holds_and_versions_go_on(store: SQLiteStore) -> None:
+def test_default_is_current_after_a_delete_and_versions_continue(store: SQLiteStore) -> None:
     instructions = Instructions(store, default="zero")
     instructions.set("one")
     store.delete(("instructions",), "agent")
@@ -124,25 +123,25 @@ def test_after_a_delete_the_default_holds_and_versions_go_on(store: SQLiteStore)
     assert instructions.rollback(1).version == 3
 
 
-def test_instructions_do_not_expire_and_are_found_by_what_they_say() -> None:
-    """They stay whatever the store's default is; what changed in them is not searched."""
+def test_instructions_do_not_expire_and_are_searchable_by_their_current_text() -> None:
+    """The default time to live of the store does not apply. Diffs are not searched."""
     with SQLiteStore.open(":memory:", ttl={"default_ttl": 1e-9}) as store:
         instructions = Instructions(store)
         instructions.set("Answer in prose.")
         instructions.set("Answer in verse.")
 
         assert instructions.current().text == "Answer in verse."
-        assert [found.key for found in store.search((), query="verse", mode="text")] == ["agent"]
+        assert [match.key for match in store.search((), query="verse", mode="text")] == ["agent"]
         assert store.why_not(("instructions",), "agent", query="prose", mode="text").rank is None
         item = store.get(("instructions",), "agent")
         assert item is not None
         assert item.expires_at is None
 
 
-def test_the_async_methods_do_the_same(store: SQLiteStore) -> None:
+def test_async_methods_of_instructions_do_the_same(store: SQLiteStore) -> None:
     instructions = Instructions(store)
 
-    async def use() -> list[Any]:
+    async def use_instructions_async() -> list[Any]:
         return [
             await instructions.aset("one"),
             await instructions.aset("two"),
@@ -151,15 +150,15 @@ def test_the_async_methods_do_the_same(store: SQLiteStore) -> None:
             await instructions.ahistory(),
         ]
 
-    one, two, back, current, history = asyncio.run(use())
+    one, two, back, current, history = asyncio.run(use_instructions_async())
     assert history == instructions.history()
-    assert texts(history) == ["one", "two", "one"]
+    assert list_texts(history) == ["one", "two", "one"]
     assert current == back == instructions.current()
     assert (one.version, two.version, back.version) == (1, 2, 3)
 
 
-def test_no_writer_is_lost_among_threads(tmp_path: Path) -> None:
-    """Eight write at once: each has its own version, each diff is against the version before."""
+def test_concurrent_writers_of_instructions_all_get_a_version(tmp_path: Path) -> None:
+    """Each diff is against the version before."""
     with SQLiteStore.open(tmp_path / "s.db", index=None) as store:
         instructions = Instructions(store, default="0")
         ready = threading.Barrier(8)
@@ -175,8 +174,8 @@ def test_no_writer_is_lost_among_threads(tmp_path: Path) -> None:
             thread.join()
 
         history = instructions.history()
-    assert sorted(texts(history)) == [f"from {number}" for number in range(8)]
-    previous_texts = ["0", *texts(history)]
+    assert sorted(list_texts(history)) == [f"from {number}" for number in range(8)]
+    previous_texts = ["0", *list_texts(history)]
     for previous, version in zip(previous_texts, history, strict=False):
         assert f"-{previous}\n+{version.text}" in version.diff
 
@@ -185,29 +184,30 @@ def test_no_writer_is_lost_among_threads(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), min_size=2, max_size=5, unique=True))
-def test_users_never_mix(users: list[str]) -> None:
-    """Whatever characters their ids have: each reads what was set for it, or is refused."""
+def test_instructions_of_users_with_any_ids_are_separate(users: list[str]) -> None:
+    """Each user ID reads what was set for it, or is refused."""
     with SQLiteStore.open(":memory:", index=None) as store:
         instructions = Instructions(store, PER_USER, default="nobody's")
-        told: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for user in users:
             try:
-                instructions.set(f"{len(told)}", run_of(user_id=user))
-                told[user] = f"{len(told)}"
+                instructions.set(f"{len(texts)}", make_config(user_id=user))
+                texts[user] = f"{len(texts)}"
             except (InvalidConfig, InvalidNamespace):
                 has_surrogate = any("\ud800" <= char <= "\udfff" for char in user)
                 assert has_surrogate or "\0" in user or not has_letter_or_digit(user)
 
-        for user, text in told.items():
-            assert instructions.current(run_of(user_id=user)).text == text
-            assert len(instructions.history(run_of(user_id=user))) == 1
+        for user, text in texts.items():
+            assert instructions.current(make_config(user_id=user)).text == text
+            assert len(instructions.history(make_config(user_id=user))) == 1
 
 
 @pytest.mark.parametrize("user", [None, "", 3])
-def test_a_run_without_a_user_is_refused(store: SQLiteStore, user: Any) -> None:
-    """By every method, and nothing is written."""
+def test_methods_refuse_a_run_without_a_user_and_write_nothing(
+    store: SQLiteStore, user: Any
+) -> None:
     instructions = Instructions(store, PER_USER)
-    for config in (run_of(user_id=user), run_of(), None):
+    for config in (make_config(user_id=user), make_config(), None):
         with pytest.raises(InvalidConfig):
             instructions.current(config)
         with pytest.raises(InvalidConfig):
@@ -220,15 +220,15 @@ def test_a_run_without_a_user_is_refused(store: SQLiteStore, user: Any) -> None:
     assert store.list_namespaces() == []
 
 
-def test_the_key_is_a_template_too(store: SQLiteStore) -> None:
+def test_key_of_instructions_is_a_template(store: SQLiteStore) -> None:
     instructions = Instructions(store, key="{agent}")
-    instructions.set("for a", run_of(agent="a"))
+    instructions.set("for a", make_config(agent="a"))
 
-    assert instructions.current(run_of(agent="a")).text == "for a"
-    assert instructions.current(run_of(agent="b")).version == 0
+    assert instructions.current(make_config(agent="a")).text == "for a"
+    assert instructions.current(make_config(agent="b")).version == 0
 
 
-def test_a_scope_of_a_store_serves_as_well(store: SQLiteStore) -> None:
+def test_instructions_work_in_a_scope_of_a_store(store: SQLiteStore) -> None:
     instructions = Instructions(store.scoped(("tenant",)))
 
     assert instructions.set("Be brief.").version == 1
@@ -249,28 +249,28 @@ def test_a_scope_of_a_store_serves_as_well(store: SQLiteStore) -> None:
         {"default": None},
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_made(arguments: dict[str, Any]) -> None:
-    """A store without versions too: there, two runs would lose each other's change."""
+def test_invalid_arguments_of_instructions_are_refused(arguments: dict[str, Any]) -> None:
+    """In a store without versions, two runs would lose each other's change."""
     with pytest.raises(ConfigurationError):
         Instructions(**arguments)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t", None, 3])
-def test_a_text_that_says_nothing_is_refused(store: SQLiteStore, text: Any) -> None:
+def test_blank_instructions_are_refused(store: SQLiteStore, text: Any) -> None:
     with pytest.raises(ConfigurationError, match="text"):
         Instructions(store).set(text)
     assert store.list_namespaces() == []
 
 
-def test_an_item_of_somebody_else_is_not_taken_for_instructions(store: SQLiteStore) -> None:
+def test_foreign_item_under_the_key_is_not_read_as_instructions(store: SQLiteStore) -> None:
     store.put(("instructions",), "agent", {"text": "a note"})
 
     with pytest.raises(ConfigurationError, match="pass another key or namespace"):
         Instructions(store).current()
 
 
-def test_what_langgraphs_example_stores_is_read(store: SQLiteStore) -> None:
-    """Its concepts of memory put the text under `instructions`."""
+def test_instructions_stored_by_langgraph_example_are_read(store: SQLiteStore) -> None:
+    """The example puts the text under the key `instructions`."""
     store.put(("agent_instructions",), "agent_a", {"instructions": "Tweet."})
 
     assert Instructions(store, ("agent_instructions",), "agent_a").current().text == "Tweet."
@@ -279,11 +279,11 @@ def test_what_langgraphs_example_stores_is_read(store: SQLiteStore) -> None:
 # -- using them
 
 
-def shown(state: Any) -> list[tuple[str, Any]]:
+def list_shown_messages(state: Any) -> list[tuple[str, Any]]:
     return [(message.type, message.content) for message in state["llm_input_messages"]]
 
 
-def graph_of(*nodes: tuple[str, Any], **compiled: Any) -> Any:
+def build_graph(*nodes: tuple[str, Any], **compiled: Any) -> Any:
     builder = StateGraph(ChatState)
     names = [START, *(name for name, _ in nodes), END]
     for name, node in nodes:
@@ -293,84 +293,91 @@ def graph_of(*nodes: tuple[str, Any], **compiled: Any) -> Any:
     return builder.compile(**compiled)
 
 
-def test_as_a_node_with_the_graphs_store(store: SQLiteStore) -> None:
-    """The store is the graph's, the user the run's; the state keeps what it had. Sync, async."""
+def test_use_instructions_node_reads_the_store_and_user_of_the_run(store: SQLiteStore) -> None:
+    """The messages of the state stay unchanged."""
     instructions = Instructions(namespace=PER_USER)
-    Instructions(store, PER_USER).set("Call her Ann.", run_of(user_id="ann"))
-    graph = graph_of(("use", use_instructions(instructions)), store=store)
+    Instructions(store, PER_USER).set("Call her Ann.", make_config(user_id="ann"))
+    graph = build_graph(("use", use_instructions(instructions)), store=store)
 
     for user, text in (("ann", "Call her Ann."), ("bo", "You are a helpful assistant.")):
-        out = graph.invoke({"messages": [ASK]}, run_of(user_id=user))
-        assert shown(out) == [("system", text), ("human", "hello")]
-        assert out["messages"] == [ASK]
-        assert asyncio.run(graph.ainvoke({"messages": [ASK]}, run_of(user_id=user))) == out
+        output = graph.invoke({"messages": [ASK]}, make_config(user_id=user))
+        assert list_shown_messages(output) == [("system", text), ("human", "hello")]
+        assert output["messages"] == [ASK]
+        assert asyncio.run(graph.ainvoke({"messages": [ASK]}, make_config(user_id=user))) == output
 
 
-def test_a_function_node_needs_no_config(store: SQLiteStore) -> None:
-    """Within a run, `current()` finds its store and its user."""
+def test_current_in_a_function_node_finds_store_and_user_of_the_run(store: SQLiteStore) -> None:
     instructions = Instructions(namespace=PER_USER)
-    Instructions(store, PER_USER).set("Call her Ann.", run_of(user_id="ann"))
-    found: list[str] = []
+    Instructions(store, PER_USER).set("Call her Ann.", make_config(user_id="ann"))
+    read_texts: list[str] = []
 
     def node(state: Any) -> dict[str, Any]:
-        found.append(instructions.current().text)
+        read_texts.append(instructions.current().text)
         return {}
 
-    graph_of(("node", node), store=store).invoke({"messages": [ASK]}, run_of(user_id="ann"))
-    assert found == ["Call her Ann."]
+    build_graph(("node", node), store=store).invoke({"messages": [ASK]}, make_config(user_id="ann"))
+    assert read_texts == ["Call her Ann."]
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_version_names_the_checkpoint_of_its_run(store: SQLiteStore, nested: bool) -> None:
-    """The one that the node began with; another thread's config names none of this run's."""
+def test_version_names_the_checkpoint_at_which_its_node_started(
+    store: SQLiteStore, nested: bool
+) -> None:
+    """A version that names another thread has no checkpoint of this run."""
     instructions = Instructions(store)
     saver = InMemorySaver()
-    made: list[InstructionsVersion] = []
+    versions: list[InstructionsVersion] = []
 
     def node(state: Any) -> dict[str, Any]:
-        made.append(instructions.set(f"Be kind {len(made)}."))
-        made.append(instructions.set(f"Be kind {len(made)}.", run_of(thread_id="other")))
+        versions.append(instructions.set(f"Be kind {len(versions)}."))
+        versions.append(
+            instructions.set(f"Be kind {len(versions)}.", make_config(thread_id="other"))
+        )
         return {}
 
-    inner: Any = graph_of(("node", node)) if nested else node
-    graph = graph_of(("node", inner), checkpointer=saver)
+    inner: Any = build_graph(("node", node)) if nested else node
+    graph = build_graph(("node", inner), checkpointer=saver)
     for _ in range(2):
-        graph.invoke({"messages": [ASK]}, run_of(thread_id="t"))
-    saved = {
-        tup.config["configurable"]["checkpoint_id"] for tup in saver.list(run_of(thread_id="t"))
+        graph.invoke({"messages": [ASK]}, make_config(thread_id="t"))
+    checkpoint_ids = {
+        tup.config["configurable"]["checkpoint_id"]
+        for tup in saver.list(make_config(thread_id="t"))
     }
 
-    assert [version.thread_id for version in made] == ["t", "other"] * 2
-    mine, other = made[::2], made[1::2]
-    assert len({version.checkpoint_id for version in mine}) == 2
-    assert {version.checkpoint_id for version in mine} <= saved
-    assert [version.checkpoint_id for version in other] == [None, None]
+    assert [version.thread_id for version in versions] == ["t", "other"] * 2
+    own_versions, other_versions = versions[::2], versions[1::2]
+    assert len({version.checkpoint_id for version in own_versions}) == 2
+    assert {version.checkpoint_id for version in own_versions} <= checkpoint_ids
+    assert [version.checkpoint_id for version in other_versions] == [None, None]
 
 
-def test_a_chain_outside_a_graph_names_its_thread(store: SQLiteStore) -> None:
-    """And the checkpoint that its config names."""
+def test_version_set_by_a_chain_names_thread_and_checkpoint_of_its_config(
+    store: SQLiteStore,
+) -> None:
     instructions = Instructions(store)
     chain: Any = RunnableLambda(lambda text: instructions.set(text))
-    made = chain.invoke("Be kind.", run_of(thread_id="t", checkpoint_id="c"))
-    assert (made.thread_id, made.checkpoint_id) == ("t", "c")
+    version = chain.invoke("Be kind.", make_config(thread_id="t", checkpoint_id="c"))
+    assert (version.thread_id, version.checkpoint_id) == ("t", "c")
     assert chain.invoke("Be brief.").thread_id is None
 
 
-def test_without_a_store_there_is_a_named_error() -> None:
-    """Outside a graph, in a graph without one, and in a graph whose store keeps no versions."""
+def test_missing_or_unsuitable_store_raises_configuration_error() -> None:
+    """This holds outside a graph, without a store, and with one that keeps no versions."""
     instructions = Instructions()
     node = use_instructions(instructions)
 
     with pytest.raises(ConfigurationError, match="pass store="):
         instructions.current()
     with pytest.raises(ConfigurationError, match="pass store="):
-        graph_of(("use", node)).invoke({"messages": [ASK]})
+        build_graph(("use", node)).invoke({"messages": [ASK]})
     with pytest.raises(ConfigurationError, match="expected a store that keeps versions"):
-        graph_of(("use", node), store=InMemoryStore()).invoke({"messages": [ASK]})
+        build_graph(("use", node), store=InMemoryStore()).invoke({"messages": [ASK]})
 
 
-def test_one_system_message_an_equal_one_stays_a_different_one_goes(store: SQLiteStore) -> None:
-    """And what is shown a second time is the same."""
+def test_instructions_replace_a_different_system_message_and_keep_an_equal_one(
+    store: SQLiteStore,
+) -> None:
+    """A second application changes nothing."""
     node = use_instructions(Instructions(store, default="Be brief."))
     equal, other = SystemMessage("Be brief.", id="s"), SystemMessage("Be long.", id="o")
 
@@ -380,51 +387,56 @@ def test_one_system_message_an_equal_one_stays_a_different_one_goes(store: SQLit
     assert node.invoke([other, ASK]) == asyncio.run(node.ainvoke([other, ASK])) == node([ASK])
 
 
-def test_the_summary_in_a_view_stays(store: SQLiteStore) -> None:
-    """Whichever node comes first."""
+def test_instructions_keep_the_summary_in_a_view(store: SQLiteStore) -> None:
     node = use_instructions(Instructions(store, default="Be brief."))
     summary = Summary(text="Ann came.", last="h0", count=3)
 
-    there = node(present_messages([SystemMessage("Old."), ASK], summary))
+    messages = node(present_messages([SystemMessage("Old."), ASK], summary))
 
-    assert there == present_messages([SystemMessage("Be brief."), ASK], summary)
-    assert HEADING in "".join(str(message.content) for message in there)
-    assert node(there) == there
+    assert messages == present_messages([SystemMessage("Be brief."), ASK], summary)
+    assert HEADING in "".join(str(message.content) for message in messages)
+    assert node(messages) == messages
 
 
-def test_in_a_view_the_budget_counts_the_instructions(store: SQLiteStore) -> None:
-    """With the part that cuts behind them; sync and async, as a node of a graph."""
+def test_trim_in_a_view_counts_the_instructions(store: SQLiteStore) -> None:
     node = view(
         use_instructions(Instructions(store, default="Be brief.")),
         trim(max_tokens=3, token_counter=len),
     )
-    said = [HumanMessage(text, id=text) for text in ("one", "two", "three")]
-    graph = graph_of(("show", node))
+    messages = [HumanMessage(text, id=text) for text in ("one", "two", "three")]
+    graph = build_graph(("show", node))
 
-    out = graph.invoke({"messages": said})
+    output = graph.invoke({"messages": messages})
 
-    assert shown(out) == [("system", "Be brief."), ("human", "two"), ("human", "three")]
-    assert asyncio.run(graph.ainvoke({"messages": said})) == out
+    assert list_shown_messages(output) == [
+        ("system", "Be brief."),
+        ("human", "two"),
+        ("human", "three"),
+    ]
+    assert asyncio.run(graph.ainvoke({"messages": messages})) == output
 
 
 @given(conversations())
-def test_what_is_shown_is_valid_and_the_instructions_are_in_front(talk: list[Any]) -> None:
-    """For any conversation, the newest human message included; a second time nothing changes."""
+def test_instructions_are_in_front_of_a_valid_request(conversation: list[Any]) -> None:
+    """The newest user message is included. A second application changes nothing."""
     with SQLiteStore.open(":memory:", index=None) as store:
         node = use_instructions(Instructions(store, default="Be brief."))
-        state = {"messages": talk}
+        state = {"messages": conversation}
 
-        out = node.invoke(state)["llm_input_messages"]
+        shown_messages = node.invoke(state)["llm_input_messages"]
 
-        assert out[0].text == "Be brief."
-        assert find_refusals(out, to_answer=awaits_answer(talk)) == []
-        newest = find_newest_question(talk)
-        assert newest is None or newest in out
-        assert node.invoke({**state, "llm_input_messages": out})["llm_input_messages"] == out
+        assert shown_messages[0].text == "Be brief."
+        assert find_refusals(shown_messages, to_answer=awaits_answer(conversation)) == []
+        newest = find_newest_question(conversation)
+        assert newest is None or newest in shown_messages
+        assert (
+            node.invoke({**state, "llm_input_messages": shown_messages})["llm_input_messages"]
+            == shown_messages
+        )
         assert asyncio.run(node.ainvoke(state)) == node.invoke(state)
 
 
-def test_bad_input_is_refused(store: SQLiteStore) -> None:
+def test_use_instructions_refuses_invalid_states_and_arguments(store: SQLiteStore) -> None:
     node = use_instructions(Instructions(store))
 
     for state in ({}, {"messages": "hi"}, {"messages": ["hi"]}, ["hi"]):
@@ -434,20 +446,20 @@ def test_bad_input_is_refused(store: SQLiteStore) -> None:
         use_instructions(store)  # type: ignore[arg-type]
 
 
-def test_instructions_as_they_were(store: SQLiteStore) -> None:
-    """A run that is to remember as of a moment is given what held then; before all, the default."""
+def test_use_instructions_as_of_a_time_shows_the_version_of_that_time(store: SQLiteStore) -> None:
+    """Before the first version, the default is shown."""
     instructions = Instructions(store, default="Answer.")
     before = datetime.now(UTC)
     first = instructions.set("Answer in verse.")
     instructions.set("Answer in prose.")
-    shown = use_instructions(instructions, as_of="as_of")
+    node = use_instructions(instructions, as_of="as_of")
 
-    def told(moment: Any) -> str:
+    def show_instructions(moment: Any) -> str:
         config: Any = {"configurable": {"as_of": moment} if moment else {}}
-        return shown([HumanMessage("hi")], config)[0].text
+        return node([HumanMessage("hi")], config)[0].text
 
     assert first.valid_from is not None
-    assert told(first.valid_from.isoformat()) == "Answer in verse."
-    assert [told(before), told(None)] == ["Answer.", "Answer in prose."]
+    assert show_instructions(first.valid_from.isoformat()) == "Answer in verse."
+    assert [show_instructions(before), show_instructions(None)] == ["Answer.", "Answer in prose."]
     with pytest.raises(InvalidConfig, match="as_of"):
-        told("yesterday")
+        show_instructions("yesterday")

@@ -24,7 +24,7 @@ from tests.memory.providers import find_refusals
 LINE = re.compile(r"\[(\d+) earlier steps? of your work on this message left out")
 
 
-def a_turn(exchanges: int, question: Any = "Which file?") -> list[AnyMessage]:
+def build_turn(exchanges: int, question: Any = "Which file?") -> list[AnyMessage]:
     talk: list[AnyMessage] = [HumanMessage(question, id="q")]
     for n in range(exchanges):
         call = {"name": "look", "args": {"at": n}, "id": f"c{n}"}
@@ -33,12 +33,12 @@ def a_turn(exchanges: int, question: Any = "Which file?") -> list[AnyMessage]:
     return talk
 
 
-def stated(messages: Sequence[BaseMessage]) -> list[int]:
-    """Return the numbers that lines in messages say."""
-    return [int(found) for message in messages for found in LINE.findall(message.text)]
+def list_stated_numbers(messages: Sequence[BaseMessage]) -> list[int]:
+    """Return the numbers that the lines in messages state."""
+    return [int(number) for message in messages for number in LINE.findall(message.text)]
 
 
-def exchanges_of(messages: Sequence[BaseMessage]) -> int:
+def count_exchanges(messages: Sequence[BaseMessage]) -> int:
     return sum(isinstance(message, ToolMessage) for message in messages)
 
 
@@ -54,15 +54,19 @@ PARTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", PARTS)
 @pytest.mark.parametrize("question", ["Which file?", [{"type": "text", "text": "Which file?"}]])
-def test_a_line_after_the_question_says_what_is_left_out(form: str, question: Any) -> None:
-    """The request is valid and within its budget; the question itself is unchanged before it."""
-    talk = [HumanMessage("Hi", id="h"), AIMessage("Hello", id="b"), *a_turn(20, question)]
+def test_line_after_the_question_states_the_omitted_steps(form: str, question: Any) -> None:
+    """The request is valid and within its budget, and the question before the line is unchanged."""
+    talk = [HumanMessage("Hi", id="h"), AIMessage("Hello", id="b"), *build_turn(20, question)]
     shown = PARTS[form](talk)
-    asked = next(message for message in shown if message.id == "q")
+    question_message = next(message for message in shown if message.id == "q")
 
-    assert stated(shown) == stated([asked]) == [20 - exchanges_of(shown)]
-    assert asked.text.startswith("Which file?")
-    assert "They were carried out." in asked.text
+    assert (
+        list_stated_numbers(shown)
+        == list_stated_numbers([question_message])
+        == [20 - count_exchanges(shown)]
+    )
+    assert question_message.text.startswith("Which file?")
+    assert "They were carried out." in question_message.text
     assert find_refusals(shown, to_answer=True) == []
     assert talk[2].content == question
     if form not in ("messages", "view"):
@@ -70,31 +74,32 @@ def test_a_line_after_the_question_says_what_is_left_out(form: str, question: An
 
 
 @pytest.mark.parametrize("form", PARTS)
-def test_where_everything_fits_there_is_no_line(form: str) -> None:
-    """Nor where whole turns are left out: that is what a window does."""
+def test_no_line_if_everything_fits_or_only_whole_turns_are_omitted(form: str) -> None:
     several: list[AnyMessage] = [HumanMessage(f"Question {n}", id=f"h{n}") for n in range(80)]
-    for talk in (a_turn(1), several):
+    for talk in (build_turn(1), several):
         if form == "partial" and len(talk) < 5:
             continue
-        assert stated(PARTS[form](talk)) == []
+        assert list_stated_numbers(PARTS[form](talk)) == []
 
 
-def test_a_part_that_cuts_again_adds_to_the_line() -> None:
-    """Also over a list that was cut before; and twice the same changes nothing."""
-    once = trim(600)(a_turn(30))
+def test_second_trim_adds_to_the_number_of_the_line() -> None:
+    """A second application with the same budget changes nothing."""
+    once = trim(600)(build_turn(30))
     again = trim(300)(once)
-    chained = view(trim(600), trim(300))(a_turn(30))
+    chained = view(trim(600), trim(300))(build_turn(30))
 
-    assert stated(once) == [30 - exchanges_of(once)]
-    assert stated(again) == [30 - exchanges_of(again)]
-    assert stated(chained) == [30 - exchanges_of(chained)]
+    assert list_stated_numbers(once) == [30 - count_exchanges(once)]
+    assert list_stated_numbers(again) == [30 - count_exchanges(again)]
+    assert list_stated_numbers(chained) == [30 - count_exchanges(chained)]
     assert trim(300)(again) == again
-    one = trim(250)(a_turn(3))
+    one = trim(250)(build_turn(3))
     assert "earlier step" in one[0].text
 
 
-def test_an_agent_is_told_in_each_request(file_saver: SQLiteCheckpointer) -> None:
-    """And its thread has neither the line nor fewer messages."""
+def test_agent_requests_state_omitted_steps_and_its_thread_does_not(
+    file_saver: SQLiteCheckpointer,
+) -> None:
+    """The thread has all messages."""
 
     @tool
     def look(what: str) -> str:
@@ -105,21 +110,21 @@ def test_an_agent_is_told_in_each_request(file_saver: SQLiteCheckpointer) -> Non
     memory = MemoryMiddleware(trim(max_tokens=500))
     agent: Any = create_agent(model, [look], middleware=[memory], checkpointer=file_saver)
     config: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 100}
-    asked: Any = {"messages": [HumanMessage("Which file?")]}
-    out = asyncio.run(agent.ainvoke(asked, config))
+    input: Any = {"messages": [HumanMessage("Which file?")]}
+    output = asyncio.run(agent.ainvoke(input, config))
 
     for number, request in enumerate(model.requests):
-        missing = number - exchanges_of(request)
-        assert stated(request) == ([missing] if missing else [])
-    assert stated(model.requests[-1]) != []
-    assert len(out["messages"]) == 26
-    assert stated(out["messages"]) == []
-    assert stated([item.value for item in file_saver.history("t")]) == []
+        missing = number - count_exchanges(request)
+        assert list_stated_numbers(request) == ([missing] if missing else [])
+    assert list_stated_numbers(model.requests[-1]) != []
+    assert len(output["messages"]) == 26
+    assert list_stated_numbers(output["messages"]) == []
+    assert list_stated_numbers([item.value for item in file_saver.history("t")]) == []
 
 
-def test_a_node_leaves_the_messages_as_they_were_said() -> None:
-    """`trim` as a node removes exchanges from the state and does not change other messages."""
-    talk = a_turn(20)
+def test_trim_as_a_node_only_removes_messages() -> None:
+    """It removes exchanges from the state and does not change other messages."""
+    talk = build_turn(20)
     update = trim(300).invoke({"messages": talk})
 
     assert {type(message).__name__ for message in update["messages"]} == {"RemoveMessage"}
@@ -130,23 +135,23 @@ def test_a_node_leaves_the_messages_as_they_were_said() -> None:
     size=st.integers(40, 600),
     older=st.integers(0, 3),
     strategy=st.sampled_from(["last", "first"]),
-    asked=st.booleans(),
+    has_question=st.booleans(),
 )
-def test_the_line_is_right_over_random_turns(
-    exchanges: int, size: int, older: int, strategy: Any, asked: bool
+def test_line_states_the_right_number_for_random_turns(
+    exchanges: int, size: int, older: int, strategy: Any, has_question: bool
 ) -> None:
-    """Each request is within its budget; where steps are missing it says how many, if it can."""
+    """Each request is within its budget. The line is there unless it has no room."""
     before: list[AnyMessage] = [HumanMessage("Hi " * 20) for _ in range(older)]
-    talk = [*before, *a_turn(exchanges)][0 if asked or before else 1 :]
+    talk = [*before, *build_turn(exchanges)][0 if has_question or before else 1 :]
     cut = trim(size, strategy=strategy, allow_partial=True)
     try:
         shown = cut(talk)
     except BudgetExceeded:
         return
-    missing = exchanges - exchanges_of(shown)
+    missing = exchanges - count_exchanges(shown)
 
-    assert stated(shown) in ([missing] if missing else [], [])
+    assert list_stated_numbers(shown) in ([missing] if missing else [], [])
     assert count_tokens(shown) <= size
     assert find_refusals(shown, to_answer=True) == []
     if missing and size > 150:
-        assert stated(shown) == [missing]
+        assert list_stated_numbers(shown) == [missing]

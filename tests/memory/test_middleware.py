@@ -44,47 +44,44 @@ def look(what: str) -> str:
     return f"{what} is found"
 
 
-def client(server: OpenAIServer) -> ChatOpenAI:
+def make_client(server: OpenAIServer) -> ChatOpenAI:
     return ChatOpenAI(model="scripted", base_url=server.base_url, api_key="any")  # type: ignore[arg-type]
 
 
-def says(text: str) -> Any:
+def build_user_input(text: str) -> Any:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-def test_a_view_cuts_what_the_model_is_shown_and_leaves_the_state(tmp_path: Path) -> None:
+def test_trim_middleware_cuts_the_request_and_not_the_state(tmp_path: Path) -> None:
     """The agent's own system prompt stays first."""
     with (
         OpenAIServer(["a0", "a1", "a2"]) as server,
         SQLiteCheckpointer.open(tmp_path / "a") as saver,
     ):
         agent: Any = create_agent(
-            client(server),
+            make_client(server),
             [look],
             system_prompt="Be kind.",
             middleware=[MemoryMiddleware(trim(max_tokens=4, token_counter=len))],
             checkpointer=saver,
         )
         for n in range(3):
-            out = agent.invoke(says(f"q{n}"), THREAD)
+            output = agent.invoke(build_user_input(f"q{n}"), THREAD)
     assert server.shown() == [
         ("system", "Be kind."), ("user", "q1"), ("assistant", "a1"), ("user", "q2"),
     ]  # fmt: skip
-    assert [m.text for m in out["messages"]] == ["q0", "a0", "q1", "a1", "q2", "a2"]
+    assert [m.text for m in output["messages"]] == ["q0", "a0", "q1", "a1", "q2", "a2"]
 
 
 @pytest.mark.parametrize("form", ["nodes", "view", "view in a view"])
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_a_summary_shortens_the_state_and_is_shown(
+def test_summary_middleware_shortens_the_state_and_shows_the_summary(
     tmp_path: Path, call_mode: str, form: str
 ) -> None:
-    """The summariser is asked before the model; history keeps what it stands for.
-
-    A view stands for its parts: it summarises too.
-    """
+    """The history keeps the summarized messages. A view that contains the node summarizes too."""
     replies = ["a0", "a1", "Two questions were asked.", "a2"]
     with OpenAIServer(replies) as server, SQLiteCheckpointer.open(tmp_path / "a") as saver:
-        model = client(server)
+        model = make_client(server)
         nodes: list[MessagesNode] = [
             summarize(model, trigger=("messages", 5), keep=("messages", 1)),
             trim(max_tokens=9, token_counter=len),
@@ -96,70 +93,71 @@ def test_a_summary_shortens_the_state_and_is_shown(
         )
         for n in range(3):
             if call_mode == "sync":
-                out = agent.invoke(says(f"q{n}"), THREAD)
+                output = agent.invoke(build_user_input(f"q{n}"), THREAD)
             else:
-                out = asyncio.run(agent.ainvoke(says(f"q{n}"), THREAD))
-        said = [item.value.text for item in saver.history("t")]
-    assert out["summary"]["text"] == "Two questions were asked."
-    assert [m.text for m in out["messages"]] == ["q2", "a2"]
-    assert said == ["q0", "a0", "q1", "a1", "q2", "a2"]
+                output = asyncio.run(agent.ainvoke(build_user_input(f"q{n}"), THREAD))
+        history = [item.value.text for item in saver.history("t")]
+    assert output["summary"]["text"] == "Two questions were asked."
+    assert [m.text for m in output["messages"]] == ["q2", "a2"]
+    assert history == ["q0", "a0", "q1", "a1", "q2", "a2"]
     [(role, system), question] = server.shown()
     assert role == "system"
     assert system.endswith("Two questions were asked.")
     assert question == ("user", "q2")
 
 
-def sums_up(_: Any) -> AIMessage:
+def summarize_trains(_: Any) -> AIMessage:
     return AIMessage("They spoke of trains.")
 
 
 @given(conversations())
-def test_only_a_summary_changes_the_thread(talk: Talk) -> None:
-    """As a node of its own would; what only shows leaves the state as it is."""
-    summary = summarize(RunnableLambda(sums_up), trigger=("messages", 4), keep=("messages", 1))
-    shows = clear_tool_outputs(keep=0, min_tokens=50), trim(max_tokens=3, token_counter=len)
-    middleware = MemoryMiddleware(shows[0], summary, shows[1])
-    expected = through_a_graph(summary, talk)
-    left = through_a_graph(lambda state: middleware.before_model(state, None), talk)
-    unchanged = MemoryMiddleware(*shows)
+def test_middleware_changes_the_state_only_by_a_summary(talk: Talk) -> None:
+    summary = summarize(
+        RunnableLambda(summarize_trains), trigger=("messages", 4), keep=("messages", 1)
+    )
+    view_nodes = clear_tool_outputs(keep=0, min_tokens=50), trim(max_tokens=3, token_counter=len)
+    middleware = MemoryMiddleware(view_nodes[0], summary, view_nodes[1])
+    expected = run_in_graph(summary, talk)
+    result = run_in_graph(lambda state: middleware.before_model(state, None), talk)
+    unchanged = MemoryMiddleware(*view_nodes)
 
-    assert comparison_keys(left["messages"]) == comparison_keys(expected["messages"])
-    assert left.get("summary") == expected.get("summary")
+    assert comparison_keys(result["messages"]) == comparison_keys(expected["messages"])
+    assert result.get("summary") == expected.get("summary")
     assert unchanged.before_model({"messages": talk}, None) is None
 
 
-def through_a_graph(step: Any, talk: Talk) -> Any:
-    """What a state is after a step of a graph with the real reducers; its messages are copies."""
+def run_in_graph(step: Any, talk: Talk) -> Any:
+    """Return the state after a graph step with the real reducers, on copies of the messages."""
     builder = StateGraph(MemoryState).add_node("step", step).add_edge(START, "step")
-    given = [message.model_copy(deep=True) for message in talk]
-    return builder.compile().invoke({"messages": given})
+    messages = [message.model_copy(deep=True) for message in talk]
+    return builder.compile().invoke({"messages": messages})
 
 
 # -- tools
 
 
-def fat(name: str) -> StructuredTool:
-    """A tool whose schema takes some 300 tokens."""
+def make_large_tool(name: str) -> StructuredTool:
+    """Return a tool whose schema has about 300 tokens."""
     about = "It finds what is asked for, wherever it may be. " * 25
     return StructuredTool.from_function(lambda what: what, name=name, description=about)
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_the_budget_holds_with_the_agents_tools(call_mode: str) -> None:
-    """`trim` was not told of them; with fewer tools in a request, more messages are shown."""
-    tools = [fat(f"look{n}") for n in range(4)]
+def test_trim_middleware_counts_the_tools_of_the_agent(call_mode: str) -> None:
+    """With fewer tools in a request, more messages are shown."""
+    tools = [make_large_tool(f"look{n}") for n in range(4)]
     counter = token_counter(None)
     talk = [HumanMessage(f"Question {n}: " + "which train? " * 10) for n in range(90)]
 
-    def sent(tools: list[Any], budget: int) -> tuple[int, int]:
+    def count_request(tools: list[Any], budget: int) -> tuple[int, int]:
         with OpenAIServer(["done"]) as server:
             memory = MemoryMiddleware(trim(max_tokens=budget, token_counter=counter))
-            agent: Any = create_agent(client(server), tools, middleware=[memory])
-            given: Any = {"messages": talk}
+            agent: Any = create_agent(make_client(server), tools, middleware=[memory])
+            input: Any = {"messages": talk}
             if call_mode == "sync":
-                agent.invoke(given)
+                agent.invoke(input)
             else:
-                asyncio.run(agent.ainvoke(given))
+                asyncio.run(agent.ainvoke(input))
             body = server.requests[-1]
         messages = convert_to_messages(body["messages"])
         schemas = counter.count_tools(body.get("tools", []))
@@ -168,29 +166,31 @@ def test_the_budget_holds_with_the_agents_tools(call_mode: str) -> None:
         )
 
     assert counter.count_tools(tools) > 1_000
-    for some in (tools, tools[:1], []):
-        count, tokens = sent(some, 1_800)
+    for agent_tools in (tools, tools[:1], []):
+        count, tokens = count_request(agent_tools, 1_800)
         assert 1_700 < tokens <= 1_800
         assert count < len(talk)
     with pytest.raises(BudgetExceeded, match=r"max_tokens is 500 .*with its tools"):
-        sent(tools, 500)
+        count_request(tools, 500)
 
 
-def test_tools_are_counted_once_for_all_calls_with_the_same() -> None:
-    """A turn must not cost the schemas of all tools again; other tools are counted anew."""
-    counter = Counting()
+def test_tools_are_counted_once_for_all_requests_with_them() -> None:
+    """Other tools are counted when they appear."""
+    counter = RecordingCounter()
     memory = MemoryMiddleware(trim(max_tokens=4_000, token_counter=counter))
-    one, other = fat("one"), fat("other")
+    one, other = make_large_tool("one"), make_large_tool("other")
     with OpenAIServer(["a0", "a1", "a2"]) as server:
-        agent: Any = create_agent(client(server), [one, other], middleware=[memory])
+        agent: Any = create_agent(make_client(server), [one, other], middleware=[memory])
         for n in range(2):
-            agent.invoke(says(f"q{n}"))
-        create_agent(client(server), [other], middleware=[memory]).invoke(says("q2"))
+            agent.invoke(build_user_input(f"q{n}"))
+        create_agent(make_client(server), [other], middleware=[memory]).invoke(
+            build_user_input("q2")
+        )
     assert counter.counted == [["one", "other"], ["other"]]
 
 
-class Counting(TokenCounter):
-    """A counter that notes for which tools it was asked."""
+class RecordingCounter(TokenCounter):
+    """A token counter that records the tools that it counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Counting(TokenCounter):
 
     def count_tools(self, tools: Any) -> int:
         if tools:
-            self.counted.append([each.name for each in tools])
+            self.counted.append([tool.name for tool in tools])
         return super().count_tools(tools)
 
     def scale_to_usage(self, messages: Any) -> Any:
@@ -209,38 +209,44 @@ class Counting(TokenCounter):
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
-def test_reflection_runs_when_the_agent_is_done(call_mode: str) -> None:
-    """It learns from the answer and from feedback on this run, which the next run has not."""
+def test_instructions_are_updated_after_the_run_from_answer_and_feedback(call_mode: str) -> None:
+    """The next run does not have the feedback."""
     rule = "<instructions>Be kind. Give times in 24 hours.</instructions>"
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def replies(body: dict[str, Any]) -> str:
-        told = str(body["messages"][-1]["content"])
-        if "<conversation>" in told:
-            asked.append(told)
+        prompt = str(body["messages"][-1]["content"])
+        if "<conversation>" in prompt:
+            prompts.append(prompt)
             return rule
         return "At 14:05."
 
     with SQLiteStore.open(":memory:", index=None) as store, OpenAIServer(replies) as server:
         instructions = Instructions(store, default="Be kind.")
-        learns = update_instructions(client(server), instructions)
-        agent: Any = create_agent(client(server), [look], middleware=[MemoryMiddleware(learns)])
-        for more in ({"feedback": "no am and pm"}, {}):
-            given: Any = {**says("When?"), **more}
-            out = agent.invoke(given) if call_mode == "sync" else asyncio.run(agent.ainvoke(given))
-        learned = instructions.current().text
+        learner = update_instructions(make_client(server), instructions)
+        agent: Any = create_agent(
+            make_client(server), [look], middleware=[MemoryMiddleware(learner)]
+        )
+        for extra_input in ({"feedback": "no am and pm"}, {}):
+            input: Any = {**build_user_input("When?"), **extra_input}
+            output = (
+                agent.invoke(input) if call_mode == "sync" else asyncio.run(agent.ainvoke(input))
+            )
+        current_text = instructions.current().text
 
-    assert learned == "Be kind. Give times in 24 hours."
-    assert [m.text for m in out["messages"]] == ["When?", "At 14:05."]
-    assert "At 14:05." in asked[0]
-    assert ["no am and pm" in told for told in asked] == [True, False]
+    assert current_text == "Be kind. Give times in 24 hours."
+    assert [m.text for m in output["messages"]] == ["When?", "At 14:05."]
+    assert "At 14:05." in prompts[0]
+    assert ["no am and pm" in prompt for prompt in prompts] == [True, False]
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
 @pytest.mark.parametrize("part", [trim(4_000), clear_tool_outputs()], ids=["trim", "clearing"])
 @pytest.mark.parametrize("start", [[], [SystemMessage("7 o'clock")], [AIMessage("Reminder")]])
-def test_an_agent_that_nobody_asked_sees_its_calls(start: Any, part: Any, call_mode: str) -> None:
-    """A scheduled agent ends, and a user can ask it about its work afterwards."""
+def test_scheduled_agent_without_a_question_sees_its_tool_results(
+    start: Any, part: Any, call_mode: str
+) -> None:
+    """A user can ask it about its work afterwards."""
 
     def replies(body: dict[str, Any]) -> Any:
         if any(message["role"] == "tool" for message in body["messages"]):
@@ -251,46 +257,46 @@ def test_an_agent_that_nobody_asked_sees_its_calls(start: Any, part: Any, call_m
 
     with OpenAIServer(replies) as server:
         agent: Any = create_agent(
-            client(server),
+            make_client(server),
             [look],
             system_prompt="Check the mail.",
             middleware=[MemoryMiddleware(part)],
             checkpointer=InMemorySaver(),
         )
         for new in (start, [HumanMessage("How many?")]):
-            given = {"messages": new}, {**THREAD, "recursion_limit": 9}
+            arguments = {"messages": new}, {**THREAD, "recursion_limit": 9}
             if call_mode == "sync":
-                agent.invoke(*given)
+                agent.invoke(*arguments)
             else:
-                asyncio.run(agent.ainvoke(*given))
+                asyncio.run(agent.ainvoke(*arguments))
 
     assert len(server.requests) == 3
     assert ("tool", "mail is found") in server.shown(1)
     assert ("tool", "mail is found") in server.shown(2)
 
 
-def test_a_memory_without_parts_says_what_to_pass() -> None:
-    """A part that was forgotten is no None that somebody passed."""
+def test_middleware_without_parts_names_expected_parts() -> None:
     with pytest.raises(ConfigurationError) as caught:
         MemoryMiddleware()
 
     assert "MemoryMiddleware() has no parts; expected parts such as trim(" in str(caught.value)
 
 
-def test_what_is_no_node_is_refused() -> None:
-    """Before there is an agent."""
+def test_middleware_refuses_values_that_are_no_nodes() -> None:
     for nodes in ((), (print,)):
         with pytest.raises(ConfigurationError, match="expected parts such as"):
             MemoryMiddleware(*nodes)
 
 
-def test_nothing_is_removed_before_it_is_remembered(tmp_path: Path) -> None:
-    """A store that fails at the end of a run, and at the next one's beginning, loses no turn."""
+def test_turns_are_not_removed_before_a_failing_store_has_them(tmp_path: Path) -> None:
+    """The store fails at the end of a run and at the start of the next."""
     with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["yes"] * 4) as server:
-        summary = summarize(RunnableLambda(sums_up), trigger=("messages", 2), keep=("messages", 1))
+        summary = summarize(
+            RunnableLambda(summarize_trains), trigger=("messages", 2), keep=("messages", 1)
+        )
         middleware = MemoryMiddleware(remember_turns(store), summary)
         agent = create_agent(
-            client(server),
+            make_client(server),
             middleware=[middleware],
             checkpointer=InMemorySaver(),
         )
@@ -301,6 +307,6 @@ def test_nothing_is_removed_before_it_is_remembered(tmp_path: Path) -> None:
             agent.invoke({"messages": [HumanMessage("I like tea.")]}, config)
             agent.invoke({"messages": [HumanMessage("I like figs.")]}, config)
         agent.invoke({"messages": [HumanMessage("I like pears.")]}, config)
-        found = {item.value["text"] for item in store.search(("memories", "ann"), limit=20)}
+        stored_texts = {item.value["text"] for item in store.search(("memories", "ann"), limit=20)}
 
-    assert {"user: I like tea.", "user: I like figs.", "user: I like pears."} <= found
+    assert {"user: I like tea.", "user: I like figs.", "user: I like pears."} <= stored_texts

@@ -1,4 +1,4 @@
-"""Calling a model: by its name or as an object, and what is wrong with its answers."""
+"""Calling a model: by its name or as an object, and the problems of its answers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ ASK = [HumanMessage("hello")]
 
 
 @pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_openai_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(params=["langchain", "no langchain"])
-def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def has_langchain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the package langchain can be imported."""
     if request.param == "no langchain":
         monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
     return bool(request.param == "langchain")
@@ -48,18 +49,18 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 # -- models by name
 
 
-def test_an_object_is_taken_as_it_is() -> None:
+def test_model_object_is_used_unchanged() -> None:
     models: list[Any] = [FakeListChatModel(responses=["hi"]), RunnableLambda(lambda asked: "hi")]
     for model in models:
         assert load_chat_model(model) is model
 
 
 @pytest.mark.parametrize("name", ["openai:gpt-5-mini", "gpt-5-mini"])
-def test_a_name_needs_a_key_only_when_it_is_called(
-    name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+def test_named_model_needs_its_key_only_when_it_is_called(
+    name: str, has_langchain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With langchain and without; awaited too, and with tools bound."""
-    if not installed and ":" not in name:
+    """This holds with and without langchain, in async calls, and with bound tools."""
+    if not has_langchain and ":" not in name:
         with pytest.raises(MissingDependency, match=r'\.\[agents\].*such as "openai:gpt-5-mini"'):
             load_chat_model(name)
         return
@@ -76,23 +77,23 @@ def test_a_name_needs_a_key_only_when_it_is_called(
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         bound = ModelCall(model.bind_tools([]))
         assert call.request_answer(ASK).blocking().text == "one"
-        assert asyncio.run(_awaited(bound)).text == "two"
+        assert asyncio.run(_request_async(bound)).text == "two"
         assert isinstance(load_chat_model(name), ChatOpenAI)
     assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 2
 
 
-async def _awaited(call: ModelCall) -> Any:
+async def _request_async(call: ModelCall) -> Any:
     return await call.request_answer(ASK).awaiting()
 
 
 @pytest.mark.parametrize("name", ["", " ", "openai:", "nosuch", "nosuch:model", 7, None])
-def test_a_name_that_can_never_work_is_refused_at_once(name: Any, installed: bool) -> None:
+def test_invalid_model_name_is_refused_at_once(name: Any, has_langchain: bool) -> None:
     with pytest.raises(ConfigurationError, match="model"):
         load_chat_model(name)
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The provider's, or langchain, which knows the providers."""
+def test_missing_package_of_a_named_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the provider's package, or langchain, which knows the providers."""
     with pytest.raises(MissingDependency, match="langchain-ollama"):
         load_chat_model("ollama:llama3")
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
@@ -100,8 +101,8 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         load_chat_model("anthropic:claude-sonnet-4-5")
 
 
-def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It too is made at its first call."""
+def test_structured_output_works_with_a_named_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is created at its first call."""
 
     class City(BaseModel):
         name: str
@@ -116,24 +117,24 @@ def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert answer["parsed"] == City(name="Ghent")
 
 
-def test_a_model_that_calls_no_tools_is_refused_by_its_class() -> None:
-    """When a graph or a node is made with it, and in words that say what it lacks."""
+def test_model_without_tool_calling_is_refused_by_its_class() -> None:
+    """The error names the missing method."""
 
     class City(BaseModel):
         name: str
 
-    mute = FakeListChatModel(responses=["hi"])
+    model = FakeListChatModel(responses=["hi"])
     with pytest.raises(ConfigurationError, match=r"FakeListChatModel, which .* bind_tools"):
-        bind_tools(mute, [])
+        bind_tools(model, [])
     with pytest.raises(ConfigurationError, match=r"FakeListChatModel.* with_structured_output"):
-        bind_output_schema(mute, City, strict=True)
+        bind_output_schema(model, City, strict=True)
 
 
 # -- calls
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "expected_message"),
     [
         ({"timeout_s": 0}, "timeout_s is 0"),
         ({"timeout_s": "soon"}, "timeout_s is 'soon'"),
@@ -141,62 +142,63 @@ def test_a_model_that_calls_no_tools_is_refused_by_its_class() -> None:
         ({"backoff_s": -1}, "backoff_s is -1"),
     ],
 )
-def test_an_option_that_cannot_work_is_refused(options: Any, named: str) -> None:
+def test_invalid_options_of_a_model_call_are_refused(options: Any, expected_message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         ModelCall(FakeListChatModel(responses=["hi"]), **options)
-    assert named in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
-@pytest.mark.parametrize("awaited", [False, True])
-def test_a_call_that_hangs_is_left_behind(awaited: bool) -> None:
-    """The blocking one in its thread; the caller goes on after the limit."""
+@pytest.mark.parametrize("is_async", [False, True])
+def test_hanging_model_call_times_out(is_async: bool) -> None:
+    """A blocking call is left in its thread."""
     release = threading.Event()
 
-    async def ahangs(messages: Any) -> Any:
+    async def hang_async(messages: Any) -> Any:
         await asyncio.Event().wait()
 
-    def hangs(messages: Any) -> str:
+    def hang(messages: Any) -> str:
         release.wait()
         return "late"
 
-    call = ModelCall(RunnableLambda(hangs, ahangs), timeout_s=0.05)
+    call = ModelCall(RunnableLambda(hang, hang_async), timeout_s=0.05)
     try:
-        answer = asyncio.run(_awaited(call)) if awaited else call.request_answer(ASK).blocking()
+        answer = (
+            asyncio.run(_request_async(call)) if is_async else call.request_answer(ASK).blocking()
+        )
         assert isinstance(answer, TimeoutError)
     finally:
         release.set()
 
 
 @pytest.mark.parametrize("signal", [GraphInterrupt(()), KeyboardInterrupt(), SystemExit(1)])
-def test_a_signal_is_no_answer(signal: BaseException) -> None:
-    """langgraph's and the process's pass through; an error is the answer."""
+def test_interrupts_and_exits_pass_through_a_model_call(signal: BaseException) -> None:
+    """Other exceptions become the answer."""
 
-    def raises(exc: BaseException) -> Any:
+    def request_raising(exc: BaseException) -> Any:
         def invoke(messages: Any) -> Any:
             raise exc
 
         return ModelCall(RunnableLambda(invoke)).request_answer(ASK)
 
     with pytest.raises(type(signal)):
-        raises(signal).blocking()
-    answer = raises(OSError("no luck")).blocking()
+        request_raising(signal).blocking()
+    answer = request_raising(OSError("no luck")).blocking()
     assert (
         find_reason_for_unusable_answer(answer) == "the call of the model raised OSError: no luck"
     )
 
 
-def test_a_failed_call_names_the_model_and_its_address() -> None:
-    """As its client knows them, without a password; also when nothing is there."""
+def test_failed_call_names_the_model_and_its_address_without_password() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     url = f"http://ann:secret@127.0.0.1:{port}/v1"
     options: Any = {"base_url": url, "api_key": "none", "max_retries": 0}
     answer = ModelCall(ChatOpenAI(model="gpt-x", **options)).request_answer(ASK).blocking()
-    named = f"the model 'gpt-x' at http://127.0.0.1:{port}/v1/chat/completions"
+    description = f"the model 'gpt-x' at http://127.0.0.1:{port}/v1/chat/completions"
 
-    assert describe_failed_model(answer) == named
+    assert describe_failed_model(answer) == description
     assert (find_reason_for_unusable_answer(answer) or "").startswith(
-        f"the call of {named} raised "
+        f"the call of {description} raised "
     )
 
 
@@ -204,7 +206,7 @@ def test_a_failed_call_names_the_model_and_its_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "fault"),
+    ("metadata", "expected_reason"),
     [
         ({"finish_reason": "stop"}, None),
         ({"stop_reason": "end_turn"}, None),
@@ -223,12 +225,14 @@ def test_a_failed_call_names_the_model_and_its_address() -> None:
         ({"stop_reason": "refusal"}, "withheld"),
     ],
 )
-def test_an_answer_that_did_not_end_by_itself_is_none(metadata: Any, fault: str | None) -> None:
-    """Under the names that OpenAI, Anthropic, Bedrock, Google and Ollama give it."""
-    found = find_reason_for_unusable_answer(AIMessage("I cannot he", response_metadata=metadata))
-    assert (found is None) if fault is None else fault in (found or "")
+def test_truncated_or_withheld_answer_is_unusable(
+    metadata: Any, expected_reason: str | None
+) -> None:
+    """The metadata has the names of OpenAI, Anthropic, Bedrock, Google and Ollama."""
+    reason = find_reason_for_unusable_answer(AIMessage("I cannot he", response_metadata=metadata))
+    assert (reason is None) if expected_reason is None else expected_reason in (reason or "")
 
 
 @pytest.mark.parametrize("answer", [None, 7, {"content": "hi"}])
-def test_an_answer_that_is_no_message_is_none(answer: Any) -> None:
+def test_answer_that_is_no_message_is_unusable(answer: Any) -> None:
     assert "expected a message" in (find_reason_for_unusable_answer(answer) or "")

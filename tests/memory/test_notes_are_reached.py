@@ -1,4 +1,4 @@
-"""Notes on memories are not listed; what works on a whole store reaches them."""
+"""Notes about memories are not listed, but operations on a whole store include them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def store(db: str) -> Iterator[SQLiteStore]:
         yield opened
 
 
-def kinds(store: Any) -> set[str]:
+def list_note_kinds(store: Any) -> set[str]:
     """Return the kinds of notes that a store has."""
     return {place[1] for place in store.list_namespaces(prefix=("perdure",), limit=1000)}
 
 
-def check(store: Any) -> None:
-    """Notes are there, and not in a listing."""
-    assert kinds(store) == KINDS
+def check_notes(store: Any) -> None:
+    """Assert that notes exist and are not listed."""
+    assert list_note_kinds(store) == KINDS
     assert {place[0] for place in store.list_namespaces()} == {"memories"}
     assert [entry.text for entry in Quarantine(store, ("memories", "{user_id}")).list(ANN)]
 
@@ -68,26 +68,26 @@ def merge(source: SQLiteStore, target: SQLiteStore) -> None:
 
 
 @pytest.mark.parametrize("move", [export, merge])
-def test_an_export_and_a_merge_take_notes(
+def test_export_and_merge_include_notes(
     store: SQLiteStore, tmp_path: Path, move: Callable[..., None]
 ) -> None:
     with SQLiteStore.open(tmp_path / "other.db") as target:
         move(store, target)
 
-        check(target)
+        check_notes(target)
         for kind in KINDS:
             assert len(target.search(("perdure", kind))) == len(store.search(("perdure", kind)))
 
 
-def test_a_copy_takes_notes(db: str, tmp_path: Path) -> None:
+def test_copy_command_includes_notes(db: str, tmp_path: Path) -> None:
     target = str(tmp_path / "copy.db")
     run("copy", "--from", db, "--to", target)
 
     with open_store(target) as copied:
-        check(copied)
+        check_notes(copied)
 
 
-def test_counts_have_notes(store: SQLiteStore) -> None:
+def test_sizes_and_statistics_count_notes(store: SQLiteStore) -> None:
     [size] = store.namespace_sizes([("perdure",)])
     notes = store.search(("perdure",), limit=1000)
 
@@ -95,34 +95,34 @@ def test_counts_have_notes(store: SQLiteStore) -> None:
     assert store.stats().items == len(notes) + len(store.search(PLACE, limit=1000))
 
 
-def test_retention_reaches_quarantine(store: SQLiteStore, db: str) -> None:
+def test_retention_deletes_old_quarantine_entries(store: SQLiteStore, db: str) -> None:
     with open_checkpointer(db) as saver:
         apply(Rules(quarantine_days=0), saver, store)
 
-    assert kinds(store) == KINDS - {"quarantine"}
+    assert list_note_kinds(store) == KINDS - {"quarantine"}
 
 
-def test_forgetting_reaches_notes(store: SQLiteStore) -> None:
+def test_forget_all_deletes_notes(store: SQLiteStore) -> None:
     Collection(store).forget_all(config=ANN)
 
-    assert kinds(store) == set()
+    assert list_note_kinds(store) == set()
     assert [*store.export()] == []
 
 
 @pytest.mark.parametrize("query", ["", " ", "\t\n", "\u3000"])
-def test_a_blank_question_recalls_nothing(store: SQLiteStore, query: str) -> None:
-    """Also where a search lists all items."""
+def test_recall_with_a_blank_query_returns_nothing(store: SQLiteStore, query: str) -> None:
+    """A store search with a blank query lists all items."""
     assert store.search(PLACE, query=query)
     assert recall(query, store=store, config=ANN).memories == []
     assert recall(query, store=store, config=ANN, min_score=0, explain=True).memories == []
     assert recall(query, store=store, config=ANN, explain=True).below_min_score == []
 
 
-def test_a_blank_turn_is_shown_no_memories(store: SQLiteStore) -> None:
-    shows = view(use_memories(store=store, min_score=0))
+def test_use_memories_shows_nothing_for_a_blank_message(store: SQLiteStore) -> None:
+    memory_view = view(use_memories(store=store, min_score=0))
 
-    def shown(text: str) -> str:
-        return str(shows.invoke({"messages": [HumanMessage(text)]}, ANN))
+    def show_memories(text: str) -> str:
+        return str(memory_view.invoke({"messages": [HumanMessage(text)]}, ANN))
 
-    assert "keeps bees" in shown("bees")
-    assert "keeps bees" not in shown("   ")
+    assert "keeps bees" in show_memories("bees")
+    assert "keeps bees" not in show_memories("   ")
