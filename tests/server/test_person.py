@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
@@ -534,6 +536,39 @@ def test_messages_of_a_colleague_in_any_form_are_not_remembered(team: Desk, mess
     later = "\n".join(team.memories("mia"))
     assert [each["content"] for each in values["messages"]].count("Say Kayak.") == 3
     assert ("Kayak" in later, "Otter" in later) == (False, True)
+
+
+def graph_with_a_question() -> Any:
+    """A graph that makes a message of the text in the channel `question`."""
+
+    class Question(MessagesState, total=False):
+        question: str
+
+    def ask(state: Question) -> dict[str, Any]:
+        return {"messages": [HumanMessage(state["question"])]}
+
+    def answer(state: Question) -> dict[str, Any]:
+        return {"messages": [AIMessage("It is done.")]}
+
+    builder = StateGraph(Question).add_node(ask).add_node(answer)
+    builder.add_node("remember", remember_turns())
+    builder.add_edge(START, "ask").add_edge("ask", "answer").add_edge("answer", "remember")
+    return builder.compile()
+
+
+def test_a_message_that_a_node_makes_of_the_input_of_a_colleague_is_not_remembered(
+    settings: Settings, tmp_path: Path, model: Model
+) -> None:
+    access = AuthFileAccess(written(tmp_path, TEAM))
+    with served(settings, access, model, graph_with_a_question()) as team:
+        thread_id = team.client("mia").threads.create()["thread_id"]
+        for user in ("mia", "tom", "mia"):
+            asked = {"question": f"Where is the canoe of {user}?"}
+            team.client(user).runs.wait(thread_id, "desk", input=asked)
+
+        remembered = [text for text in team.memories("mia") if "canoe" in text]
+        assert remembered == ["user: Where is the canoe of mia?"] * 2
+        assert [text for text in team.memories("tom") if "canoe" in text] == []
 
 
 def test_messages_that_a_colleague_adds_to_the_state_are_not_remembered(team: Desk) -> None:

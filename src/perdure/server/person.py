@@ -9,16 +9,20 @@ table of the rules that determine the person.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
+from langchain_core.messages import BaseMessage, HumanMessage
+from langgraph.channels import BinaryOperatorAggregate
 from langgraph.types import Command, Send
 
 from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
 from perdure.checkpointers.labels import CALLER, DEED
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
+from perdure.server.graphs import Graph
 
 CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """The values of `Sender.deed`, which name the operation of a caller on a thread.
@@ -142,6 +146,23 @@ class Person(NamedTuple):
             ]
         return input
 
+    def mark_messages_of_nodes_if_memory_is_off(self, graph: Graph) -> Graph:
+        """Return the graph of a run.
+
+        If the run uses no memory, the reducers of the returned graph mark each new human message,
+        so that no memories are made from its turn. A node may build such a message from a value
+        that the sender has put into a channel other than that of the messages.
+        """
+        if self.uses_memory:
+            return graph
+        channels = dict(graph.channels)
+        for name, channel in channels.items():
+            if isinstance(channel, BinaryOperatorAggregate):
+                marking_channel = channel.copy()
+                marking_channel.operator = partial(_reduce_and_mark_messages, channel.operator)
+                channels[name] = marking_channel
+        return graph.copy({"channels": channels})
+
 
 def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
     """Return the id of a thread's person.
@@ -197,6 +218,39 @@ def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Pers
     owner = thread.metadata.get("owner")
     is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
     return person.user if is_handed_over and owner == sender.caller else owner
+
+
+def _reduce_and_mark_messages(
+    reducer: Callable[[Any, Any], Any], current_value: Any, update: Any
+) -> Any:
+    """Apply the reducer of a channel, and mark the human messages that it adds to a list.
+
+    Args:
+        reducer: The reducer.
+        current_value: The value of the channel.
+        update: The update.
+
+    Returns:
+        The new value of the channel.
+    """
+    # Read the earlier messages first, because a reducer may change the list in place.
+    current_list = current_value if isinstance(current_value, list) else []
+    earlier = [message for message in current_list if isinstance(message, BaseMessage)]
+    earlier_ids = {message.id for message in earlier if message.id is not None}
+    earlier_objects = {id(message) for message in earlier}
+    reduced = reducer(current_value, update)
+    if not isinstance(reduced, list):
+        return reduced
+    return [
+        element.model_copy(
+            update={"response_metadata": {**element.response_metadata, REMEMBER_TURN: False}}
+        )
+        if isinstance(element, HumanMessage)
+        and element.id not in earlier_ids
+        and id(element) not in earlier_objects
+        else element
+        for element in reduced
+    ]
 
 
 def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:

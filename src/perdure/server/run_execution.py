@@ -258,7 +258,8 @@ class RunExecution:
                     user=run.login,
                     context=run.request.context,
                 )
-                async with graph_context as graph:
+                async with graph_context as opened_graph:
+                    graph = person.mark_messages_of_nodes_if_memory_is_off(opened_graph)
                     try:
                         player = self._runs.server.get_player(run)
                         await player.run_graph(graph, config, graph_input)
