@@ -86,9 +86,9 @@ class ValueContext(NamedTuple):
 
 
 class TextSet(set[str]):
-    """A set of texts of erased messages, which are searched in values.
+    """A set of texts from erased messages, used to find quotations in values.
 
-    A subclass may store a hash of a text in place of the text.
+    A subclass may store the hash of a text instead of the text itself.
     """
 
     def has_part_of(self, text: str) -> bool:
@@ -100,8 +100,8 @@ class TextSet(set[str]):
 class Remover:
     """Removes erased messages from values.
 
-    Messages are recognised by their ids. Quotations of the erased messages are removed only after
-    `collect_texts_of_removed_messages` was called.
+    Messages are recognised by their ids. Quotations of the erased messages are removed only once
+    `collect_texts_of_removed_messages` has been called.
 
     Args:
         ids: The ids of the messages.
@@ -119,19 +119,19 @@ class Remover:
     has_match: bool = False
     removed_messages: dict[str, BaseMessage] = field(default_factory=dict)
     channels: TextSet = field(default_factory=TextSet)
-    # `_contents` contains a key for each erased message. Messages with equal content have equal
-    # keys.
+    # Comparison keys of the erased messages. Messages with equal content have equal keys.
     _contents: TextSet = field(default_factory=TextSet)
-    _call_ids: TextSet = field(default_factory=TextSet)  # Ids of the tool calls of erased messages.
-    # Names and arguments of the tool calls of erased messages.
+    # Ids of the tool calls in erased messages.
+    _call_ids: TextSet = field(default_factory=TextSet)
+    # Names and arguments of the tool calls in erased messages.
     _call_keys: TextSet = field(default_factory=TextSet)
-    # `_long_texts` contains long texts from the content of erased messages.
+    # Texts from the content of erased messages, except short texts.
     _long_texts: TextSet = field(default_factory=TextSet)
-    # `_task_texts` contains long texts of erased messages that the description of a task, such as a
-    # `Send` or an interrupt, may quote.
+    # Texts from erased messages that the description of a task may quote, except short texts. A
+    # task description is, for example, a `Send` or an interrupt.
     _task_texts: TextSet = field(default_factory=TextSet)
-    # The `id()` of each object that contains the value which is searched at the moment. These ids
-    # are used to recognise a value that contains itself.
+    # The `id()` of each container that is currently being searched, used to detect reference
+    # cycles.
     _ancestors: set[int] = field(default_factory=set)
 
     @classmethod
@@ -151,14 +151,14 @@ class Remover:
         return cls(get_texts("ids"), texts_of, channels=get_texts("channels"), **texts)
 
     def texts_by_kind(self) -> dict[str, Set[str]]:
-        """Return the texts that identify erased messages, such as message ids, by their kind."""
+        """Return the texts that identify erased messages, such as message ids, grouped by kind."""
         texts = {kind: getattr(self, name) for kind, name in _TEXT_ATTRIBUTES.items()}
         return {"ids": self.ids, "channels": self.channels, **texts}
 
     def collect_texts_of_removed_messages(self) -> None:
         """Collect the texts and tool calls of the removed messages.
 
-        With the collected texts and tool calls, the `Remover` recognises quotations of the removed
+        The `Remover` uses these texts and tool calls to recognise quotations of the removed
         messages in other values.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
@@ -170,24 +170,24 @@ class Remover:
                 texts |= new_texts
 
     def build_byte_strings_to_search_for(self) -> list[bytes]:
-        """Return byte strings to find encoded values that may contain or quote erased messages.
+        """Return byte strings for finding encoded values that contain or quote erased messages.
 
         An encoded value that contains none of the byte strings does not need to be decoded, because
-        it contains and quotes no erased message.
+        it neither contains nor quotes an erased message.
         """
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
             texts |= {call["name"] or "" for call in _list_tool_calls(message)}
-            # Skip empty content, because every value contains the empty text.
+            # Skip empty content, because the empty string is a substring of every value.
             if message.content:
                 texts.add(max(_iter_strings(message.content), key=len, default=""))
         return [text.encode(errors="surrogatepass") for text in texts]
 
     def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
-        """Stop searching for texts and tool calls that both erased and kept messages contain.
+        """Stop searching for texts and tool calls that also occur in messages that are kept.
 
-        If a kept message and an erased message contain the same text, a value with the text may
-        quote the kept message and must not be removed.
+        If a text occurs both in an erased message and in a kept one, a value with this text may
+        quote the kept message, so the value must not be removed.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
@@ -276,8 +276,8 @@ class Remover:
         """Return whether a text quotes an erased message.
 
         A text is a quotation if it equals a text of an erased message. In the description of a
-        task, such as the argument of a `Send`, a longer text that contains a text of an erased
-        message is a quotation as well.
+        task, such as the argument of a `Send`, a text that merely contains a text of an erased
+        message also counts as a quotation.
         """
         if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
@@ -286,7 +286,7 @@ class Remover:
         )
 
     def _contains_erased_text(self, text: str, context: ValueContext) -> bool:
-        """Return whether a text contains a text of an erased message as a substring.
+        """Return whether a string contains the text of an erased message.
 
         The text comes from an object of a type that was registered with `StoredType`.
         """
@@ -322,10 +322,10 @@ class Remover:
     def _find_new_values_of_changed_fields(
         self, value: Any, context: ValueContext
     ) -> dict[Any, Any]:
-        """Return the new value of each field that must change, by field name.
+        """Return the new values of the fields that must change, by field name.
 
-        The value of a removed field is `REMOVED`. The tool message with the result of an erased
-        tool call is kept, and quotations of erased messages are removed from the tool message.
+        The value of a removed field is `REMOVED`. The tool message that answers an erased tool call
+        is kept, but quotations of erased messages are removed from it.
         """
         is_dict, is_message = (
             isinstance(value, dict),
@@ -355,7 +355,7 @@ class Remover:
     def _remove_messages_from_elements(self, value: Any, context: ValueContext) -> Any:
         """Remove erased messages, and quotations of them, from the elements of a collection.
 
-        A named tuple keeps its length. Removed fields of a named tuple become None.
+        In a named tuple, removed fields are set to None, so that the tuple keeps its length.
         """
         results = [self.remove_messages_from(part, context) for part in value]
         if all(result is part for result, part in zip(results, value, strict=True)):
@@ -385,7 +385,7 @@ def _get_text_field(value: Any, name: str) -> str:
     """Return a text by its key in a dict or its name in an object, or `""`."""
     try:
         text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-    # A property of the object may raise any error.
+    # Accessing a property of the object may raise any exception.
     except Exception:
         return ""
     return text if type(text) is str else ""
@@ -405,11 +405,11 @@ def _parse_message_id_and_form(value: Any) -> tuple[str | None, Any]:
     if not isinstance(value, dict):
         return None, None
     fields = message_form = value
-    # The dict has the form that langchain's function `dumpd` returns.
+    # The dict has the format that langchain's `dumpd` function returns.
     if value.get("lc") == 1 and isinstance(value.get("kwargs"), dict):
         fields = value["kwargs"]
     elif "type" in value and isinstance(value.get("data"), dict):
-        # The dict has the form that langchain's function `message_to_dict` returns.
+        # The dict has the format that langchain's `message_to_dict` function returns.
         fields = value["data"]
         message_form = {**fields, "type": value["type"]}
     elif not value.keys() & {"role", "type"}:
@@ -455,7 +455,7 @@ def _build_tool_call_key(call: Any) -> str:
 
 
 class _MessageTexts(NamedTuple):
-    """The texts that identify a message and its quotations.
+    """The texts by which a message and quotations of it are recognised.
 
     Attributes:
         call_ids: The ids of its tool calls.
@@ -472,7 +472,7 @@ class _MessageTexts(NamedTuple):
 
 
 def _collect_message_texts(message: BaseMessage) -> _MessageTexts:
-    """Collect the texts by which a message and quotations of the message are recognised."""
+    """Collect the texts by which a message and quotations of it are recognised."""
     calls = _list_tool_calls(message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
     texts = _select_long_texts(
@@ -538,6 +538,6 @@ def split_remaining_and_removed_tasks_by_index(
 def has_no_result(writes: list[Any]) -> bool:
     """Return whether a task has no result yet.
 
-    A task that has failed or that waits for an answer has no result.
+    A task that has failed or is waiting for an answer has no result.
     """
     return all(index < 0 for index, _, _ in writes)

@@ -1,16 +1,17 @@
 """Store removal records, which contain keyed hashes of erased messages or of deleted checkpoints.
 
 A run that loaded its state before an erasure still has the erased messages in memory, and would
-store them again with its next checkpoint. To prevent that erased messages are stored again, each
-erasure of messages and each deletion of a thread adds a removal record. A removal record is a row
-of the table `removals`. The removal records of each thread id are numbered. When a run loads a
-checkpoint, `get_tuple` adds the number of the thread's newest removal record to the config, under
-the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this config to the
-checkpointer again. A request to store a checkpoint is stale if messages were removed from the
-thread after the run had loaded its state. The config of a stale request contains a lower number
-than the number of the thread's newest removal record. Before a stale request is executed,
-`stale_puts` removes the erased messages from the request. If the thread was deleted, `stale_puts`
-refuses the stale request.
+store them again with its next checkpoint. So that erased messages are not stored again, each
+erasure of messages and each deletion of a thread adds a removal record, which is a row of the
+`removals` table. Each removal record of a thread id has a sequence number. When a run loads a
+checkpoint, `get_tuple` stores the sequence number of the thread's latest removal record in the
+config, under the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this config
+back to the checkpointer.
+
+A request to store a checkpoint is stale if messages were removed from the thread after the run
+loaded its state. A stale request is recognised by its config, which contains a lower sequence
+number than the thread's latest removal record. Before a stale request is executed, `stale_puts`
+removes the erased messages from it. If the thread was deleted, `stale_puts` rejects the request.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
 has its own random key for the hashes in removal records. The table `settings` stores this key,
@@ -45,11 +46,11 @@ SUBSTRING_KINDS: Final = ("texts", "traces")
 PREFIX_CHARS: Final = 16
 """The number of characters of the prefix of such a text. The prefix is hashed separately, to find
 the possible starts of the text in a longer one. No such text is shorter."""
-# Length in bytes of the random key that is used to hash texts for removal records.
+# Length in bytes of the random key with which texts in removal records are hashed.
 _KEY_BYTES: Final = 32
 _HASH_BYTES: Final = 8  # Length in bytes of the hash of a text or of a checkpoint id.
 _THREAD_HASH_BYTES: Final = 16  # Length in bytes of the hash of a thread id.
-# Maximum number of runs for which `RemovalRecords.loaded` has an entry. The oldest entries are
+# Maximum number of entries in `RemovalRecords.loaded`. When it is full, the oldest entry is
 # dropped.
 _MAX_RUNS: Final = 8192
 _KEY_ASSOCIATED_DATA: Final = ("removal key",)
@@ -70,17 +71,16 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    # Kind of the hashed checkpoint ids in a removal record. When a run is rolled back, a removal
-    # record stores the hashed ids of the run's checkpoints under the kind `_ROLLED_BACK`.
+    # Kind under which a removal record stores the hashed checkpoint ids of a rolled-back run.
     "rolled back"
 )
 
 
 class RemovalNumberAtLoad(NamedTuple):
-    """The newest removal number at the time when the state of a request was loaded.
+    """The number of the latest removal record at the time when a request's state was loaded.
 
     Attributes:
-        number: The removal number.
+        number: The sequence number of the removal record.
         is_from_local_run: Whether the request comes from a run in this process.
     """
 
@@ -118,7 +118,7 @@ class RemovalRecords:
             self.key = self.seal.unseal(rows[0][0], _KEY_ASSOCIATED_DATA)
 
     def replace_key(self, key: bytes) -> Flow[None]:
-        """Adopt the hash key of a database whose removal records were copied to this database."""
+        """Adopt the hash key of the database from which removal records were copied to this one."""
         yield self.sql("set_removal_key", self._seal_key(key))
         self.key = key
 
@@ -131,7 +131,7 @@ class RemovalRecords:
     def hash_thread(self, thread_id: str) -> bytes:
         """Return the hash of a thread id.
 
-        The table `removals` contains the hash of a thread id instead of the id itself.
+        The `removals` table stores the hash of a thread id instead of the id itself.
         """
         return self._hash_data("thread", thread_id, _THREAD_HASH_BYTES)
 
@@ -150,7 +150,7 @@ class RemovalRecords:
     def hash_texts(self, texts: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
         """Hash the texts of each kind.
 
-        Return the hashes in the form of the attribute `texts` of a `RemovalRecord`.
+        Return the hashes by kind, in the format of `RemovalRecord.texts`.
         """
         hashes: dict[str, list[bytes]] = {}
         for kind, kind_texts in texts.items():
@@ -159,7 +159,7 @@ class RemovalRecords:
         return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
-        """Join the hash of a text's start, the hash of the whole text, and the text's length."""
+        """Concatenate the prefix hash, the hash of the whole text, and the length of the text."""
         start = self.hash_text("start", text[:PREFIX_CHARS])
         return start + self.hash_text(kind, text) + len(text).to_bytes(4)
 
@@ -218,16 +218,16 @@ class RemovalRecords:
     def add_rollback(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
         """Record that the checkpoints of a rolled-back run were removed and must not be imported.
 
-        The number of the added removal record is not stored in the row of the thread. A rollback
-        does not make the requests of other runs stale, so a run that has already loaded its state
-        may store the messages that it has loaded.
+        The sequence number of the removal record is not stored in the thread's row, so a rollback
+        does not make the requests of other runs stale. A run that has already loaded its state may
+        still store the messages that it loaded.
         """
         yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
 
     def find_rolled_back_checkpoints(
         self, thread_id: str, checkpoint_ids: Iterable[str]
     ) -> Flow[list[str]]:
-        """Return the ids in `checkpoint_ids` whose checkpoints were deleted by a rollback."""
+        """Return those of `checkpoint_ids` whose checkpoints were deleted by a rollback."""
         records = yield from self.read_records_since(thread_id, 0)
         hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
@@ -256,7 +256,7 @@ class RemovalRecords:
     def remember_removal_number_at_load(
         self, config: RunnableConfig, thread_id: str, newest_removal_number: int
     ) -> None:
-        """Remember the number of the newest removal record when a run loads its thread."""
+        """Remember the sequence number of the latest removal record when a run loads its thread."""
         runtime = find_runtime(config)
         control = find_run_control(runtime)
         if control is not None and runtime.execution_info is None:
@@ -264,10 +264,10 @@ class RemovalRecords:
             self.loaded[control, thread_id] = newest_removal_number
 
     def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
-        """Return whether a request's state was loaded before data was last removed from the thread.
+        """Return whether data was removed from the thread after a request's state was loaded.
 
-        The request stores a checkpoint or pending writes that a run has computed from the state
-        that the run has loaded.
+        The request stores a checkpoint or pending writes that a run computed from the state that it
+        had loaded.
 
         Args:
             request: The checkpoint or the writes to store.
@@ -278,12 +278,12 @@ class RemovalRecords:
     def find_removal_number_at_load(
         self, request: CheckpointPut | TaskWrites
     ) -> RemovalNumberAtLoad:
-        """Return the newest removal record's number at the time when a request's state was loaded.
+        """Return the number of the latest removal record at the time a request's state was loaded.
 
-        The request stores a checkpoint or pending writes that a run has computed from the state
-        that the run has loaded. A subgraph or a node may store data from the state that the run
-        loaded when it started. If the request comes from a subgraph or a node, the number at the
-        start of the run is returned, even if the subgraph has loaded a checkpoint later.
+        The request stores a checkpoint or pending writes that a run computed from the state that it
+        had loaded. A subgraph or a node may store data from the state that the run loaded at its
+        start. Therefore, if the request comes from a subgraph or a node, the number is that at the
+        start of the run, even if the subgraph loaded a checkpoint later.
 
         Returns:
             The number, and whether the request comes from a run in this process.
@@ -295,7 +295,7 @@ class RemovalRecords:
     def find_removal_number_of_config(
         self, config: RunnableConfig, thread_id: str
     ) -> RemovalNumberAtLoad:
-        """Return the result of `find_removal_number_at_load` for a config of a run or node."""
+        """Implement `find_removal_number_at_load` for the config of a run or a node."""
         config_number = config.get("configurable", {}).get(REMOVALS_KEY)
         number, runtime = config_number if type(config_number) is int else 0, find_runtime(config)
         if runtime is None:
@@ -311,11 +311,10 @@ def record_associated_data(thread: bytes, number: int) -> AssociatedData:
 
 
 def parse_substring_hash(part: bytes) -> tuple[bytes, bytes, int]:
-    """Split an element of a removal record into two hashes and the length of the text.
+    """Split an element of a removal record into the prefix hash, the text hash and the text length.
 
-    The first hash is the hash of the text's first characters, and the second hash is the hash of
-    the whole text. The element must belong to one of the kinds in `SUBSTRING_KINDS`. An element of
-    any other kind is a single hash.
+    The prefix hash covers the first `PREFIX_CHARS` characters of the text. The element must be of a
+    kind in `SUBSTRING_KINDS`. Elements of all other kinds consist of a single hash.
     """
     start, whole, length = part[:_HASH_BYTES], part[_HASH_BYTES:-4], part[-4:]
     return start, whole, int.from_bytes(length)
@@ -332,8 +331,8 @@ def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
     Another OS thread may add entries to the dict while this function runs.
     """
     while len(runs) >= limit:
-        # RuntimeError or StopIteration is raised if another OS thread has changed the dict `runs`
-        # at the same time.
+        # `next` raises RuntimeError or StopIteration if another OS thread changes `runs` at the
+        # same time.
         with suppress(RuntimeError, StopIteration):
             runs.pop(next(iter(runs)), None)
 
@@ -341,11 +340,11 @@ def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
 def find_runtime(config: RunnableConfig) -> Any:
     """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
 
-    In the config of the root graph, the runtime has no `execution_info`. langgraph passes this
-    config to the checkpointer when it loads the thread. In the configs of subgraphs and nodes, the
-    runtime has an `execution_info`.
+    The runtime in the root graph's config has no `execution_info`. langgraph passes this config to
+    the checkpointer when it loads the thread. The runtime in the config of a subgraph or a node has
+    an `execution_info`.
     """
-    # If the module `langgraph.runtime` is not imported, no graph is running in this process.
+    # If the module `langgraph.runtime` has not been imported, no graph is running in this process.
     module: Any = sys.modules.get("langgraph.runtime")
     for part in config.get("configurable", {}).values() if module else ():
         if isinstance(part, module.Runtime):

@@ -9,13 +9,13 @@ from operator import add
 from typing import Any, Literal
 
 ThreadState = Literal["waiting", "unfinished", "idle"]
-# the node that asks, and the value that it passed to `interrupt()`
+# the name of the node that is waiting for an answer, and the value that it passed to `interrupt()`
 NodeAndInterruptValue = tuple[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """One item in the history of a channel up to a checkpoint, such as a message.
+    """One entry, such as a message, in the history of a channel up to a checkpoint.
 
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
@@ -113,8 +113,8 @@ class ThreadStatus:
     def next(self) -> tuple[str, ...]:
         """The node of each task that has not ended.
 
-        If several tasks of a node have not ended, the tuple contains the name of the node several
-        times.
+        If several tasks of the same node have not ended, the tuple contains the node's name once
+        for each of these tasks.
         """
         return tuple(task.node for task in self.tasks if not task.done)
 
@@ -125,7 +125,7 @@ class ThreadStatus:
 
     @property
     def questions(self) -> tuple[NodeAndInterruptValue, ...]:
-        """The unanswered questions, as pairs of the node's name and the interrupt's value."""
+        """The unanswered questions, as pairs of a node name and an interrupt value."""
         open_tasks = [task for task in self.tasks if not task.done]
         return tuple(
             (task.node, _get_interrupt_value(one)) for task in open_tasks for one in task.interrupts
@@ -160,8 +160,8 @@ class ThreadHead:
     def owner(self) -> str | None:
         """The user of the thread.
 
-        The user is the value of `owner` in the metadata, or else the value of `user_id`. If both
-        are missing, the user is None.
+        The user is the value of `owner` in the metadata or, if there is no `owner`, the value of
+        `user_id`. If both are missing, the user is None.
         """
         owner: str | None = self.metadata.get("owner", self.metadata.get("user_id"))
         return owner
@@ -310,9 +310,8 @@ class Retention:
     """A rule that says which checkpoints of a thread are kept.
 
     A checkpoint is kept if one of the rules `last`, `days` and `turns` keeps it. The head of each
-    namespace is always kept. If the head was stored by an update of the state less than a day ago,
-    the checkpoint that was updated is kept, too. The updated checkpoint is kept because a run may
-    still continue from it.
+    namespace is always kept. If the head was stored by a state update less than a day ago, the
+    checkpoint that was updated is also kept, because a run may still continue from it.
 
     Attributes:
         last: The number of newest checkpoints of each namespace that are kept.
@@ -356,7 +355,7 @@ class ImportReport:
 
 def _get_interrupt_value(interrupt: Any) -> Any:
     """Return the value of an interrupt."""
-    # An interrupt that was not stored by langgraph may be a dict.
+    # An interrupt that was not stored by langgraph may be a plain dict.
     if isinstance(interrupt, Mapping):
         return interrupt.get("value", interrupt)
     return getattr(interrupt, "value", interrupt)

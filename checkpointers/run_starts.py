@@ -1,15 +1,14 @@
 """Record when runs start, to tell when a message was added to a thread.
 
-Each checkpoint that a langgraph run stores contains the start time of the run. The start time of a
-run is the time just before the run loads its thread, because a run loads its thread first. A new
-input starts a run. When an interrupted run is resumed, the resumed run counts as the same run. The
-checkpoints of the resumed run contain the start time of the interrupted run, which is taken from
-the parent checkpoint.
+Each checkpoint stored by a langgraph run contains the start time of the run. The start time is
+taken just before the run loads its thread, which is the first thing a run does. A new input starts
+a run. A resumed run counts as the same run as the interrupted run, so the start time in its
+checkpoints is copied from the parent checkpoint.
 
-Three kinds of checkpoints have no start time: checkpoints of state updates, imported checkpoints,
-and checkpoints that were merged with a state update. When a thread is copied, or when databases are
-merged, the start times are dropped. Because the start times are dropped, a file from an unknown
-source cannot claim that a run of this database has added a message.
+Three kinds of checkpoints have no start time: checkpoints stored by a state update, imported
+checkpoints, and checkpoints that were merged with a state update. Start times are not kept when a
+thread is copied or when databases are merged, so that a file from an unknown source cannot claim
+that a run of this database added a message.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from perdure.checkpointers.removal_records import (
 )
 from perdure.storage.flow import Flow
 
-# Maximum number of runs whose start times are kept in memory. If there are more runs, the oldest
-# runs are dropped.
+# Maximum number of runs whose start times are kept in memory. Beyond this number, the oldest runs
+# are dropped.
 _MAX_RUNS: Final = 8192
 # The character that separates the names of nested graphs in a checkpoint namespace.
 _BETWEEN_GRAPHS: Final = "|"
@@ -59,7 +58,7 @@ class LoadedRun(NamedTuple):
 
 
 class RunStarts:
-    """A record of the time at which each run of this process loaded its thread."""
+    """Remembers when each run of this process loaded its thread."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[object, str], LoadedRun] = {}
@@ -73,7 +72,7 @@ class RunStarts:
     ) -> None:
         """Record that a run has loaded a checkpoint.
 
-        The call is ignored if the config belongs to no run.
+        Nothing is recorded if the config does not belong to a run.
 
         Args:
             config: The config of the read.
@@ -90,8 +89,7 @@ class RunStarts:
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
             # The run has already loaded a checkpoint by its id. langgraph now loads the head only
-            # to check whether the loaded checkpoint is the head, so keep the record of the loaded
-            # checkpoint.
+            # to compare it with that checkpoint, so keep the existing record.
             self._runs[key] = former_run
             return
         drop_oldest_entries(self._runs, _MAX_RUNS)
@@ -105,10 +103,10 @@ class RunStarts:
         return self._runs.get((find_run_control(find_runtime(config)), thread_id))
 
     def set_run_start(self, put: CheckpointPut) -> None:
-        """Set the start time of the run in a request to store a checkpoint.
+        """Set the run's start time in a request to store a checkpoint.
 
-        If the checkpoint continues the run of its parent, no start time is set, and the attribute
-        `continues_run` is set to True.
+        If the checkpoint continues the run of its parent, no start time is set, and `continues_run`
+        is set to True.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = None if config is None or put.address.checkpoint_ns else find_runtime(config)
@@ -132,7 +130,7 @@ def find_messages_added_after(
     after_time: float,
     config: RunnableConfig | None,
 ) -> Flow[list[bool]]:
-    """Return for each message whether it was added by a run that started after a given time.
+    """Return, for each message, whether it was added by a run that started after a given time.
 
     Args:
         reader: Reads checkpoints.
@@ -166,7 +164,7 @@ def find_messages_added_after(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
-    # A run that has received no input may be the continuation of an interrupted or failed run.
+    # A run without input may continue an interrupted or failed run.
     if not run.has_input:
         status = yield from reader.find_thread_status(address)
         if status is None or status.tasks:
@@ -188,14 +186,13 @@ def _find_added_messages(
     message_ids: Sequence[str],
     period: tuple[float, float],
 ) -> Flow[Mapping[str, bool]]:
-    """Return for each message whether it was added by a run that started within `period`.
+    """Return, for each message, whether it was added by a run that started within `period`.
 
-    The returned dict has entries only for messages in the checkpoint's transcript. If a message has
-    several versions, the value for the message is True only if each version was added by a run that
-    started within `period`. The oldest checkpoint that contains a version of a message shows which
-    run has added the version. If the parent of the oldest checkpoint with a version of the message
-    was pruned, it is not certain which run has added the version. The value for a message is False
-    if one of its versions was added by an unknown run.
+    The result contains only messages in the checkpoint's transcript. If a message has several
+    versions, the result is True only if every version was added by a run that started within
+    `period`. A version was added by the run that stored the oldest checkpoint containing it. If the
+    parent of this checkpoint was pruned, it is unknown which run added the version, and the result
+    for the message is False.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
@@ -249,9 +246,9 @@ def _find_added_positions(
                     reader, thread_id, stored_checkpoint, parent, channel
                 )
             )
-        # Do not count the items that a checkpoint with the source `input` contains and its parent
-        # lacks. The items were added by an earlier run, because langgraph stores a checkpoint with
-        # the source `input` before the input is added to the state.
+        # Do not count items that first appear in a checkpoint with the source `input`. langgraph
+        # stores this checkpoint before it adds the input to the state, so the items were added by
+        # an earlier run.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent
@@ -267,7 +264,7 @@ def _read_log_positions_of_transcript(
 ) -> Flow[set[int]]:
     """Return the log positions of the items in a channel's transcript.
 
-    Aliases, which repeat earlier items, are replaced by the positions of the earlier items.
+    If an item is an alias of an earlier item, the position of the earlier item is returned.
     """
     if channel not in snapshot.transcript:
         return set()

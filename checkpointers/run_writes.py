@@ -1,9 +1,9 @@
 """Wait for the writes of a run that are in progress, and refuse later writes of the run.
 
-LangGraph starts a separate asyncio task for each checkpoint that a run stores. If a run is
-cancelled, the asyncio tasks that store its checkpoints continue, so a checkpoint may be stored
-after the run has ended. Before the server cleans up after a run, the server calls
-`RunWrites.close`, which waits for the writes in progress and refuses later writes.
+LangGraph starts a separate asyncio task for each checkpoint that a run stores. These tasks continue
+if the run is cancelled, so a checkpoint may be stored after the run has ended. Before the server
+cleans up after a run, it calls `RunWrites.close`, which waits for the writes in progress and
+rejects later writes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from perdure.storage.flow import Flow
 
 T = TypeVar("T")
 
-_POLL_S: Final = 0.002  # Seconds between two checks whether writes are still in progress.
-# A run counts as ended after this number of successive iterations of the event loop in which no
-# write of the run is in progress.
+# Interval in seconds between checks for writes in progress.
+_POLL_S: Final = 0.002
+# Number of consecutive event loop iterations without a write in progress after which a run counts
+# as ended.
 _QUIET_ROUNDS: Final = 20
 
 
 class RunWrites:
-    """Keeps track of a run's writes that are in progress in any OS thread."""
+    """Keeps track of the writes of a run that are in progress, across all OS threads."""
 
     def __init__(self) -> None:
-        # Adding an element to a set and removing an element from a set are atomic.
+        # No lock is needed, because adding and removing a set element are atomic operations.
         self._in_progress = set[object]()
         self._closed = False
 
@@ -61,9 +62,8 @@ class RunWrites:
     def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
         """Wrap a function that builds a flow, so that it raises RunEnded once the run has ended.
 
-        A write can wait in a queue for longer than `close` waits. When a queued write is executed,
-        the returned function checks again whether the run has ended, before the function builds the
-        flow.
+        A write may stay in the queue for longer than `close` waits. Therefore, when a queued write
+        is about to be executed, the returned function checks again whether the run has ended.
         """
 
         def make_if_open() -> Flow[T]:
@@ -85,8 +85,8 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            # Refuse new writes before the last iteration of this `while` loop. The last iteration
-            # then still notices a write that another OS thread has just started.
+            # Reject new writes one iteration before the loop ends, so that the last iteration still
+            # notices a write that another OS thread has just started.
             self._closed = quiet == _QUIET_ROUNDS - 1
         self._closed = True
 

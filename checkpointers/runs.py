@@ -1,10 +1,9 @@
 """Store the server's runs and their events in the checkpointer's database.
 
 The server accepts a run, a process claims the run, and the run ends or is cancelled. If the
-database has an encryption key, the events and the columns `request`, `about` and `error` are
-encrypted. The request is deleted when the run has ended, unless a client may send it again. The
-table of runs does not contain the result of a run, because the last checkpoint of the run contains
-the result.
+database has an encryption key, the events of a run and the columns `request`, `about` and `error`
+are encrypted. The request is deleted when the run has ended, unless a client may send it again. A
+run's result is not stored in the table of runs, because the last checkpoint of the run contains it.
 """
 
 from __future__ import annotations
@@ -42,11 +41,13 @@ EVENT_RETENTION_S: Final = 3600
 EVENT_NUMBER_BITS: Final = 22
 """The low bits of an event's number that count the events of one attempt. The number of the next
 attempt of the run differs in a higher bit, so that it has no number that was used before."""
-_BATCH_LIMIT: Final = 100  # Maximum number of event batches that one call of `read_events` returns.
-# Maximum total size in bytes of the event batches that one call of `read_events` returns. A single
+# Maximum number of event batches that one call to `read_events` returns.
+_BATCH_LIMIT: Final = 100
+# Maximum total size in bytes of the event batches that one call to `read_events` returns. A single
 # batch may be larger.
 _READ_BYTES: Final = 1_000_000
-_CLEANUP_RUNS: Final = 20  # Maximum number of runs whose old events one transaction deletes.
+# Maximum number of runs whose old events are deleted in one transaction.
+_CLEANUP_RUNS: Final = 20
 
 
 class EventBatch(NamedTuple):
@@ -84,8 +85,8 @@ class RunTable(ServerTable):
     ) -> tuple[LiveRun | None, list[str]]:
         """Store a new run.
 
-        If the thread has no other live run, the new run starts at once. If the thread has a live
-        run, the new run waits in a queue. A delayed run (with `not_before`) is not queued until
+        If the thread has no other live run, the new run starts at once. If the thread already has a
+        live run, the new run is queued. A delayed run (with `not_before`) is not queued until
         `start_delayed_run` is called.
 
         Args:
@@ -116,8 +117,8 @@ class RunTable(ServerTable):
 
         def flow() -> Flow[Any]:
             if due_cron is not None:
-                # The transaction that stores a run of a cron also sets the time at which the cron
-                # is due next.
+                # The transaction that stores a cron's run also sets the time of the cron's next
+                # run.
                 cron, next_at = due_cron
                 if not (yield self._sql("advance_cron", next_at, cron.cron_id, cron.next_at)):
                     return [], []
@@ -142,9 +143,9 @@ class RunTable(ServerTable):
     ) -> list[str] | None:
         """End a run, and claim the next run of its thread.
 
-        A run that was rolled back is deleted. Nothing is changed in three cases: another process
-        has taken over the run, the thread was deleted, or the run was cancelled in a way other than
-        `known_cancel`.
+        A run that was rolled back is deleted. Nothing is changed if another process has taken over
+        the run, if the thread was deleted, or if the run was cancelled with a cancel action other
+        than `known_cancel`.
 
         Args:
             run: The run to end.
@@ -184,9 +185,9 @@ class RunTable(ServerTable):
     async def set_person(self, run: LiveRun, person: str) -> None:
         """Store the person whose memories a run uses.
 
-        `set_person` is called when the run starts, because the person is not known earlier. The
-        transaction reads the details of the run again, because an erasure may have removed messages
-        from the stored details since the run was loaded.
+        `set_person` is called when the run starts, because it is not known earlier whose memories
+        the run uses. The transaction rereads the stored details of the run, because an erasure may
+        have removed messages from them since the run was loaded.
         """
 
         def flow() -> Flow[None]:
@@ -204,7 +205,7 @@ class RunTable(ServerTable):
     async def start_delayed_run(self, run: LiveRun, owner: str, cancel_action: str | None) -> None:
         """Queue a delayed run that is now due, unless another process has already queued it.
 
-        The queued run starts when all earlier runs of its thread have ended. If `cancel_action` is
+        The queued run starts once all earlier runs of its thread have ended. If `cancel_action` is
         given, the live runs of the thread are cancelled.
 
         Args:
@@ -230,10 +231,10 @@ class RunTable(ServerTable):
         await self._write_statements([drop, *self._build_run_cleanup(run)], (run.thread_id,))
 
     def _build_run_cleanup(self, run: LiveRun) -> list[Statement]:
-        """Build the SQL statements that clean up after the row of a run was deleted.
+        """Build the SQL statements that clean up after a run's row has been deleted.
 
-        The SQL statements delete the events of the deleted run, and reserve the run's sequence
-        number, so that no other run gets the same sequence number.
+        The SQL statements delete the events of the deleted run, and reserve its sequence number so
+        that no other run can get the same number.
         """
         names = "drop_events_of_missing_run", "keep_run_seq"
         return [self._sql(name, run.thread_key, run.seq) for name in names]
@@ -352,7 +353,7 @@ class RunTable(ServerTable):
     async def find_newest_event_numbers_and_run_state(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> tuple[int, int, RunState] | None:
-        """Find the newest event of the runs whose numbers are in `seq_range`.
+        """Find the latest event of the runs whose sequence numbers are in `seq_range`.
 
         The arguments are the same as in `read_events`.
 
@@ -386,8 +387,8 @@ class RunTable(ServerTable):
     ) -> list[Statement]:
         """Build the statements that store a batch of events.
 
-        If the run was cancelled, the statements store nothing, unless the cancel action of the run
-        is `known_cancel`.
+        If the run was cancelled, the statements store nothing unless its cancel action is
+        `known_cancel`.
         """
         key, previous = (run.thread_key, run.seq), batch.previous_number
         row = previous, batch.last_number, encrypt_events(self._seal, run, previous, batch.events)
@@ -399,7 +400,7 @@ class RunTable(ServerTable):
     # -- reading
 
     async def list_live_runs(self) -> list[LiveRun]:
-        """Return all runs that are running or pending, and all delayed runs that are due now.
+        """Return all running and pending runs, and all delayed runs that are now due.
 
         The runs of each thread are sorted by the order of their execution.
         """
@@ -425,14 +426,14 @@ class RunTable(ServerTable):
     ) -> list[tuple[RunRow, bool]]:
         """Return one page of runs, newest first, from all threads that may match a query.
 
-        The SQL statement applies only the conditions that SQL can check, so the result may include
-        runs of threads that do not match the query. The sort order of the query is ignored.
+        Only the conditions that can be expressed in SQL are applied, so the result may include runs
+        whose threads do not match the query. The sort order of the query is ignored.
 
         Returns:
             Each run, with whether it is the last run of its thread.
         """
         conditions = [*self._threads.build_conditions(query)]
-        # Clients of the server see a delayed run as a pending run.
+        # To clients of the server, a delayed run is a pending run.
         if status:
             is_status = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"
             conditions.append((is_status, [status]))

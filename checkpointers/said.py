@@ -1,9 +1,9 @@
 """Track the progress of the transcript index, which makes messages searchable.
 
 The progress of a thread is the position up to which its messages have been indexed. The transcript
-index is stored in tables of the store, in the same database as the threads. When items are removed
-from a thread, the same transaction removes the thread's messages from the transcript index. The
-next search indexes the messages that remain in the thread again.
+index is stored in tables of the store, in the same database as the threads. A transaction that
+removes items from a thread also removes all messages of the thread from the transcript index. The
+next search then reindexes the messages that remain in the thread.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
 from perdure.storage.flow import Flow, NamedSQL, Statement
 
-_PAGE: Final = 64  # Number of items of a transcript that are read at once, starting at the end.
+# Number of transcript items to read at once, starting from the end.
+_PAGE: Final = 64
 _CHECKPOINTS_PER_MESSAGE: Final = (
-    # Number of checkpoints that are read for each new message, because a run stores several
-    # checkpoints for each message.
+    # Number of checkpoints to read per new message. A run stores several checkpoints for each
+    # message.
     4
 )
 
@@ -46,7 +47,7 @@ class IndexProgress(NamedTuple):
     path: bytes | None
 
     def position_in(self, path: bytes) -> int:
-        """Return the thread's indexed position in an index namespace, or 0 if there is none."""
+        """Return the position up to which an index namespace covers the thread, or 0 for none."""
         return (self.position or 0) if self.path == path else 0
 
 
@@ -154,9 +155,9 @@ def save_index_progress(
     rows = yield [
         sql("transcript_progress_of", thread_id) for thread_id, *_ in ids_with_old_and_new_progress
     ]
-    # The new progress is stored even if the version token has changed, because a different version
-    # token only means that the thread has continued. The new messages are indexed later. The new
-    # progress is not stored if any other field of the old progress has changed.
+    # The new progress is stored even if the version token has changed, which only means that the
+    # thread has continued and that its new messages will be indexed later. The new progress is not
+    # stored if any other field of the old progress has changed.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before
@@ -186,9 +187,9 @@ def drop_indexes_of_some_threads(sql: NamedSQL, limit: int) -> Flow[int]:
 def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
     """Remove a thread from the transcript index.
 
-    The caller must have updated the thread's row in the table `threads` in the same transaction.
-    The caller's update locks the thread's row, so another process can add messages of the thread to
-    the index only before or after this transaction.
+    The caller must have updated the thread's row in the `threads` table in the same transaction.
+    The update locks the row, so that no other process can add messages of the thread to the index
+    during this transaction.
     """
     for (path,) in (yield sql("drop_transcript_progress", thread_key)):
         keys = f"{thread_key:x}.", f"{thread_key:x}/"

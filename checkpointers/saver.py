@@ -1,10 +1,10 @@
 """Implement langgraph's `BaseCheckpointSaver`, in blocking and asynchronous form.
 
 This module contains the methods that a run calls to get, list and put checkpoints and pending
-writes. The module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints. The
-modules `writer`, `reader` and `listing` do not depend on a database driver. A blocking method reads
-from the database in the calling OS thread. An asynchronous method reads from the database in a
-worker thread. All writes run in the database's writing thread.
+writes. The module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints.
+`writer`, `reader` and `listing` do not depend on a database driver. Blocking methods read from the
+database in the calling OS thread. Asynchronous methods read from it in a worker thread. All writes
+run in the database's writing thread.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import use_short_switch_interval
 
 T = TypeVar("T")
-# Maximum number of items that are encoded in the event loop's thread. Larger states are encoded in
-# a worker thread.
+# Maximum number of items that are encoded in the event loop's thread. States with more items are
+# encoded in a worker thread.
 OFF_LOOP_ITEMS: Final = 512
-# A context manager that does nothing, for runs without a `RunWrites` object.
+# A no-op context manager, for runs without a `RunWrites` object.
 _NO_RUN: Final = nullcontext()
-# Maximum number of entries in each of the dicts `_read_by_id` and `_labels`. If a dict has more
-# entries, its oldest entries are dropped.
+# Maximum number of entries in each of the dicts `_read_by_id` and `_labels`. Beyond this number,
+# the oldest entries are dropped.
 _MAX_REMEMBERED: Final = 1024
 
 
@@ -136,11 +136,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         yield from self._removals.load_hash_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
-        """Return a copy of the checkpointer that rebuilds objects of additional types.
+        """Return a copy of the checkpointer that can also load objects of additional types.
 
-        The types in `extra_allowlist` are added to the types that the checkpointer already allows.
-        The copied checkpointer uses the same database, so closing the copy also closes the original
-        checkpointer.
+        The copy allows the types in `extra_allowlist` in addition to those that the checkpointer
+        already allows. Both checkpointers share the same database, so closing the copy also closes
+        the original.
         """
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
@@ -204,8 +204,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Read a checkpoint.
 
         If the config names the id of a checkpoint that is not a head, remember the checkpoint's
-        address. If a run later stores a child of a checkpoint with a remembered address, the run
-        has returned to an earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
+        address. If a run later stores a child of this checkpoint, the run has gone back to an
+        earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -235,9 +235,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Yield checkpoints, most recently stored first.
 
-        Each checkpoint is read from the database only when the iterator reaches the checkpoint. The
-        head of a namespace comes first. If the config contains no thread id, all threads are listed
-        one after the other.
+        Each checkpoint is read from the database only when the iterator reaches it. The head of a
+        namespace comes first. If the config contains no thread id, all threads are listed, one
+        after another.
 
         Args:
             config: Names the thread and perhaps one `checkpoint_ns`. Without a namespace, all
@@ -294,13 +294,13 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         The config names the parent. The checkpoint becomes the head of its thread and namespace if
         its parent is the head, or if it starts a run. A run starts with an input, an update, a
         fork, or a resume from a checkpoint that was read by its id. If a later run of the thread
-        has started before the checkpoint is stored, the checkpoint becomes a branch. A channel that
-        `new_versions` does not name keeps the value that it has in the parent checkpoint. If the
-        value of a channel is a list or dict, items that are stored already are not stored again.
+        starts before the checkpoint is stored, the checkpoint becomes a branch. A channel that is
+        not in `new_versions` keeps its value from the parent checkpoint. If the value of a channel
+        is a list or dict, only the items that are not stored yet are written.
 
-        The metadata of the new checkpoint inherits `user_id` and `owner` from the metadata of the
-        parent checkpoint. Neither `user_id` nor `owner` is inherited if the config or the context
-        of the run names another user, or sets `user_id` or `owner` to `""` or None.
+        The new checkpoint's metadata inherits `user_id` and `owner` from the parent checkpoint.
+        Neither of them is inherited if the config or the context of the run identifies another
+        user, or sets `user_id` or `owner` to `""` or None.
 
         Returns:
             The config that names the new checkpoint.
@@ -362,10 +362,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
         may contain secrets. Memory nodes call this method with the names of the values that they
         have read from the context. When the next checkpoint of the root graph is stored, the values
-        that `names` lists are copied from the context into the checkpoint's metadata. Only strings
-        of at most 4,096 characters are copied. A value from the context replaces a value with the
+        listed in `names` are copied from the context into the checkpoint's metadata. Only strings
+        of at most 4,096 characters are copied. A value from the context overrides a value with the
         same name from `configurable`. Later checkpoints inherit the copied values, unless the
-        context of a later run has other values.
+        context of a later run overrides them.
 
         Args:
             thread_id: The thread.
@@ -434,8 +434,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the next version of a channel.
 
-        Versions are integers. If the current version is a str, another checkpointer has created it,
-        and the next version is a str in the same format.
+        Versions are integers. If the current version is a str, it was created by another
+        checkpointer, and the next version is a str in the same format.
         """
         if current is None:
             return 1
@@ -511,9 +511,9 @@ def choose_serializer(
             "both a key and an EncryptedSerializer are set; use one of them. With key= (or "
             "PERDURE_KEY) each row is also bound to its position"
         )
-    # Do not encrypt each value with the EncryptedSerializer, because it encrypts equal values to
-    # different bytes, which cannot be compared. `LangGraphSeal` encrypts whole rows with the cipher
-    # of the EncryptedSerializer.
+    # Do not encrypt single values with the EncryptedSerializer, because equal values would be
+    # encrypted to different bytes, which cannot be compared. Instead, `LangGraphSeal` encrypts
+    # whole rows with the cipher of the EncryptedSerializer.
     return serde.serde, LangGraphSeal(serde.cipher), stored_types
 
 

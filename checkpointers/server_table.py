@@ -1,6 +1,6 @@
-"""Define the base class for the tables of the server, such as the table of runs.
+"""Define the base class for the server's tables, such as the table of runs.
 
-These tables are in the database of a checkpointer.
+The server's tables are stored in a checkpointer's database.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 class ServerTable:
     """Base class of a server table.
 
-    The methods of a subclass access one table of the server, such as the table of runs, by SQL
-    statements that are looked up by name.
+    Each subclass reads and writes one of the server's tables, such as the table of runs. SQL
+    statements are looked up by name.
     """
 
     def __init__(self, saver: Checkpointer) -> None:

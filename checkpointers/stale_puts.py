@@ -1,10 +1,9 @@
-"""Filter what a run stores if the run loaded its state before an erasure or a deletion.
+"""Filter the data that a run stores after an erasure or a deletion.
 
-A run that started before an erasure still has the erased messages in memory, so its next checkpoint
-and the writes of its tasks contain the erased messages. Erased messages and quotations of erased
-messages are recognised by the hashes in the removal records, and are not stored again. All other
-data of the run is stored. If the thread was deleted, nothing is stored, and the request to store
-data raises `ThreadDeleted`.
+A run that loaded its state before an erasure still has the erased messages in memory, so its next
+checkpoint and the writes of its tasks contain them. Erased messages and quotations of them are
+recognised by the hashes in the removal records, and are not stored again. All other data of the run
+is stored. If the thread was deleted, nothing is stored, and `ThreadDeleted` is raised.
 """
 
 from __future__ import annotations
@@ -48,15 +47,13 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# A thread key and a generation that no thread has. If `build_writes_for_state` is called with this
-# key and this generation, it replaces all references to log items with the items themselves.
+# A thread key and a generation that match no thread. With these values, `build_writes_for_state`
+# stores all items inline instead of referring to items in logs.
 _NO_ROWS: Final = 0, -1
 
 
 class KeyedTexts(TextSet):
-    """A set of texts of one kind.
-
-    For some texts of the set, only a keyed hash is known.
+    """A set of texts of one kind, some of which are known only by their keyed hash.
 
     Args:
         kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
@@ -67,7 +64,7 @@ class KeyedTexts(TextSet):
     def __init__(self, kind: str, hashes: Iterable[bytes], removals: RemovalRecords) -> None:
         super().__init__()
         self._kind, self._removals = kind, removals
-        # `_spared` contains texts of erased messages that also occur in messages that are kept.
+        # Texts of erased messages that must not be removed, because kept messages contain them too.
         self._spared: set[str] = set()
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
@@ -96,10 +93,10 @@ class KeyedTexts(TextSet):
         return super().has_part_of(text) or any(self._iter_whether_parts_are_members(text))
 
     def _iter_whether_parts_are_members(self, text: str) -> Iterator[bool]:
-        """Check parts of a text against this set, and yield a bool for each part.
+        """Look up substrings of a text in this set, and yield for each whether the set contains it.
 
-        A part of the text is checked only if the part begins with the first characters of a text in
-        the set. A yielded bool is True if the set contains the checked part of the text.
+        Only substrings that start with the same `PREFIX_CHARS` characters as a text in the set are
+        looked up.
         """
         hash_text = self._removals.hash_text
         for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
@@ -109,19 +106,19 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that are known as plain text.
+        """Return the texts of erased messages that are available as plain text.
 
-        Texts of which only a hash is known are left out. The returned dict has a single key, which
-        is the kind of the texts in this set.
+        Texts that are known only by their hash are left out. The only key in the returned dict is
+        the kind of the texts in this set.
         """
         return {self._kind: [*self]}
 
 
 class StalePut:
-    """Removes erased messages from the data that a run stores after an erasure.
+    """Removes erased messages from the data that a run stores after the erasure.
 
-    The run has loaded its state before the erasure, so its checkpoints and pending writes may
-    contain the erased messages.
+    The run loaded its state before the erasure, so its checkpoints and pending writes may contain
+    the erased messages.
 
     Args:
         reader: The reader that decodes values.
@@ -168,16 +165,13 @@ class StalePut:
                 *(records[index].checkpoints or () for index in deletions)
             )
             yield from _check_checkpoints_not_deleted(reader, request, deleted_hashes, is_run)
-            # Removal records before the thread's last deletion belong to a conversation that no
-            # longer exists.
+            # Removal records from before the thread's last deletion belong to a conversation that
+            # no longer exists.
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
     def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of the erased messages that were found in the request.
-
-        The erased messages were recognised in the request by their message ids.
-        """
+        """Return the texts of erased messages that were found in the request by message id."""
         return {
             kind: texts
             for known in self._known
@@ -191,10 +185,7 @@ class StalePut:
     # -- a checkpoint
 
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
-        """Return a copy of a request to store a checkpoint, without erased messages.
-
-        Quotations of erased messages are removed as well.
-        """
+        """Return a copy of a checkpoint request without erased messages and quotations of them."""
         values, other_fields, metadata = put.decode_values_other_fields_and_metadata(self._codec)
         self._collect_texts_of_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
@@ -207,8 +198,8 @@ class StalePut:
             if filtered is not REMOVED:
                 remaining[channel] = filtered
             is_answer_gone = is_answer_gone or self._ends_with_erased_tool_call(value)
-        # Remove the channels that trigger the next nodes. If these channels were kept, a tool node
-        # would execute the erased tool call again.
+        # Remove the channels that trigger the next nodes. Otherwise, a tool node would execute the
+        # erased tool call again.
         if is_answer_gone:
             remaining = {
                 name: value for name, value in remaining.items() if not name.startswith(NEXT_NODE)
@@ -221,7 +212,7 @@ class StalePut:
     def _collect_texts_of_erased_messages(
         self, values: Iterable[tuple[str, Any]], *, are_inputs: bool
     ) -> None:
-        """Search values for messages with erased ids, and remember the texts of the messages."""
+        """Find messages with erased ids in values, and collect the texts of these messages."""
         values = [*values]
         for channel, value in values:
             new = self._remove_erased_messages(
@@ -237,7 +228,7 @@ class StalePut:
     def _remove_erased_messages(self, channel: str, value: Any, *, are_inputs: bool) -> Any:
         """Remove erased messages from a channel's value.
 
-        `REMOVED` is returned if the value contains nothing except erased messages.
+        If the value consists only of erased messages, return `REMOVED`.
         """
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
             remaining, is_changed = split_remaining_and_removed_tasks_by_index(self._remover, value)
@@ -284,8 +275,7 @@ class StalePut:
                         encode_inline_reference(self._codec, None, channel, filtered, path),
                     ]
                 )
-        # langgraph runs a task again if the task has no stored result, so give the task an empty
-        # result.
+        # langgraph reruns a task that has no stored result, so store an empty result for the task.
         if len(remaining) < len(writes) and has_no_result(remaining):
             no_writes = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
             remaining = [no_writes] if has_no_result(writes) else [*remaining, no_writes]
@@ -298,10 +288,10 @@ def find_erased_messages(
     messages: Sequence[BaseMessage],
     since_removal: int,
 ) -> Flow[list[bool]]:
-    """Return for each message whether it was erased after the removal numbered `since_removal`.
+    """Return, for each message, whether it was erased after the removal numbered `since_removal`.
 
-    All erasures from a thread and all deletions of a thread are numbered. If the thread was deleted
-    after the removal with the number `since_removal`, True is returned for all messages.
+    Each erasure from a thread and each deletion of a thread has a sequence number. If the thread
+    was deleted after the removal numbered `since_removal`, all its messages count as erased.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
@@ -331,12 +321,10 @@ def _check_checkpoints_not_deleted(
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
 
-    A request from a run of this process is also refused if the request refers to checkpoints and
-    none of the checkpoints is stored. There are two situations in which a run's request refers only
-    to checkpoints that are not stored. A run with durability `exit` stores no checkpoint before the
-    end of the run. A run whose new checkpoint was refused still tries to store pending writes for
-    the refused checkpoint. A run that stores no checkpoint before its end, or whose new checkpoint
-    was refused, must have loaded the thread before the thread was deleted.
+    A request from a run of this process is also rejected if it refers to checkpoints, but none of
+    them is stored. This happens in two cases. A run with durability `exit` stores no checkpoint
+    until it ends. A run whose checkpoint was rejected still tries to store pending writes for that
+    checkpoint. In both cases, the run loaded the thread before the thread was deleted.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

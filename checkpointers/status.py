@@ -1,4 +1,4 @@
-"""Determine, without the graph, which tasks of a thread run next or wait for an answer.
+"""Determine which tasks of a thread run next or wait for an answer, without needing the graph.
 
 The channels in a checkpoint show which nodes are triggered. Each pending write contains the path of
 its task, which langgraph passes to `put_writes`.
@@ -18,12 +18,12 @@ SENDS: Final = "__pregel_tasks"
 """langgraph's channel that contains the `Send`s for the next superstep."""
 CANCELLED: Final = "__erased__"
 """The node of a `Send` that replaces an erased one. It keeps the index, and never runs."""
-# Prefix of the name of a channel that triggers one node. The name of the node follows the prefix.
+# Prefix of the name of a channel that triggers a single node. The node's name follows the prefix.
 _BRANCH: Final = "branch:to:"
-# Prefix of the name of a channel that triggers a node when several other nodes have ended. An
-# example is "join:a+b:c", which triggers node c when the nodes a and b have ended.
+# Prefix of the name of a channel that triggers a node once several other nodes have finished. For
+# example, "join:a+b:c" triggers node c once nodes a and b have finished.
 _JOIN: Final = "join:"
-# Keys of langgraph's `versions_seen` that are not names of nodes.
+# Keys in langgraph's `versions_seen` that are not node names.
 _NO_NODES: Final = ("__input__", INTERRUPT)
 ASIDE_SUFFIX: Final = "~aside"
 """The suffix of the path of writes by an update in the name of a task that has already run."""
@@ -34,12 +34,11 @@ _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The id of the task in whose name langgraph writes the answers of a person."""
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
-# Prefix of a task path. A task whose node is triggered by a channel has this prefix, followed by
-# the name of the node.
+# Prefix of the path of a task whose node is triggered by a channel. The node's name follows the
+# prefix.
 _PULL: Final = "~__pregel_pull, "
-# Prefix of a task path. A task that is created by a `Send` has this prefix, followed by the index
-# of the `Send`. A task that is created by a call in another task has this prefix, followed by the
-# path of the calling task.
+# Prefix of the path of a task that is created by a `Send` or called by another task. The prefix is
+# followed by the index of the `Send` or by the path of the calling task.
 _PUSH: Final = "~__pregel_push, "
 _HANDLER: Final = ", node_error_handler, 0000000000"
 Versions = Mapping[str, Any]
@@ -50,8 +49,8 @@ IDLE: Final = ThreadStatus()
 class TaskWrite(NamedTuple):
     """A pending write of a task.
 
-    For a write to the channel of interrupts or errors, the attribute `value` must be set. For a
-    write to any other channel, `value` may be None.
+    `value` is required for a write to the interrupt channel or the error channel. For a write to
+    any other channel, `value` may be None.
     """
 
     task_id: str
@@ -87,8 +86,8 @@ def build_thread_status(
         if _has_task_path(task_writes)
     }
     due = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
-    # A task with pending writes is due, even if `_iter_paths_and_nodes_of_triggered_tasks` has not
-    # found the task.
+    # A task with pending writes is due even if `_iter_paths_and_nodes_of_triggered_tasks` did not
+    # find it.
     for path in tasks:
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
@@ -97,7 +96,7 @@ def build_thread_status(
     if not due and not by_task:
         return IDLE
     unmatched_paths = [path for path in due if path not in tasks]
-    # Pending writes that another checkpointer has stored may have no task path.
+    # Pending writes stored by another checkpointer may have no task path.
     for task, task_writes in by_task.items():
         if not _has_task_path(task_writes):
             if len(unmatched_paths) == 1:
@@ -120,10 +119,10 @@ def find_send_targets(sends: Any) -> list[str | None]:
 
 
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
-    """Group pending writes by the id of the task that has made them.
+    """Group pending writes by the id of the task that made them.
 
-    The result does not contain the writes of called tasks, error handlers and state updates. A
-    called task is a task that another task has started.
+    Writes of called tasks, error handlers and state updates are left out. A called task is a task
+    that was started by another task.
     """
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
@@ -137,16 +136,16 @@ def _has_task_path(writes: list[TaskWrite]) -> bool:
 
 
 def is_update_path(path: str) -> bool:
-    """Return whether a task path belongs to pending writes that `update_state` has stored."""
+    """Return whether a task path belongs to pending writes that were stored by `update_state`."""
     return path.startswith(_UPDATE)
 
 
 def _is_nested_task_path(path: str) -> bool:
-    """Return whether a path belongs to a called task, an error handler or a state update.
+    """Return whether a task path belongs to a called task, an error handler or a state update.
 
-    A called task is a task that another task has started while it was running. An update is a call
-    of langgraph's `update_state`. A task with a nested path is not one of the tasks of the
-    superstep.
+    A called task is a task that was started by another task while that task was running. A state
+    update is a call to langgraph's `update_state`. A task with a nested path is not one of the
+    tasks of the superstep.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -156,13 +155,12 @@ def _iter_paths_and_nodes_of_triggered_tasks(
 ) -> Iterator[tuple[str, str]]:
     """Yield the task path and the node of each task that is triggered at a checkpoint.
 
-    A task is triggered by a `Send` or by a channel with a new version.
+    A task is triggered either by a `Send` or by a channel that has a new version.
     """
     for index, sent in enumerate(find_send_targets(values[SENDS]) if SENDS in values else ()):
         if sent is not None:
             yield f"{_PUSH}{index:010d}, {0:010d}", sent
-    # `nodes_by_channel` maps each channel to the nodes whose entry in `versions_seen` contains the
-    # channel.
+    # Maps each channel to the nodes that have an entry for the channel in `versions_seen`.
     nodes_by_channel: dict[str, list[str]] = {}
     for node, channels in versions_seen.items():
         for channel in channels if node not in _NO_NODES else ():
@@ -181,14 +179,14 @@ def _iter_paths_and_nodes_of_triggered_tasks(
 
 
 def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
-    """Return the node that a channel of a `StateGraph` triggers, as a list with one name.
+    """Return a list with the name of the node that a channel of a `StateGraph` triggers.
 
-    An empty list is returned if the node must wait for other nodes.
+    The list is empty if the node still has to wait for other nodes.
     """
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
-        # The second element of the channel's value says whether a deferred node is ready. A
-        # deferred node waits until all other nodes have ended.
+        # The channel triggers a deferred node, which waits until all other nodes have finished. The
+        # second element of the channel's value says whether the deferred node is ready.
         value, is_ready = value
     if channel.startswith(_BRANCH):
         return [channel.removeprefix(_BRANCH)] if is_ready else []
@@ -203,7 +201,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _build_task(path: str, node: str, task_id: str | None, writes: list[TaskWrite]) -> ThreadTask:
-    """Build a `ThreadTask` from the path, the node and the pending writes of a task."""
+    """Build a `ThreadTask` from a task's path, node and pending writes."""
     interrupts: list[Any] = []
     for write in writes:
         if write.channel == INTERRUPT:

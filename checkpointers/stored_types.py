@@ -1,8 +1,8 @@
 """Let a program register its own classes, and aliases of renamed classes, with a checkpointer.
 
 For registered types and aliases, a checkpointer uses only the functions and classes that the
-program passed in the options `types` and `aliases`. A stored row never decides which module is
-imported or which function is called.
+program passed as `types` and `aliases`. A stored row never decides which module is imported or
+which function is called.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 class StoredType(Generic[T]):
     """Registers functions to dump and load values of a class that perdure cannot store itself.
 
-    `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. A value of a subclass of the
-    registered class is refused, because the value would be loaded as an instance of the registered
-    class. To store values of a subclass, register the subclass as well.
+    `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Instances of subclasses are
+    rejected, because they would be loaded as instances of the registered class itself. To store
+    instances of a subclass, register the subclass as well.
 
     Attributes:
         cls: The class.
@@ -178,7 +178,7 @@ class StoredTypes:
     def _stored_name(self, cls: type) -> Name:
         """Return the name under which new values of a class are stored.
 
-        The returned name is a pair `(module, qualified name)`.
+        The name is returned as a pair `(module, qualified name)`.
         """
         registered = self.by_class.get(cls)
         return class_name(cls) if registered is None else registered.stored_name
@@ -187,7 +187,7 @@ class StoredTypes:
     def classes(self) -> list[type]:
         """The target classes of aliases that are not registered types.
 
-        The checkpointer may rebuild objects of the target classes when it loads a stored value.
+        The checkpointer may create objects of the target classes when it loads a stored value.
         """
         return [cls for cls in self._targets.values() if cls not in self.by_class]
 
@@ -207,7 +207,7 @@ class StoredTypes:
         return cls in self.by_class and self.by_class[cls].texts is not None
 
     def find_alias_target(self, name: Name) -> type | None:
-        """Return the class that an alias assigns to a stored class name, or None."""
+        """Return the class to which an alias maps a stored class name, or None."""
         module, qualified_name = name
         target = self._targets.get(name)
         if target is None and "[" in qualified_name:  # a parametrised pydantic model
@@ -229,7 +229,11 @@ class StoredTypes:
         return registered
 
     def build_former_name_tables(self) -> list[dict[Name, Name]]:
-        """Build one dict for each renaming of a class, from current to earlier class names."""
+        """Build dicts that map current class names to earlier names.
+
+        The first dict contains the first earlier name of each class, the second dict contains the
+        second one, and so on. A class with fewer earlier names repeats its last one.
+        """
         depth = max(map(len, self.former.values()), default=0)
         return [
             {new: old_names[min(i, len(old_names) - 1)] for new, old_names in self.former.items()}
@@ -252,7 +256,7 @@ class StoredTypes:
             texts = list(returned)
         except Exception as exc:
             raise _build_texts_function_error(registered, f"raised {_format_error(exc)}") from exc
-        # Refuse a single str, because `list()` has split the str into its characters.
+        # Reject a single str, because `list()` would have split it into its characters.
         if isinstance(returned, str):
             raise _build_texts_function_error(
                 registered, "returned a single text instead of a list of texts"
@@ -277,11 +281,10 @@ def parse_class_name(description_in_error: str, name: Any) -> Name:
 
 
 def map_class_name(name: Name, table: Mapping[Name, Name]) -> Name:
-    """Look up the new name of a class in a table.
+    """Look up a class's new name in a table.
 
-    If the table does not contain the class name, the class name is returned unchanged. A
-    parametrised pydantic model, such as `Box[int]`, is looked up by the name of its generic class
-    `Box`.
+    A name that is not in the table is returned unchanged. A parametrised pydantic model, such as
+    `Box[int]`, is looked up by the name of its generic class `Box`.
     """
     new_name = table.get(name)
     if new_name is None and "[" in name[1]:
@@ -329,7 +332,7 @@ def _map_aliases_to_final_classes(
 def _follow_alias_chain(
     old_name: Name, steps: Mapping[Name, type | Name], stored_name: Callable[[type], Name]
 ) -> type:
-    """Follow aliases from the name `old_name` until a class is reached, and return that class."""
+    """Follow the chain of aliases that starts at `old_name`, and return the class at its end."""
     chain: list[Name] = [old_name]
     while True:
         target = steps[chain[-1]]

@@ -2,13 +2,12 @@
 
 Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
 with the key of the source and encrypted with the key of the target. Only metadata is decoded,
-because the entries of the target's metadata index are computed from the decoded metadata.
+because the target's metadata index is computed from it.
 
-In a merge, the following rules apply to a thread that exists in both databases. If both threads are
-equal, or if only the target's thread has new checkpoints, nothing is copied. If the source's thread
-has new checkpoints and the target's thread has none, the target's thread is replaced by a copy of
-the source's thread. If both threads have new checkpoints, the source's thread is refused. Each
-thread is written in one transaction.
+In a merge, the following rules apply to a thread that exists in both databases. If both copies are
+equal, or if only the copy in the target has new checkpoints, nothing is changed. If only the copy
+in the source has new checkpoints, it replaces the copy in the target. If both copies have new
+checkpoints, the thread is rejected and not imported. Each thread is written in one transaction.
 """
 
 from __future__ import annotations
@@ -74,11 +73,11 @@ from perdure.errors import (
 )
 from perdure.storage.flow import NO_LIMIT, Flow, Statement
 
-_MAX_NAMED_THREADS: Final = 20  # maximum number of refused threads listed in an error message
+_MAX_NAMED_THREADS: Final = 20  # maximum number of rejected threads listed in an error message
 
 
 class TranscriptTree(NamedTuple):
-    """The transcript up to the head of a thread, and one transcript for each branch of the thread.
+    """A thread's transcript up to its head, and one transcript for each branch of the thread.
 
     Attributes:
         values: The items, by position.
@@ -273,11 +272,11 @@ class _ThreadWriter:
     ) -> Flow[None]:
         """Write a checkpoint and its tags.
 
-        In the references to logs, the log keys of the source are replaced with the new log keys.
+        The log keys from the source are replaced with the new log keys in all references to logs.
         """
         refs, transcripts = _replace_log_keys_in_references_and_transcripts(snapshot, self.logs)
-        # A copied checkpoint has no run start time, because no run of the new thread has stored the
-        # checkpoint.
+        # A copied checkpoint has no run start time, because it was not stored by a run of the new
+        # thread.
         mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
             checkpoint_key,
@@ -295,7 +294,7 @@ class _ThreadWriter:
 
 
 def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
-    """Return a copy of a reference in which each log key is replaced by the key from `new_keys`."""
+    """Return a copy of a reference in which each log key is replaced according to `new_keys`."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
@@ -379,7 +378,7 @@ def copy_thread(
 class ThreadContents:
     """Contains a thread's contents in a form that can be compared between two databases.
 
-    Row keys are left out, because the row keys of equal threads differ between databases.
+    Row keys are left out, because equal threads have different row keys in different databases.
 
     Attributes:
         checkpoints: The checkpoints, in put order.
@@ -396,12 +395,12 @@ class ThreadContents:
     items: dict[tuple[str, int], bytes] = field(compare=False)
 
     def continues(self, other: ThreadContents) -> bool:
-        """Return whether the thread equals `other` or contains `other` and later checkpoints."""
+        """Return whether the thread equals `other` or extends it with later checkpoints."""
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
             and all(self.items.get(key, item) == item for key, item in other.items.items())
             # Pending writes with a negative index, such as answers to interrupts, may have been
-            # replaced, so the values of these writes may differ.
+            # overwritten, so their values may differ.
             and all(
                 key in self.writes and (self.writes[key] == write or key[-1] < 0)
                 for key, write in other.writes.items()
@@ -410,10 +409,10 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether this thread's heads equal the heads of `other` or were stored after them.
+        """Return whether each of this thread's heads is the head in `other` or a later checkpoint.
 
-        If the head in `other` is not the newest checkpoint of its namespace, the first later
-        checkpoint that this thread has in the namespace must have that head as its parent.
+        If a head in `other` is not the latest checkpoint of its namespace, the first checkpoint
+        that this thread adds to the namespace must be a child of that head.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -426,7 +425,7 @@ class ThreadContents:
 
 
 def build_thread_contents(records: ThreadRecords) -> ThreadContents:
-    """Build the `ThreadContents` of a thread, with which two copies of a thread can be compared.
+    """Build the `ThreadContents` of a thread, for comparing two copies of the thread.
 
     The thread's items must have been read into `records`.
     """
@@ -458,8 +457,7 @@ def build_thread_contents(records: ThreadRecords) -> ThreadContents:
 def _format_thread_ids(thread_ids: list[str]) -> str:
     """Format a list of thread ids for a message.
 
-    If the list has more than `_MAX_NAMED_THREADS` ids, the text ends with the number of omitted
-    ids.
+    If there are more than `_MAX_NAMED_THREADS` ids, the text ends with the number of omitted ids.
     """
     names = ", ".join(map(repr, thread_ids[:_MAX_NAMED_THREADS]))
     unnamed_count = len(thread_ids) - _MAX_NAMED_THREADS
@@ -469,8 +467,8 @@ def _format_thread_ids(thread_ids: list[str]) -> str:
 class DatabaseMerge:
     """Merges the threads of a source database into a target database.
 
-    If another OS thread sets the event `stopped`, `run` raises an error before it imports the next
-    thread.
+    If another OS thread sets the `stopped` event, `run` raises ImportFailed before it imports the
+    next thread.
 
     Args:
         source: The maintenance of the source database.
@@ -483,17 +481,17 @@ class DatabaseMerge:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        # `_is_new` is True if the last written thread did not exist in the target before the
-        # import.
+        # Whether the thread that was written last is new in the target, so that its copy may be
+        # deleted again.
         self._is_new = False
-        # ids of threads that are refused because they contain a run that was rolled back in the
+        # ids of threads that are rejected because they contain a run that was rolled back in the
         # target
         self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
         """Merge all threads.
 
-        A thread that has different new checkpoints in both databases is refused.
+        A thread that has new checkpoints in both databases, but not the same ones, is rejected.
 
         Returns:
             The number of imported objects.
@@ -501,7 +499,7 @@ class DatabaseMerge:
         Raises:
             ConfigurationError: `new_ids` names a thread that does not exist, or two threads would
                 have the same id.
-            ImportFailed: Threads were refused and are named in the message, or the merge was
+            ImportFailed: Threads were rejected and are named in the message, or the merge was
                 cancelled.
         """
         threads = [*self.source.listing.iter_thread_ids()]
@@ -527,7 +525,8 @@ class DatabaseMerge:
                 thread_report = self._import_thread(
                     thread_id, self.new_ids.get(thread_id, thread_id)
                 )
-            except UnknownThread:  # the thread was deleted after the list of threads was read
+            # the thread was deleted after the thread ids were listed
+            except UnknownThread:
                 continue
             report += thread_report or ImportReport()
             if thread_report is None:
@@ -554,10 +553,9 @@ class DatabaseMerge:
     def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
         """Copy a thread from the source to the target.
 
-        Return None if the thread is refused. Data may be erased from the source thread after the
-        thread was read and before its copy was written. If data was erased from the source thread
-        during the import, the copy of the thread is deleted and the thread is imported again,
-        provided that the target did not have the thread before the import.
+        Return None if the thread is rejected. If data is erased from the source thread between
+        reading the thread and writing its copy, the copy is deleted and the thread is imported
+        again, unless the target already had the thread before the import.
 
         Raises:
             ImportFailed: Something was erased from the source thread while it was copied, and the
@@ -584,7 +582,7 @@ class DatabaseMerge:
             self.target.delete_and_drop_cached_thread(target, delete)
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
-        """Read a thread with its items, and check that all records are well-formed.
+        """Read all records and items of a thread, and check that they are well-formed.
 
         Raises:
             CorruptRecord: A record has a form that perdure does not write.
@@ -606,11 +604,11 @@ class DatabaseMerge:
     def _compare_with_target(
         self, records: ThreadRecords, target: str, source_contents: ThreadContents
     ) -> Flow[ThreadContents | ImportReport | None]:
-        """Compare a thread of the source with the thread of the target that has the id `target`.
+        """Compare a thread of the source with the thread `target` of the target database.
 
         Returns:
             The contents of the thread of the target, which the thread of the source continues; or a
-            report if nothing is to be written; or None if the thread is refused.
+            report if nothing is to be written; or None if the thread is rejected.
         """
         reader = self.target.reader
         if not (yield reader.sql("one_thread", target)):
@@ -637,9 +635,9 @@ class DatabaseMerge:
         return target_contents
 
     def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
-        """Write a thread unless the target already has all its records.
+        """Write a thread to the target, unless the target already has all its records.
 
-        Return None if the thread is refused.
+        Return None if the thread is rejected.
         """
         reader, keys = self.target.reader, list[int]()
         source_contents = build_thread_contents(records)

@@ -1,11 +1,11 @@
 """Search, count, create, change and delete threads, with the data that the server stores.
 
-A search for threads executes one SELECT on the table `threads` for each page of results. The row of
-a thread contains a copy of its head's metadata, the metadata that clients set, and the status of
-the last run. SQL sorts the rows and leaves out rows that cannot match the query. Python decrypts
-the rows that SQL returns, and compares them with the query. The head checkpoint is read only in two
-cases: the thread may be waiting for an answer, or the copy of the head's metadata was deleted when
-data was removed from the thread.
+A search for threads executes one SELECT on the `threads` table for each page of results. The row of
+a thread contains a copy of its head's metadata, the client-supplied metadata, and the status of the
+last run. The SELECT sorts the rows and filters out those that cannot match the query. The remaining
+rows are decrypted and compared with the query in Python. The head checkpoint is read only if the
+thread may be waiting for an answer, or if the copy of the head's metadata was deleted because data
+was removed from the thread.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _MAX_OFFSET: Final = 1 << 62
 # maximum number of metadata values of a query that become SQL conditions; other values are compared
 # in Python
 _MAX_TAGS: Final = 20
-# `_BY_STATUS` contains an SQL condition for each thread status. The condition for a status matches
-# all threads with the status, and may also match threads with a different status.
+# Maps each thread status to an SQL condition. The condition matches all threads with this status,
+# and may also match threads with a different status.
 _BY_STATUS: Final[Mapping[str, str]] = {
     "interrupted": "t.may_wait = 1",
     "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
@@ -105,26 +105,26 @@ class ListedThread:
 
     @property
     def is_described_by_client_metadata(self) -> bool:
-        """Whether the metadata that clients set describes the stored conversation.
+        """Whether the client-supplied metadata describes the stored conversation.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
-        another program stores a conversation under a thread id that a client has reserved, the
-        client's metadata does not describe that conversation.
+        another program then stores a conversation under the reserved thread id, the client's
+        metadata does not describe that conversation.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
         # The server stores both assistant_id and user_id in the metadata of its checkpoints.
-        # Checkpoints of other programs may have assistant_id, but not both keys.
+        # Checkpoints stored by other programs may contain assistant_id, but not both keys.
         return self.head_metadata.keys() >= {"assistant_id", "user_id"}
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of the thread's head, merged with the metadata that clients have set.
+        """The metadata of the thread's head, merged with the client-supplied metadata.
 
-        The merged metadata also contains the `owner` of the thread. Values that clients set take
-        precedence over values of the head, except for `owner` and `user_id`. `owner` and `user_id`
-        are taken from the head, because the client that created the thread may belong to another
-        user.
+        The merged metadata also contains the `owner` of the thread. Client-supplied values take
+        precedence over values from the head, except for `owner` and `user_id`. `owner` and
+        `user_id` are taken from the head, because the client that created the thread may belong to
+        another user.
         """
         head_metadata = self.head_metadata or {}
         client = (
@@ -151,10 +151,10 @@ class ListedThread:
 
 @dataclass(frozen=True, slots=True)
 class ThreadQuery:
-    """The conditions and the sort order of a search for threads. A field with None is no condition.
+    """The conditions and sort order of a search for threads. Fields that are None are ignored.
 
-    SQL excludes most threads that do not match the query. The caller must compare each thread that
-    SQL returns with the query.
+    SQL filters out most threads that do not match the query. The caller must check the remaining
+    threads against the query.
 
     Attributes:
         metadata: Values that the metadata of the head or of the client contains. A dict matches a
@@ -280,7 +280,7 @@ class ThreadList:
             yield self._sql["is_unindexed"], []
         if query.text and isinstance(self._seal, ChecksumSeal):
             yield self._build_search_key_condition([fold_search_text(query.text)])
-        # Rows that are protected by a LangGraphSeal have no search keys.
+        # Rows that are encrypted with a LangGraphSeal have no search keys.
         if not isinstance(self._seal, LangGraphSeal):
             tags = islice(self._iter_alternative_tags(query.metadata or {}), _MAX_TAGS)
             yield from map(self._build_search_key_condition, tags)
@@ -288,17 +288,18 @@ class ThreadList:
     def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
         """Build the SQL condition that a row contains at least one of several search keys.
 
-        The condition is also true for a row that has no stored search keys.
+        The condition is also true for rows without stored search keys.
         """
         sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
 
     def _iter_alternative_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
-        """Yield, for each text or number in a query's metadata, the tags that may represent it.
+        """Yield, for each text or number in a query's metadata, the tags that a match may have.
 
-        A tag is a search key for a name and a value. A thread whose metadata contains the text or
-        number has at least one of the tags in the yielded list. A list for the name `owner`
-        contains two tags, because a thread's metadata may name the user only as `user_id`.
+        A tag is a search key that is computed from a metadata key and its value. A thread whose
+        metadata contains the text or number has at least one of the yielded tags. For the key
+        `owner`, two tags are yielded, because a thread's metadata may identify the user only by
+        `user_id`.
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
@@ -309,8 +310,8 @@ class ThreadList:
     def _decrypt_threads(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
         """Decrypt rows of threads.
 
-        If a row does not contain all data that lists of threads show, the head of the thread is
-        read from the database.
+        If a row lacks some of the data shown in lists of threads, the head of the thread is read
+        from the database.
         """
         list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
         incomplete_rows = [
@@ -391,8 +392,7 @@ class ThreadList:
             thread.newest_removal = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
             insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
-            # Store no title, and store an empty value for the search keys, because the new thread
-            # has no head from which a title or search keys could be read.
+            # The new thread has no head yet, so store no title and empty search keys.
             set_title = self._sql("set_list_entry", None, b"", thread.key)
             sealed = encrypt_client_metadata_and_search_keys(self._seal, thread_id, client)
             try:
@@ -419,7 +419,7 @@ class ThreadList:
         *,
         may_wait: bool = False,
     ) -> None:
-        """Change the metadata that clients set, and the status of a thread. Ignore unknown threads.
+        """Update a thread's client-supplied metadata and status. Ignore unknown threads.
 
         Args:
             thread_id: The thread.
@@ -450,8 +450,8 @@ class ThreadList:
                         yield self._sql("set_status", status, key)
                     if may_wait:
                         yield self._sql("mark_may_wait", key)
-                    # If no checkpoint was stored in the thread, `put` has not set the thread's time
-                    # of activity, so set it here.
+                    # If no checkpoint was stored in the thread, `put` has not set its last-activity
+                    # time, so set the time here.
                     if not seq:
                         yield self._sql("touch_thread", time.time(), key)
 
@@ -485,13 +485,13 @@ class ThreadList:
     alist_expired = make_async_twin(list_expired)
 
     def delete_if_expired(self, thread_id: str) -> bool:
-        """Apply the time to live of a thread.
+        """Delete a thread, or its older checkpoints, if its time to live has expired.
 
-        Delete the thread if its time to live has ended. If the setting of the time to live says
-        that the latest checkpoint is kept, delete only the older checkpoints.
+        If `keeps_latest` is set for the time to live, the latest checkpoint is kept and only the
+        older checkpoints are deleted.
 
         Returns:
-            Whether the time to live had ended.
+            Whether the time to live had expired.
         """
         now, maintenance = time.time(), self._saver._maintenance
 
@@ -512,7 +512,7 @@ class ThreadList:
     adelete_if_expired = make_async_twin(delete_if_expired)
 
     def _update_row(self, thread_id: str, statement_name: str, *params: Any) -> None:
-        """Execute an SQL statement that changes the row of a thread."""
+        """Execute an SQL statement that updates the row of a thread."""
         sql = self._sql[statement_name]
         self._database.write(
             lambda: fetch_rows(sql, *params, thread_id), exclusive_names=(thread_id,)
@@ -537,8 +537,7 @@ class ThreadList:
 def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
     """Append conditions to a SELECT statement.
 
-    The result is the SQL text with all conditions, and a list with the parameters of all
-    conditions.
+    Return the SQL text with all conditions, and a list of the parameters of these conditions.
     """
     params: list[Any] = []
     for condition, values in where:

@@ -45,7 +45,7 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """All decrypted records of a thread, from which a copy of the thread can be written.
+    """All records of a thread in decrypted form, so that a copy of the thread can be written.
 
     Attributes:
         seq: The counter of puts.
@@ -111,9 +111,9 @@ class ThreadRecords:
 def read_thread_records(
     reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
 ) -> Flow[ThreadRecords]:
-    """Read the records of a thread, but not its items.
+    """Read the records of a thread, except its items.
 
-    `load_all_items_into_records` reads the items.
+    The items can be read separately with `load_all_items_into_records`.
 
     Args:
         reader: The reader of the database.
@@ -168,8 +168,8 @@ def _read_namespace(
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to the sequence number `last_seq`.
 
-    In the root namespace, only the checkpoint with the sequence number `last_seq` and its ancestors
-    are read.
+    In the root namespace, only the checkpoint with sequence number `last_seq` and its ancestors are
+    read.
     """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
     yield from reader.check_row_count(len(rows), *key_range(namespace_key))
@@ -195,7 +195,7 @@ def _read_namespace(
 
 
 def load_all_items_into_records(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
-    """Read all log items of a thread, and store the items in the thread's `ThreadRecords`."""
+    """Read all log items of a thread, and store them in the thread's `ThreadRecords`."""
     items = {}
     for log, name, *last_keys in records.logs:
         items[log] = log_items = dict[int, bytes]()

@@ -63,7 +63,7 @@ _INFINITY: Final = float("inf")
 
 
 class ThreadReader:
-    """Builds flows that read threads, heads of threads, transcripts and checkpoints."""
+    """Builds the flows that read threads, thread heads, transcripts and checkpoints."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
@@ -168,7 +168,7 @@ class ThreadReader:
         return decode_items
 
     def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
-        """Load into `log` the times at which the items at `positions` were first stored."""
+        """Read when the items at `positions` were first stored, and save the times in `log`."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
@@ -177,7 +177,7 @@ class ThreadReader:
             log.stored_times[position] = _convert_stored_seconds_to_datetime(thread_id, stored_at)
 
     def _is_dict_and_are_items_known(self, ref: ValueReference | None) -> tuple[bool, bool]:
-        """Return whether a reference stands for a dict, and whether the value's items are known.
+        """Return whether a value is a dict, and whether its items are known, given its reference.
 
         The items of a `DeltaChannel` are unknown if its value is unknown, or if its snapshot is
         neither a list nor a dict.
@@ -190,7 +190,7 @@ class ThreadReader:
         )
         if not isinstance(ref, bytes):
             return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
-        # an empty list or dict is stored as encoded bytes without log positions
+        # an empty list or dict is stored inline as encoded bytes, because it has no items in a log
         value = self.reader.codec.decode(ref)
         if type(value) is DeltaSnapshot:
             return type(value.value) is dict, type(value.value) in (list, dict)
@@ -253,7 +253,7 @@ class ThreadReader:
     def _find_positions_only_on_branches(
         self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
-        """Return the sorted positions of items that only the branches of a thread contain."""
+        """Return the sorted positions of the items that occur only on branches of a thread."""
         rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
         head_lineage = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         parents = {parent for _, _, parent in rows}
@@ -387,8 +387,8 @@ class ThreadReader:
     ) -> Flow[Title | None]:
         """Build the title of a thread from its head and its first messages.
 
-        The title in the thread's row is missing after an erasure or a prune, so the title is built
-        from the messages.
+        After an erasure or a prune, the thread's row has no title, so the title is rebuilt from the
+        messages.
         """
         checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key
@@ -510,7 +510,7 @@ class ThreadReader:
     def find_idle_thread(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """Return a thread if its last activity was before a given time, or else None.
 
-        A thread is not idle if the server has a cron for the thread or a run that waits to start.
+        A thread with an unfinished run, or with a cron that is due again, is not idle.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)
@@ -577,7 +577,7 @@ class ThreadReader:
 def _merge_positions_with_branch_flags(
     head_positions: Iterable[int], branch_positions: list[int]
 ) -> list[tuple[int, bool]]:
-    """Merge the positions of the head's transcript with the positions of branches, in order.
+    """Merge the positions in the head's transcript with those on branches, in transcript order.
 
     Args:
         head_positions: The positions up to the head, in the order of the transcript.
@@ -611,7 +611,7 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
 
 
 def _parse_bounds(bounds: Any) -> tuple[int, int]:
-    """Check `bounds`, and return the item count for the start and the item count for the end.
+    """Validate `bounds`, and return the number of items at the start and the number at the end.
 
     Raises:
         ConfigurationError: The argument is not a pair of numbers that are zero or more.

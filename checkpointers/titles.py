@@ -13,8 +13,8 @@ from perdure.errors import UnknownThread
 
 IMPORTED_KEYS: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
 """The names of the metadata that an import stores in each checkpoint of a conversation."""
-# Metadata key whose value is True in each imported checkpoint. The metadata index finds imported
-# checkpoints by this key.
+# Metadata key that is set to True in every imported checkpoint, so that imported checkpoints can be
+# found through the metadata index.
 TITLED: Final = "titled"
 
 
@@ -37,8 +37,8 @@ def read_import_metadata(
     if head_metadata is None:
         head_metadata = read_existing_head(saver, thread_id).metadata
     if "title" not in head_metadata:
-        # The metadata of the head has no title if another program has continued the thread. Read
-        # the title from the metadata of an imported checkpoint.
+        # If another program has continued the thread, the head's metadata has no title, so read the
+        # title from the metadata of an imported checkpoint.
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
             head_metadata = {**tagged.metadata}

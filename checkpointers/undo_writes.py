@@ -1,10 +1,9 @@
 """Undo pending writes that a run has added to checkpoints of other runs.
 
-When a run answers a question, the answer is stored as a pending write of the checkpoint at which
-the thread waited. The results of the nodes that use the answer are also stored as pending writes of
-that checkpoint. The checkpoint at which the thread waited was stored by an earlier run. When the
-checkpoints of the answering run are deleted, the pending writes at the earlier checkpoint remain
-and must be undone separately.
+When a run answers an interrupt, the answer is stored as a pending write of the checkpoint at which
+the thread was waiting. The results of the nodes that use the answer are also stored as pending
+writes of this checkpoint, which belongs to an earlier run. Deleting the checkpoints of the
+answering run therefore does not remove these pending writes, which must be undone separately.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from perdure.storage.flow import Flow
 
 
 class FormerWrites(NamedTuple):
-    """A record of the pending writes of a task, made before a later run changed the pending writes.
+    """A snapshot of a task's pending writes, taken before a later run changed them.
 
     Attributes:
         has_result: Whether the task had written to channels of the graph.
@@ -41,7 +40,7 @@ class FormerWrites(NamedTuple):
 
 
 class FormerCheckpoint(NamedTuple):
-    """A record of all pending writes that a checkpoint had at an earlier time.
+    """A snapshot of all pending writes that a checkpoint had at an earlier time.
 
     Attributes:
         checkpoint_ns: The namespace of the checkpoint.
@@ -59,8 +58,8 @@ async def undo_writes(
 ) -> None:
     """Restore the pending writes of a checkpoint to an earlier state, in one transaction.
 
-    Pending writes of `update_state` are kept. Pending writes that were stored under the id of the
-    run in place of a task id are removed.
+    Pending writes stored by `update_state` are kept. Pending writes that were stored under the id
+    of the run instead of a task id are removed.
 
     Args:
         saver: The checkpointer.
@@ -80,7 +79,7 @@ async def undo_writes(
 def _restore_former_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    """Rewrite or delete rows of pending writes, to restore the writes that `former` records."""
+    """Update or delete rows of pending writes to restore the earlier state in `former`."""
     checkpoint_ns, checkpoint_id, tasks = former
     for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {

@@ -1,11 +1,10 @@
 """Convert values to msgpack and back.
 
 Values that are not plain data become msgpack extension types. The msgpack extensions have the
-format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). The content of an
-extension is the list `[module, name, payload, ...]`. perdure's encoding differs from langgraph's
-encoding in three points. Class names are qualified names. Pydantic models are stored by their
-attributes and not by `model_dump()`. Tuples, bytearrays and dict keys inside a plain data class
-keep their types.
+format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). An extension contains the
+list `[module, name, payload, ...]`. perdure's encoding differs from langgraph's in three ways.
+Class names are qualified names. Pydantic models are stored by their attributes and not by
+`model_dump()`. Tuples, bytearrays and dict keys inside a plain data class keep their types.
 
 When a value is decoded, the constructor of a class is called only if the class is in `KNOWN` or is
 named in an allowlist. Instances of all other classes are rebuilt without running code of the class;
