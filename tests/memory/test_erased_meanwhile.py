@@ -34,7 +34,7 @@ from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor
 from perdure.stores import SQLiteStore
 from tests.contracts.erased import SECRET, read_raw_bytes
 from tests.contracts.under_way import DURABILITIES, Gate, make_invocation, run_until_gate
-from tests.memory.test_update_profile import Person, node_of, operation, patch
+from tests.memory.test_update_profile import Person, make_node, make_operation, make_patch_answer
 from tests.openai_server import OpenAIServer
 
 ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
@@ -259,11 +259,11 @@ def test_profile_patch_is_requested_again_after_an_erasure(
         request = str(body["messages"])
         gate.wait()
         about, number = (SECRET, 1) if SECRET in request else ("ships", 2)  # of the user's message
-        return patch(operation("replace", "/name", about, messages=[number]))
+        return make_patch_answer(make_operation("replace", "/name", about, messages=[number]))
 
     with OpenAIServer(answer) as server:
         profile = Profile(Person, store, namespace=("profiles", "{user_id}"))
-        graph = build_graph(saver, node_of(server, profile))
+        graph = build_graph(saver, make_node(server, profile))
         with run_until_gate(gate, make_invocation(graph, "sync", "sync", QUESTION, ANN)) as run:
             saver.erase("t", ["m0"])
 

@@ -1,4 +1,4 @@
-"""Forgetting and exporting what a person wrote into the memories of teams."""
+"""Forgetting and exporting the memories that a person wrote for teams."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from perdure.memory import Collection, forget, remember
 from perdure.memory.records import QUARANTINE, build_notes_namespace
 from perdure.stores import Provenance, open_store
 from tests import postgres_server
-from tests.memory.test_teams import TEAM, of
+from tests.memory.test_teams import TEAM, make_config
 from tests.stores.erasing import read_all_bytes
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def database_location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The path or the DSN of a database."""
     if request.param == "sqlite":
         yield str(tmp_path / "s.db")
@@ -33,16 +33,16 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(where: str) -> Iterator[Any]:
-    """A store of perdure's."""
-    with open_store(where) as opened:
+def store(database_location: str) -> Iterator[Any]:
+    """A perdure store."""
+    with open_store(database_location) as opened:
         yield opened
 
 
-def fill(store: Any) -> None:
-    """Ann and Bob write into a team's memory, and change what the other wrote."""
+def store_team_memories(store: Any) -> None:
+    """Store memories of a team by Ann and Bob, who also change each other's memories."""
     shared = Collection(store, TEAM)
-    ann, bob = of("ann", team="red"), of("bob", team="red")
+    ann, bob = make_config("ann", team="red"), make_config("bob", team="red")
     shared.insert("The kettle is Kayak", key="of-ann", config=ann)
     shared.insert("The teapot is Canoe", key="of-bob", config=bob)
     shared.insert("The spoon is Heron", key="ann-bob", config=ann)
@@ -51,82 +51,87 @@ def fill(store: Any) -> None:
     shared.supersede("bob-ann", "The cup is Stoat", config=ann)
     remember("Ann drinks Assam", store=store, config=ann)
     other = Collection(store, ("teams", "{team}", "plans"))
-    other.insert("A plan of Newt", key="plan", config=of("ann", team="ann"))
-    held = build_notes_namespace(QUARANTINE, ("teams", "red"))
-    store.put(held, "q", {"text": "held Walrus"}, provenance=Provenance(author="ann"))
+    other.insert("A plan of Newt", key="plan", config=make_config("ann", team="ann"))
+    quarantine_namespace = build_notes_namespace(QUARANTINE, ("teams", "red"))
+    store.put(
+        quarantine_namespace, "q", {"text": "held Walrus"}, provenance=Provenance(author="ann")
+    )
 
 
-def texts(store: Any, *prefix: str) -> str:
-    """All that is stored under a prefix, with all versions."""
+def export_as_text(store: Any, *prefix: str) -> str:
+    """Return all versions of all items under a prefix as text."""
     return json.dumps([*store.export(prefix)])
 
 
 WORDS = ("Kayak", "Canoe", "Heron", "Toad", "Otter", "Stoat", "Newt", "Walrus", "Assam")
 
 
-def words(text: str) -> list[str]:
-    """The words that a text has."""
+def find_words(text: str) -> list[str]:
+    """Return the words of WORDS that the text contains."""
     return [word for word in WORDS if word in text]
 
 
-def test_forgetting_a_person_erases_what_she_wrote_into_teams(store: Any, where: str) -> None:
-    """What others wrote stays, also where they changed what she wrote, and the other way round."""
-    fill(store)
-    plan = forget(everything=True, store=store, config=of("ann"), dry_run=True)
-    assert words(texts(store)) == [*WORDS]
+def test_forgetting_user_erases_only_team_texts_by_that_user(
+    store: Any, database_location: str
+) -> None:
+    """Texts by others stay, also in a memory that both changed."""
+    store_team_memories(store)
+    plan = forget(everything=True, store=store, config=make_config("ann"), dry_run=True)
+    assert find_words(export_as_text(store)) == [*WORDS]
 
-    receipt = forget(everything=True, store=store, config=of("ann"))
+    receipt = forget(everything=True, store=store, config=make_config("ann"))
 
-    assert words(texts(store)) == ["Canoe", "Toad", "Otter"]
-    assert '"ann"' not in texts(store, "teams").replace('"teams", "ann"', "")
+    assert find_words(export_as_text(store)) == ["Canoe", "Toad", "Otter"]
+    assert '"ann"' not in export_as_text(store, "teams").replace('"teams", "ann"', "")
     keys = {key for namespace, key in receipt.keys if namespace[0] == "teams"}
     assert keys == {"of-ann", "ann-bob", "bob-ann", "plan"}
     assert {*plan.keys} == {*receipt.keys}
     assert (plan.items, plan.versions) == (receipt.items, receipt.versions)
     shared = Collection(store, TEAM)
-    assert {memory.key for memory in shared.list(config=of("bob", team="red"))} == {
+    assert {memory.key for memory in shared.list(config=make_config("bob", team="red"))} == {
         "of-bob",
         "ann-bob",
     }
-    memory = shared.get("ann-bob", config=of("bob", team="red"))
+    memory = shared.get("ann-bob", config=make_config("bob", team="red"))
     assert memory is not None
     assert memory.previous == ()
-    [first] = shared.history("bob-ann", config=of("bob", team="red"))
+    [first] = shared.history("bob-ann", config=make_config("bob", team="red"))
     assert first.text == "The cup is Otter"
-    if "postgres" not in where:
+    if "postgres" not in database_location:
         assert receipt.clean
-        assert words(read_all_bytes(Path(where).parent).decode(errors="replace")) == [
+        assert find_words(
+            read_all_bytes(Path(database_location).parent).decode(errors="replace")
+        ) == [
             "Canoe",
             "Toad",
             "Otter",
         ]
-    assert forget(everything=True, store=store, config=of("ann")).items == 0
+    assert forget(everything=True, store=store, config=make_config("ann")).items == 0
 
 
-def test_what_a_person_wrote_can_be_handed_over(store: Any, where: str) -> None:
-    """The texts stay without her name."""
-    fill(store)
-    receipt = forget(everything=True, store=store, config=of("ann"), hand_over=True)
-    assert words(texts(store)) == [word for word in WORDS if word != "Assam"]
+def test_hand_over_keeps_team_texts_without_author(store: Any, database_location: str) -> None:
+    store_team_memories(store)
+    receipt = forget(everything=True, store=store, config=make_config("ann"), hand_over=True)
+    assert find_words(export_as_text(store)) == [word for word in WORDS if word != "Assam"]
     assert receipt.handed_over == 5
     assert not any(namespace[0] == "teams" for namespace, _ in receipt.keys)
-    kept = texts(store).replace('"teams", "ann"', "")
+    kept = export_as_text(store).replace('"teams", "ann"', "")
     assert '"ann"' not in kept
     shared = Collection(store, TEAM)
-    memory = shared.get("of-ann", config=of("bob", team="red"))
+    memory = shared.get("of-ann", config=make_config("bob", team="red"))
     assert memory is not None
     assert memory.provenance is not None
     assert (memory.provenance.author, memory.provenance.trust) == (None, "user")
-    found = shared.search("Where is the kettle?", config=of("bob", team="red"))
+    found = shared.search("Where is the kettle?", config=make_config("bob", team="red"))
     assert "Kayak" in found[0].text
 
 
-def test_search_finds_nothing_of_it_in_an_open_store(store: Any) -> None:
-    """The index of the process forgets it too."""
-    fill(store)
-    shared, bob = Collection(store, TEAM), of("bob", team="red")
+def test_search_in_open_store_finds_no_forgotten_team_texts(store: Any) -> None:
+    """The index of the process forgets the texts too."""
+    store_team_memories(store)
+    shared, bob = Collection(store, TEAM), make_config("bob", team="red")
     assert any("Kayak" in each.text for each in shared.search("kettle Kayak", config=bob))
-    forget(everything=True, store=store, config=of("ann"))
+    forget(everything=True, store=store, config=make_config("ann"))
     assert not any("Kayak" in each.text for each in shared.search("kettle Kayak", config=bob))
     assert any("Canoe" in each.text for each in shared.search("teapot Canoe", config=bob))
     sizes = store.namespace_sizes([("teams",)])[0]
@@ -137,74 +142,73 @@ def test_search_finds_nothing_of_it_in_an_open_store(store: Any) -> None:
     )
 
 
-def test_people_forget_and_export_cover_teams(where: str) -> None:
-    """A person who wrote into a team only is known by that."""
-    with open_checkpointer(where) as saver, open_store(where) as store:
+def test_people_forget_and_export_include_team_memories(database_location: str) -> None:
+    """A person who wrote only for a team is known as a person."""
+    with open_checkpointer(database_location) as saver, open_store(database_location) as store:
         shared = Collection(store, TEAM)
-        shared.insert("The kettle is Kayak", key="k", config=of("cleo", team="red"))
-        shared.insert("The teapot is Canoe", key="t", config=of("bob", team="red"))
-        shared.supersede("t", "The teapot is Toad", config=of("cleo", team="red"))
+        shared.insert("The kettle is Kayak", key="k", config=make_config("cleo", team="red"))
+        shared.insert("The teapot is Canoe", key="t", config=make_config("bob", team="red"))
+        shared.supersede("t", "The teapot is Toad", config=make_config("cleo", team="red"))
 
         lines = [*people.export("cleo", saver, store)]
 
         items = [line for line in lines if "key" in line]
         assert [(line["key"], line["version"]) for line in items] == [("k", 1), ("t", 2)]
-        assert words(json.dumps(items)) == ["Kayak", "Toad"]
+        assert find_words(json.dumps(items)) == ["Kayak", "Toad"]
         assert all(line["provenance"]["author"] == "cleo" for line in items)
         with open_store(":memory:") as other:
             report = other.import_lines(map(json.dumps, items))
             assert report.items == 2
-            assert words(texts(other)) == ["Kayak", "Toad"]
+            assert find_words(export_as_text(other)) == ["Kayak", "Toad"]
 
-        handed = people.plan("cleo", saver, store, hand_over=True)
-        assert [(part.what, part.count) for part in handed.kept] == [
+        hand_over_plan = people.plan("cleo", saver, store, hand_over=True)
+        assert [(part.what, part.count) for part in hand_over_plan.kept] == [
             ("items of teams without the name", 2)
         ]
         assert people.plan("cleo", saver, store).count("items") == 2
-        report_of = people.forget("cleo", saver, store)
-        assert report_of.count("items") == 2
-        assert words(texts(store)) == ["Canoe"]
+        forget_report = people.forget("cleo", saver, store)
+        assert forget_report.count("items") == 2
+        assert find_words(export_as_text(store)) == ["Canoe"]
         with pytest.raises(UnknownPerson):
             people.plan("cleo", saver, store)
 
 
-def test_an_encrypted_store_is_rewritten_too(tmp_path: Path) -> None:
-    """Values and provenance are bound to their rows."""
+def test_encrypted_store_forgets_author_with_and_without_hand_over(tmp_path: Path) -> None:
+    """Values and provenance are bound to their rows, so they are encrypted again."""
     with open_store(str(tmp_path / "s.db"), key=b"k" * 32) as store:
-        fill(store)
-        forget(everything=True, store=store, config=of("ann"), hand_over=True)
-        assert words(texts(store)) == [word for word in WORDS if word != "Assam"]
-        forget(everything=True, store=store, config=of("bob"))
-        assert words(texts(store)) == ["Kayak", "Heron", "Stoat", "Newt", "Walrus"]
+        store_team_memories(store)
+        forget(everything=True, store=store, config=make_config("ann"), hand_over=True)
+        assert find_words(export_as_text(store)) == [word for word in WORDS if word != "Assam"]
+        forget(everything=True, store=store, config=make_config("bob"))
+        assert find_words(export_as_text(store)) == ["Kayak", "Heron", "Stoat", "Newt", "Walrus"]
 
 
-def test_a_scoped_store_forgets_within_its_scope(store: Any) -> None:
-    """The same user of another scope keeps what she wrote."""
-    one, two = store.scoped(("one",)), store.scoped(("two",))
-    for part in (one, two):
-        Collection(part, TEAM).insert("The kettle is Kayak", config=of("ann", team="red"))
-    forget(everything=True, store=one, config=of("ann"))
-    assert [len(part.search(("teams",))) for part in (one, two)] == [0, 1]
+def test_scoped_store_forgets_author_only_within_its_scope(store: Any) -> None:
+    first_scope, second_scope = store.scoped(("one",)), store.scoped(("two",))
+    for part in (first_scope, second_scope):
+        Collection(part, TEAM).insert("The kettle is Kayak", config=make_config("ann", team="red"))
+    forget(everything=True, store=first_scope, config=make_config("ann"))
+    assert [len(part.search(("teams",))) for part in (first_scope, second_scope)] == [0, 1]
 
 
 @pytest.mark.parametrize("hand_over", [False, True])
-def test_another_store_forgets_what_it_can(hand_over: bool) -> None:
-    """It keeps no versions, and its receipt is not clean."""
+def test_langgraph_store_forgets_author_without_clean_receipt(hand_over: bool) -> None:
+    """Such a store keeps no versions."""
     store = InMemoryStore()
     shared = Collection(store, TEAM)
-    shared.insert("The kettle is Kayak", config=of("ann", team="red"))
-    shared.insert("The teapot is Canoe", config=of("bob", team="red"))
-    receipt = forget(everything=True, store=store, config=of("ann"), hand_over=hand_over)
-    left = shared.list(config=of("bob", team="red"))
+    shared.insert("The kettle is Kayak", config=make_config("ann", team="red"))
+    shared.insert("The teapot is Canoe", config=make_config("bob", team="red"))
+    receipt = forget(everything=True, store=store, config=make_config("ann"), hand_over=hand_over)
+    left = shared.list(config=make_config("bob", team="red"))
     authors = {m.text: m.provenance and m.provenance.author for m in left}
     expected = {"The teapot is Canoe": "bob"}
     assert authors == (expected | {"The kettle is Kayak": None} if hand_over else expected)
     assert (receipt.items, receipt.handed_over, receipt.clean) == (1 - hand_over, hand_over, False)
 
 
-def test_an_author_is_named(store: Any) -> None:
-    """A blank author is an error, and not what nobody wrote."""
+def test_forget_author_refuses_blank_author(store: Any) -> None:
+    """A blank author is an error, and does not mean items without an author."""
     with pytest.raises(ConfigurationError, match="author is"):
         store.forget_author(("teams",), " ")
     with pytest.raises(ConfigurationError, match="hand_over"):
-        forget("k", hand_over=True, store=store, config=of())
+        forget("k", hand_over=True, store=store, config=make_config())

@@ -1,4 +1,4 @@
-"""Namespaces by template: one value is one label, and what cannot be filled is an error."""
+"""Namespace templates: each value fills one label, and a missing or invalid value is an error."""
 
 from __future__ import annotations
 
@@ -15,35 +15,39 @@ from perdure.memory.run_config import Template
 from tests.user_names import has_letter_or_digit
 
 # `tests/perdure/test_user_names.py` checks which names of users are refused.
-values = st.text(min_size=1).filter(lambda text: has_letter_or_digit(text) and "\0" not in text)
+USER_IDS = st.text(min_size=1).filter(lambda text: has_letter_or_digit(text) and "\0" not in text)
 
 
-def run_of(**configurable: Any) -> Any:
+def make_config(**configurable: Any) -> Any:
     return {"configurable": configurable}
 
 
 @pytest.mark.parametrize(
-    ("labels", "filled"),
+    ("labels", "expected_namespace"),
     [
         (["notes"], ("notes",)),
         (["notes", "{user_id}"], ("notes", "ann")),
         (["user-{user_id}!", "x"], ("user-ann!", "x")),
     ],
 )
-def test_placeholders_are_filled(labels: Any, filled: tuple[str, ...]) -> None:
-    """Text around a placeholder stays."""
-    assert Template(labels).fill(run_of(user_id="ann", thread_id="t")) == filled
+def test_placeholders_are_filled_and_other_text_stays(
+    labels: Any, expected_namespace: tuple[str, ...]
+) -> None:
+    assert Template(labels).fill(make_config(user_id="ann", thread_id="t")) == expected_namespace
 
 
-@given(values, values)
-def test_a_value_is_one_label_whatever_is_in_it(one: str, other: str) -> None:
-    """Two users have two namespaces, of as many labels as the template; braces are no template."""
+@given(USER_IDS, USER_IDS)
+def test_each_value_fills_exactly_one_label(first_user: str, second_user: str) -> None:
+    """Two users have two namespaces with as many labels as the template.
+
+    Braces in a value have no meaning.
+    """
     template = Template(("a", "u:{user_id}", "z"))
 
-    filled = [template.fill(run_of(user_id=user)) for user in (one, other)]
+    filled = [template.fill(make_config(user_id=user)) for user in (first_user, second_user)]
 
-    assert filled[0] == ("a", f"u:{one}", "z")
-    assert (filled[0] == filled[1]) == (one == other)
+    assert filled[0] == ("a", f"u:{first_user}", "z")
+    assert (filled[0] == filled[1]) == (first_user == second_user)
 
 
 @pytest.mark.parametrize(
@@ -67,41 +71,39 @@ def test_a_value_is_one_label_whatever_is_in_it(one: str, other: str) -> None:
         ["{user id}"],
     ],
 )
-def test_what_is_no_template_is_refused_when_it_is_built(labels: Any) -> None:
-    """Before any run, by an error that shows the offending label."""
+def test_invalid_template_is_refused_when_built(labels: Any) -> None:
+    """The error shows the invalid label."""
     with pytest.raises(ConfigurationError, match="template"):
         Template(labels)
 
 
 @pytest.mark.parametrize("value", ["", " ", "\n\t", "a\0b", None, 7, ["ann"], b"ann", True])
-def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
-    """Nothing stands in for it: else it could be another user's."""
+def test_value_that_is_no_visible_text_is_refused(value: Any) -> None:
+    """No default is used, because it could be the name of another user."""
     with pytest.raises(InvalidConfig, match="user_id"):
-        Template(["{user_id}"]).fill(run_of(user_id=value))
+        Template(["{user_id}"]).fill(make_config(user_id=value))
 
 
-@pytest.mark.parametrize("config", [None, {}, run_of(), run_of(userid="ann")])
-def test_a_value_that_is_missing_is_refused(config: Any) -> None:
-    """The message says what to pass."""
+@pytest.mark.parametrize("config", [None, {}, make_config(), make_config(userid="ann")])
+def test_missing_value_is_refused_with_advice(config: Any) -> None:
     with pytest.raises(InvalidConfig, match=r"pass context=\{'user_id'.* or config=.*'user_id'"):
         Template(["{user_id}"]).fill(config)
 
 
-def test_a_text_enum_gives_its_text() -> None:
+def test_text_enum_is_filled_as_plain_text() -> None:
     class User(enum.StrEnum):
         ANN = "ann"
 
-    [label] = Template(["{user_id}"]).fill(run_of(user_id=User.ANN))
+    [label] = Template(["{user_id}"]).fill(make_config(user_id=User.ANN))
 
     assert (label, type(label)) == ("ann", str)
 
 
-def test_within_a_run_its_config_is_found() -> None:
-    """A node need not pass its config on; one that is given counts alone."""
+def test_template_uses_config_of_current_run_unless_given_one() -> None:
     template = Template(["{user_id}"])
     node: RunnableLambda[Any, Any] = RunnableLambda(lambda given: template.fill(given))
 
-    assert node.invoke(None, run_of(user_id="ann")) == ("ann",)
-    assert node.invoke(run_of(user_id="bo"), run_of(user_id="ann")) == ("bo",)
+    assert node.invoke(None, make_config(user_id="ann")) == ("ann",)
+    assert node.invoke(make_config(user_id="bo"), make_config(user_id="ann")) == ("bo",)
     with pytest.raises(InvalidConfig):
-        node.invoke(run_of(other="x"), run_of(user_id="ann"))
+        node.invoke(make_config(other="x"), make_config(user_id="ann"))

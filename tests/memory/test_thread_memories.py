@@ -1,4 +1,4 @@
-"""Memories of threads are erased with the threads, whosever they are."""
+"""Memories of threads are erased with the threads, for all users."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ BOB: Any = {"configurable": {"user_id": "bob"}}
 
 
 @pytest.mark.parametrize("backend", ["file", "postgres"])
-def test_memories_of_a_thread_go_with_their_marks(
+def test_forgetting_thread_removes_its_memories_and_watermarks(
     tmp_path: Path, backend: str, call_mode: str
 ) -> None:
-    """A thread of the same id is extracted from its beginning; other memories stay."""
+    """A thread with the same id is extracted from its beginning again. Other memories stay."""
     place = places_in(tmp_path)[backend]()
     with place.saver() as saver, place.store(index=None) as store:
         talk(saver, "t")
@@ -38,15 +38,15 @@ def test_memories_of_a_thread_go_with_their_marks(
             receipt = forget_thread_memories(store, ["t"])
         else:
             receipt = asyncio.run(aforget_thread_memories(store, ["t"]))
-        left = [memory.text for memory in memories(store=store, config=ANN, limit=50)]
+        remaining_texts = [memory.text for memory in memories(store=store, config=ANN, limit=50)]
         again = extraction.extract("t", BOB)
 
     assert (planned.items, own.items, receipt.items) == (8, 4, 8)
     assert planned.keys == receipt.keys
-    assert sorted(left) == ["by hand", *(f"user: other {number}" for number in range(4))]
+    assert sorted(remaining_texts) == ["by hand", *(f"user: other {number}" for number in range(4))]
     assert again.added == 4
 
 
-def test_no_threads_and_no_store_of_perdure() -> None:
+def test_forgetting_thread_memories_refuses_langgraph_store() -> None:
     with pytest.raises(ConfigurationError, match="expected a perdure store"):
         forget_thread_memories(InMemoryStore(), ["t"])

@@ -1,4 +1,4 @@
-"""Search of what was said: what is found and by whom, what is kept of it, and when that goes."""
+"""Search in transcripts: which messages are found and by whom, and when the index is deleted."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return places(tmp_path)[request.param]()
 
 
-class Opened:
+class OpenedDatabase:
     """A checkpointer and a store of one place."""
 
     def __init__(self, place: Place, **options: Any) -> None:
         self.saver, self.store = place.saver(**options), place.store(index=None, **options)
 
     def search(self, text: str, **options: Any) -> list[str]:
-        """The ids of the threads that are found."""
+        """Return the ids of the threads that are found."""
         return [hit.thread_id for hit in search_threads(self.saver, self.store, text, **options)]
 
-    def kept(self, table: str = "transcript_items") -> list[Any]:
-        """The rows of a table of what was said."""
+    def read_rows(self, table: str = "transcript_items") -> list[Any]:
+        """Return the rows of a transcript table."""
         return self.saver.database.read(lambda: fetch_rows(f"SELECT * FROM {table}"))
 
-    def keys(self) -> list[str]:
-        """The keys of what is kept, in order: each tells a thread and a position."""
+    def read_index_keys(self) -> list[str]:
+        """Return the keys of the indexed messages, sorted. A key names a thread and a position."""
         sql = "SELECT key FROM transcript_items"
         return sorted(key for (key,) in self.saver.database.read(lambda: fetch_rows(sql)))
 
@@ -75,27 +75,29 @@ class Opened:
 
 
 @pytest.fixture
-def both(place: Place) -> Iterator[Opened]:
-    with closing(Opened(place)) as opened:
-        yield opened
+def database(place: Place) -> Iterator[OpenedDatabase]:
+    with closing(OpenedDatabase(place)) as database:
+        yield database
 
 
-def fill(both: Opened) -> None:
-    """Two conversations of ann's, one of bob's, one of nobody's."""
-    saver = both.saver
+def store_conversations(database: OpenedDatabase) -> None:
+    """Store two conversations of Ann, one of Bob, and one without a user."""
+    saver = database.saver
     talk(saver, "trip", said=["I pack a red tent", "The tents are dry"], user_id="ann")
     talk(saver, "home", said=["My canoe is called Nutshell", "It leaks"], user_id="ann", topic="b")
     talk(saver, "work", said=["Bob sells a canoe and a tent", "Good"], user_id="bob")
     talk(saver, "old", said=["A canoe of nobody", "Yes"])
 
 
-# -- what is found
+# -- results
 
 
-def test_threads_are_found_by_what_was_said(both: Opened) -> None:
-    """Each once, with the message that answers best, its words marked, and when it was said."""
-    fill(both)
-    [hit] = search_threads(both.saver, both.store, "nutshells canoo", user="ann")
+def test_search_returns_best_message_of_each_thread_with_marked_words(
+    database: OpenedDatabase,
+) -> None:
+    """Each thread is found once. The hit has a title, a link and a time."""
+    store_conversations(database)
+    [hit] = search_threads(database.saver, database.store, "nutshells canoo", user="ann")
 
     assert (hit.thread_id, hit.title, hit.role) == ("home", "My canoe is called Nutshell", "user")
     assert hit.marked == "My **canoe** is called **Nutshell**"
@@ -105,51 +107,55 @@ def test_threads_are_found_by_what_was_said(both: Opened) -> None:
     assert hit.at is not None
     assert abs(hit.at - datetime.now(UTC)) < timedelta(minutes=5)
     assert str(hit).startswith("home (My canoe is called Nutshell, ")
-    assert both.search("tent") == ["trip", "work"]
-    assert both.search("tent", limit=1) == ["trip"]
-    assert both.search("zebra") == []
+    assert database.search("tent") == ["trip", "work"]
+    assert database.search("tent", limit=1) == ["trip"]
+    assert database.search("zebra") == []
 
 
-def test_only_threads_that_the_searcher_may_see(both: Opened) -> None:
-    """By owner and metadata as lists have them; no other's is read for it."""
-    fill(both)
-    assert both.search("canoe", user="ann") == ["home"]
-    assert len(both.keys()) == 4
-    assert both.search("canoe", user="bob") == ["work"]
-    assert both.search("canoe", user="zoe") == []
-    assert {*both.search("canoe")} == {"home", "work", "old"}
-    assert both.search("canoe", filter={"topic": "b"}) == ["home"]
-    assert both.search("canoe", user="bob", filter={"topic": "b"}) == []
-    assert both.search("canoe", user="ann", filter={"owner": "bob"}) == []
+def test_search_is_limited_to_threads_of_user_and_filter(database: OpenedDatabase) -> None:
+    """The rules are those of lists of threads.
+
+    Threads of other users are not indexed for the search.
+    """
+    store_conversations(database)
+    assert database.search("canoe", user="ann") == ["home"]
+    assert len(database.read_index_keys()) == 4
+    assert database.search("canoe", user="bob") == ["work"]
+    assert database.search("canoe", user="zoe") == []
+    assert {*database.search("canoe")} == {"home", "work", "old"}
+    assert database.search("canoe", filter={"topic": "b"}) == ["home"]
+    assert database.search("canoe", user="bob", filter={"topic": "b"}) == []
+    assert database.search("canoe", user="ann", filter={"owner": "bob"}) == []
 
 
-def test_a_thread_that_becomes_anothers_is_found_by_that_one_alone(both: Opened) -> None:
-    """Whether its newest checkpoint says so, or a client of the server."""
-    fill(both)
-    assert both.search("canoe", user="ann") == ["home"]
-    talk(both.saver, "home", said=["It is Zoe's now"], user_id="zoe")
-    assert both.search("old", user="zoe") == both.search("canoe", user="ann") == []
-    assert both.search("canoe", user="zoe") == ["home"]
-    assert both.search("nobody", user="eve") == []
+def test_thread_is_found_only_by_its_newest_owner(database: OpenedDatabase) -> None:
+    """The new owner may come from the newest checkpoint or from the metadata of a client."""
+    store_conversations(database)
+    assert database.search("canoe", user="ann") == ["home"]
+    talk(database.saver, "home", said=["It is Zoe's now"], user_id="zoe")
+    assert database.search("old", user="zoe") == database.search("canoe", user="ann") == []
+    assert database.search("canoe", user="zoe") == ["home"]
+    assert database.search("nobody", user="eve") == []
     client = ClientMetadata({"owner": "eve"})
-    ThreadList(both.saver).update("old", lambda thread: (client, "idle"))
-    assert both.search("nobody", user="eve") == ["old"]
-    assert len(both.search("nobody")) == 1
+    ThreadList(database.saver).update("old", lambda thread: (client, "idle"))
+    assert database.search("nobody", user="eve") == ["old"]
+    assert len(database.search("nobody")) == 1
 
 
-def test_what_is_said_later_is_found_at_once(both: Opened) -> None:
-    """The messages that were read before are not read again."""
-    fill(both)
-    assert both.search("kayak") == []
-    before = both.keys()
-    talk(both.saver, "kayaks", said=["A kayak!"], user_id="ann")
-    assert both.search("kayak") == ["kayaks"]
-    assert {*before} < {*both.keys()}
-    assert len(both.keys()) == len(before) + 1
+def test_new_messages_are_found_without_indexing_old_ones_again(database: OpenedDatabase) -> None:
+    store_conversations(database)
+    assert database.search("kayak") == []
+    before = database.read_index_keys()
+    talk(database.saver, "kayaks", said=["A kayak!"], user_id="ann")
+    assert database.search("kayak") == ["kayaks"]
+    assert {*before} < {*database.read_index_keys()}
+    assert len(database.read_index_keys()) == len(before) + 1
 
 
-def test_what_is_not_searched(both: Opened) -> None:
-    """Results of tools, what is off the record, and messages without words."""
+def test_tool_results_excluded_and_empty_messages_are_not_searched(
+    database: OpenedDatabase,
+) -> None:
+    """A message with `remember: False` is excluded."""
     off = HumanMessage("secret plum", id="off", response_metadata={"remember": False})
     said: list[AnyMessage] = [
         HumanMessage("which fig", id="q"),
@@ -158,21 +164,21 @@ def test_what_is_not_searched(both: Opened) -> None:
         AIMessage("", id="e"),
         AIMessage("a green fig"),
     ]
-    put(both.saver, {"messages": said})
-    assert both.search("plum") == []
-    [hit] = search_threads(both.saver, both.store, "green")
+    put(database.saver, {"messages": said})
+    assert database.search("plum") == []
+    [hit] = search_threads(database.saver, database.store, "green")
     assert hit.message_id is None
     assert hit.link == f"/ui/message?id=t&position={hit.position}"
-    assert len(both.keys()) == 2
+    assert len(database.read_index_keys()) == 2
 
 
-def test_long_and_foreign_messages(both: Opened) -> None:
+def test_long_messages_are_cut_and_chinese_words_are_found(database: OpenedDatabase) -> None:
     text = "word " * 30_000 + "needle " + "word " * 10
-    put(both.saver, {"messages": [HumanMessage("straw " + text, id="a")]}, thread="long")
-    put(both.saver, {"messages": [HumanMessage("我喜欢聊天记忆 <b>\0", id="b")]}, thread="zh")
-    assert both.search("straw") == ["long"]
-    assert both.search("needle") == []  # beyond 100,000 characters
-    [hit] = search_threads(both.saver, both.store, "聊天")
+    put(database.saver, {"messages": [HumanMessage("straw " + text, id="a")]}, thread="long")
+    put(database.saver, {"messages": [HumanMessage("我喜欢聊天记忆 <b>\0", id="b")]}, thread="zh")
+    assert database.search("straw") == ["long"]
+    assert database.search("needle") == []  # beyond 100,000 characters
+    [hit] = search_threads(database.saver, database.store, "聊天")
     assert [hit.text[begin:end] for begin, end in hit.marks] == ["聊天"]
 
 
@@ -191,59 +197,68 @@ def test_long_and_foreign_messages(both: Opened) -> None:
         ("私の犬はポチです", "犬の名前は?", ["犬"]),
     ],
 )
-def test_marks(text: str, query: str, marked: list[str]) -> None:
+def test_query_words_are_marked_in_text(text: str, query: str, marked: list[str]) -> None:
     assert [text[begin:end] for begin, end in find_query_word_spans(text, query)] == marked
 
 
-def test_async_twin(both: Opened) -> None:
-    fill(both)
-    hits = asyncio.run(asearch_threads(both.saver, both.store, "nutshell", user="ann"))
+def test_asearch_threads_finds_same_thread(database: OpenedDatabase) -> None:
+    store_conversations(database)
+    hits = asyncio.run(asearch_threads(database.saver, database.store, "nutshell", user="ann"))
     assert [hit.thread_id for hit in hits] == ["home"]
 
 
-def test_it_does_not_wait_and_says_how_many_threads_are_left(both: Opened) -> None:
-    """The latest threads are read first; the reading goes on, and progress counts all of them."""
+def test_search_without_waiting_reports_unread_threads(database: OpenedDatabase) -> None:
+    """The newest threads are indexed first.
+
+    The indexing continues, and its progress counts all threads.
+    """
     for number in range(80):
-        talk(both.saver, f"t{number}", said=[f"canoe {number}"])
+        talk(database.saver, f"t{number}", said=[f"canoe {number}"])
     steps: list[tuple[int, int]] = []
-    first = search_threads(both.saver, both.store, "canoe", wait_s=0)
+    first = search_threads(database.saver, database.store, "canoe", wait_s=0)
     hits = search_threads(
-        both.saver, both.store, "canoe", limit=100, progress=lambda *step: steps.append(step)
+        database.saver,
+        database.store,
+        "canoe",
+        limit=100,
+        progress=lambda *step: steps.append(step),
     )
     assert 0 < first.unread <= 80
     assert (len(hits), hits.unread) == (80, 0)
     assert all(0 <= done <= total for done, total in steps)
-    assert len(both.keys()) == 80
+    assert len(database.read_index_keys()) == 80
 
 
-def test_a_read_only_database_is_searched_as_far_as_it_was_read(place: Place) -> None:
-    with closing(Opened(place)) as both:
-        fill(both)
-        both.search("canoe", user="ann")
-    with closing(Opened(place, read_only=True)) as both:
-        hits = search_threads(both.saver, both.store, "canoe")
+def test_read_only_database_is_searched_as_far_as_indexed(place: Place) -> None:
+    with closing(OpenedDatabase(place)) as database:
+        store_conversations(database)
+        database.search("canoe", user="ann")
+    with closing(OpenedDatabase(place, read_only=True)) as database:
+        hits = search_threads(database.saver, database.store, "canoe")
     assert ([hit.thread_id for hit in hits], hits.unread) == (["home"], 2)
 
 
-def test_what_is_wrong_is_said(both: Opened, tmp_path: Path) -> None:
-    fill(both)
-    wrong: list[tuple[str, Callable[[], Any]]] = [
-        ("text is ' '", lambda: both.search(" ")),
-        ("limit is 0", lambda: both.search("a", limit=0)),
-        ("wait_s is -1", lambda: both.search("a", wait_s=-1)),
-        ("user is 7", lambda: both.search("a", user=7)),
-        ("filter is", lambda: both.search("a", filter="b")),
-        ("a name in filter is 1", lambda: both.search("a", filter={1: "b"})),
+def test_invalid_arguments_and_other_databases_are_refused(
+    database: OpenedDatabase, tmp_path: Path
+) -> None:
+    store_conversations(database)
+    invalid_calls: list[tuple[str, Callable[[], Any]]] = [
+        ("text is ' '", lambda: database.search(" ")),
+        ("limit is 0", lambda: database.search("a", limit=0)),
+        ("wait_s is -1", lambda: database.search("a", wait_s=-1)),
+        ("user is 7", lambda: database.search("a", user=7)),
+        ("filter is", lambda: database.search("a", filter="b")),
+        ("a name in filter is 1", lambda: database.search("a", filter={1: "b"})),
     ]
-    for message, call in wrong:
+    for message, call in invalid_calls:
         with pytest.raises(ConfigurationError, match=message):
             call()
     with (
         SQLiteStore.open(tmp_path / "other.db") as other,
         pytest.raises(ConfigurationError, match="expected both in one database"),
     ):
-        search_threads(both.saver, other, "canoe")
-    assert both.kept() == []
+        search_threads(database.saver, other, "canoe")
+    assert database.read_rows() == []
     with SQLiteCheckpointer.open(":memory:") as saver, SQLiteStore.open(":memory:") as store:
         with pytest.raises(ConfigurationError, match="not in memory"):
             search_threads(saver, store, "canoe")
@@ -251,31 +266,31 @@ def test_what_is_wrong_is_said(both: Opened, tmp_path: Path) -> None:
             search_threads(None, store, "canoe")  # type: ignore[arg-type]
 
 
-def test_a_thread_that_cannot_be_read_does_not_hold_up_others(
+def test_damaged_thread_is_logged_once_and_does_not_block_others(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Opened(place)) as both:
-        fill(both)
+    with closing(OpenedDatabase(place)) as database:
+        store_conversations(database)
         sql = "UPDATE items SET body = ? WHERE row_key = (SELECT min(row_key) FROM items)"
-        both.saver.database.write(lambda: fetch_rows(sql, b"damaged"))
-    with closing(Opened(place)) as both:
-        assert {*both.search("canoe")} == {"home", "work", "old"}
+        database.saver.database.write(lambda: fetch_rows(sql, b"damaged"))
+    with closing(OpenedDatabase(place)) as database:
+        assert {*database.search("canoe")} == {"home", "work", "old"}
         assert "'trip' is not searched" in caplog.text
         caplog.clear()
-        assert "work" in both.search("canoe")
+        assert "work" in database.search("canoe")
         assert caplog.text == ""
 
 
-# -- it is in no prompt
+# -- separation from memories
 
 
-def test_nothing_else_sees_it(both: Opened) -> None:
-    """Neither a search of the store, from any prefix, nor memories, exports, counts or forget."""
-    fill(both)
+def test_transcript_index_is_invisible_to_store_and_memories(database: OpenedDatabase) -> None:
+    """A store's search, list, export, counts and forget, and recall, do not touch the index."""
+    store_conversations(database)
     me: Any = {"configurable": {"user_id": "ann"}}
-    remember("Ann lives in Ghent", store=both.store, config=me)
-    assert both.search("canoe") != []
-    store, kept = both.store, len(both.keys())
+    remember("Ann lives in Ghent", store=database.store, config=me)
+    assert database.search("canoe") != []
+    store, kept = database.store, len(database.read_index_keys())
 
     assert store.search((), query="canoe tent") == []
     texts = [item.value.get("text") for item in store.search((), limit=1000)]
@@ -291,12 +306,12 @@ def test_nothing_else_sees_it(both: Opened) -> None:
     assert store.embed_pending() == 0
     Collection(store).forget_all(config=me)
     store.forget(())
-    assert len(both.keys()) == kept
-    assert both.search("nutshell") == ["home"]
+    assert len(database.read_index_keys()) == kept
+    assert database.search("nutshell") == ["home"]
 
 
-def test_no_model_is_asked_for_vectors(place: Place) -> None:
-    """What is said is not sent to the store's embedder, then or by a `reembed`."""
+def test_transcripts_are_not_sent_to_embedder(place: Place) -> None:
+    """The rule also holds for a later `reembed`."""
     words = Words()
     index = {"embed": words, "dims": words.dims}
     with place.saver() as saver, place.store(index=index) as store:
@@ -307,22 +322,25 @@ def test_no_model_is_asked_for_vectors(place: Place) -> None:
     assert not any("horse" in text for texts in words.calls for text in texts)
 
 
-def test_a_copy_is_read_anew(place: Place, tmp_path: Path) -> None:
+def test_index_is_not_copied_but_rebuilt_after_import(place: Place, tmp_path: Path) -> None:
     from perdure.cli.table_copy import StoreTables, ThreadTables
 
     tables = {table.name for end in (ThreadTables, StoreTables) for table in end.tables}
     assert not any(name.startswith("transcript_") for name in tables)
-    with closing(Opened(place)) as both, closing(Opened(Place(tmp_path / "to.db"))) as other:
-        fill(both)
-        assert len(both.search("canoe")) == 3
-        other.saver.import_from(both.saver)
-        other.store.import_from(both.store)
-        assert other.kept() == []
+    with (
+        closing(OpenedDatabase(place)) as database,
+        closing(OpenedDatabase(Place(tmp_path / "to.db"))) as other,
+    ):
+        store_conversations(database)
+        assert len(database.search("canoe")) == 3
+        other.saver.import_from(database.saver)
+        other.store.import_from(database.store)
+        assert other.read_rows() == []
         assert len(other.search("canoe")) == 3
 
 
-def test_words_are_encrypted_as_the_threads_are(tmp_path: Path) -> None:
-    """By langgraph's serializer too, beside a store without a key."""
+def test_index_is_encrypted_like_threads_by_langgraph_serializer(tmp_path: Path) -> None:
+    """The store beside the checkpointer has no key."""
     serde = EncryptedSerializer.from_pycryptodome_aes(
         serde=JsonPlusSerializer(allowed_msgpack_modules=None), key=KEY[:16]
     )
@@ -330,198 +348,214 @@ def test_words_are_encrypted_as_the_threads_are(tmp_path: Path) -> None:
     with SQLiteCheckpointer.open(path, serde=serde) as saver, SQLiteStore.open(path) as store:
         talk(saver, "t", said=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent")
         assert len(search_threads(saver, store, "horse", user="ann-of-ghent")) == 1
-    assert not any(text in raw(tmp_path) for text in (b"zorbax", b"t-0"))
+    assert not any(text in read_all_files(tmp_path) for text in (b"zorbax", b"t-0"))
 
 
-# -- it goes with the thread and the message
+# -- deletion with the thread and the message
 
 
-def whole(both: Opened) -> list[Any]:
-    """All rows of all tables of what was said, but counters."""
+def read_all_index_rows(database: OpenedDatabase) -> list[Any]:
+    """Return all rows of all transcript tables, except counters."""
     names = "progress items versions search_data search_indexes pending_embeddings namespaces"
     tables = [f"transcript_{name}" for name in names.split()]
-    return [row for table in tables for row in both.kept(table)]
+    return [row for table in tables for row in database.read_rows(table)]
 
 
-GO: dict[str, Callable[[Opened], object]] = {
-    "delete_thread": lambda both: both.saver.delete_thread("t"),
-    "prune": lambda both: both.saver.prune(["t"], strategy="delete"),
-    "erase": lambda both: both.saver.erase("t"),
-    "delete_idle": lambda both: both.saver.delete_idle(datetime.now(UTC) + timedelta(days=1)),
-    "retention": lambda both: retention.apply(Rules(idle_days=0), both.saver, both.store),
-    "forget": lambda both: both.store.forget(checkpointer=both.saver, threads=["t"]),
+REMOVALS: dict[str, Callable[[OpenedDatabase], object]] = {
+    "delete_thread": lambda database: database.saver.delete_thread("t"),
+    "prune": lambda database: database.saver.prune(["t"], strategy="delete"),
+    "erase": lambda database: database.saver.erase("t"),
+    "delete_idle": lambda database: database.saver.delete_idle(
+        datetime.now(UTC) + timedelta(days=1)
+    ),
+    "retention": lambda database: retention.apply(
+        Rules(idle_days=0), database.saver, database.store
+    ),
+    "forget": lambda database: database.store.forget(checkpointer=database.saver, threads=["t"]),
 }
 
 
-@pytest.mark.parametrize("go", GO.values(), ids=GO.keys())
-def test_it_goes_with_the_thread(
-    go: Callable[[Opened], object], both: Opened, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("remove", REMOVALS.values(), ids=REMOVALS.keys())
+def test_index_of_thread_is_deleted_with_thread(
+    remove: Callable[[OpenedDatabase], object],
+    database: OpenedDatabase,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
-    talk(both.saver, "t", said=[f"the {SECRET} horse"], user_id="ann")
-    assert both.search("horse", user="ann") == ["t"]
-    assert len(both.kept("transcript_items")) == 1
-    go(both)
-    assert whole(both) == []
-    assert both.search("horse", user="ann") == []
+    talk(database.saver, "t", said=[f"the {SECRET} horse"], user_id="ann")
+    assert database.search("horse", user="ann") == ["t"]
+    assert len(database.read_rows("transcript_items")) == 1
+    remove(database)
+    assert read_all_index_rows(database) == []
+    assert database.search("horse", user="ann") == []
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["clear", "sealed"])
 @pytest.mark.parametrize("whole_thread", [True, False], ids=["thread", "message"])
-def test_no_byte_is_left(
+def test_no_byte_of_erased_message_is_left_in_files(
     key: bytes | None, whole_thread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the text, its stem, a name, nor a row as it was, after an erasure in another process.
+    """Another process erases the thread or the message after the compact index was written.
 
-    The compact index has been written. What was said beside it is found.
+    Neither the text, its stem, the user, nor an encrypted row is left. Other messages are found.
     """
     monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
     place = Place(tmp_path / "x.db")
-    with closing(Opened(place, key=key)) as both:
+    with closing(OpenedDatabase(place, key=key)) as database:
         said = [f"the {SECRET} horse", "the other horse"]
-        talk(both.saver, "t", said=said, user_id="ann-of-ghent")
-        assert both.search("horse", user="ann-of-ghent") == ["t"]
-        both.saver.database.write(
+        talk(database.saver, "t", said=said, user_id="ann-of-ghent")
+        assert database.search("horse", user="ann-of-ghent") == ["t"]
+        database.saver.database.write(
             lambda: fetch_rows("SELECT 1")
         )  # after the index, which was posted
-        assert len(both.kept("transcript_search_indexes")) == 1
-        rows = [part for row in whole(both) for part in row if isinstance(part, bytes | str)]
-        told = [part if isinstance(part, bytes) else part.encode() for part in rows]
-        told = [part for part in told if len(part) > 40 and b"other" not in part]
-        told += [] if key else [SECRET.encode(), b"zorbax"]
-        before = [part for part in told if part in raw(tmp_path)]
+        assert len(database.read_rows("transcript_search_indexes")) == 1
+        rows = [
+            part
+            for row in read_all_index_rows(database)
+            for part in row
+            if isinstance(part, bytes | str)
+        ]
+        secret_parts = [part if isinstance(part, bytes) else part.encode() for part in rows]
+        secret_parts = [part for part in secret_parts if len(part) > 40 and b"other" not in part]
+        secret_parts += [] if key else [SECRET.encode(), b"zorbax"]
+        before = [part for part in secret_parts if part in read_all_files(tmp_path)]
         other = SQLiteCheckpointer.open(place.path, key=key)
         report = other.erase("t", None if whole_thread else ["t-0"])
         other.close()
-        after = [part for part in told if part in raw(tmp_path)]
-        found = both.search("horse", user="ann-of-ghent")
-        gone = both.search(SECRET, user="ann-of-ghent")
+        after = [part for part in secret_parts if part in read_all_files(tmp_path)]
+        thread_ids = database.search("horse", user="ann-of-ghent")
+        secret_thread_ids = database.search(SECRET, user="ann-of-ghent")
 
     assert report.scrubbed
     assert len(before) >= 2
     assert after == []
-    assert found == ([] if whole_thread else ["t"])
-    assert gone == []
+    assert thread_ids == ([] if whole_thread else ["t"])
+    assert secret_thread_ids == []
 
 
-def raw(folder: Path) -> bytes:
+def read_all_files(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
-def test_nothing_of_it_is_clear_in_an_encrypted_database(tmp_path: Path) -> None:
-    """Neither words, nor who said them, nor ids, which threads have in clear."""
+def test_encrypted_database_has_no_plain_words_users_or_message_ids(tmp_path: Path) -> None:
     place = Place(tmp_path / "x.db")
-    with closing(Opened(place, key=KEY)) as both:
-        talk(both.saver, "t", said=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent")
-        assert both.search("horse", user="ann-of-ghent") == ["t"]
-    assert not any(text in raw(tmp_path) for text in (b"zorbax", b"ann-of-ghent", b"t-0"))
+    with closing(OpenedDatabase(place, key=KEY)) as database:
+        talk(database.saver, "t", said=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent")
+        assert database.search("horse", user="ann-of-ghent") == ["t"]
+    assert not any(
+        text in read_all_files(tmp_path) for text in (b"zorbax", b"ann-of-ghent", b"t-0")
+    )
 
 
-def test_it_goes_with_messages_that_no_checkpoint_keeps(both: Opened) -> None:
-    """Those that stay are read again."""
-    config = put(both.saver, {"messages": [HumanMessage(f"the {SECRET} horse", id="a")]})
-    put(both.saver, {"messages": [HumanMessage("another horse", id="b")]}, config)
-    assert both.search("zorbax") == ["t"]
-    both.saver.retain(Retention(last=0))
-    assert both.search("zorbax") == ["t"]
-    both.saver.retain(Retention(last=0, history=False))
-    assert len(both.keys()) == 0
-    assert both.search("zorbax") == []
-    assert both.search("another") == ["t"]
+def test_index_of_messages_is_deleted_when_retention_removes_them(database: OpenedDatabase) -> None:
+    """The remaining messages are indexed again."""
+    config = put(database.saver, {"messages": [HumanMessage(f"the {SECRET} horse", id="a")]})
+    put(database.saver, {"messages": [HumanMessage("another horse", id="b")]}, config)
+    assert database.search("zorbax") == ["t"]
+    database.saver.retain(Retention(last=0))
+    assert database.search("zorbax") == ["t"]
+    database.saver.retain(Retention(last=0, history=False))
+    assert len(database.read_index_keys()) == 0
+    assert database.search("zorbax") == []
+    assert database.search("another") == ["t"]
 
 
-def test_all_that_is_kept_is_removed_at_once(both: Opened) -> None:
-    fill(both)
-    assert len(both.search("canoe")) == 3
-    delete_transcript_index(both.saver)
-    assert whole(both) == []
-    assert len(both.search("canoe")) == 3
-    assert both.keys() == expected_keys(both)
-
-
-def test_a_thread_of_the_same_id_is_another(both: Opened) -> None:
-    talk(both.saver, "t", said=[f"the {SECRET} horse"])
-    assert both.search("horse") == ["t"]
-    both.saver.delete_thread("t")
-    talk(both.saver, "t", said=["a cow"])
-    assert both.search("horse") == []
-    assert both.search("cow") == ["t"]
-
-
-def test_what_goes_while_it_is_read_is_not_kept(
-    both: Opened, monkeypatch: pytest.MonkeyPatch
+def test_delete_transcript_index_removes_all_rows_and_index_is_rebuilt(
+    database: OpenedDatabase,
 ) -> None:
-    """Between the read of a thread and the write of what was read."""
-    talk(both.saver, "t", said=[f"the {SECRET} horse"])
-    talk(both.saver, "u", said=["the horse stays"])
+    store_conversations(database)
+    assert len(database.search("canoe")) == 3
+    delete_transcript_index(database.saver)
+    assert read_all_index_rows(database) == []
+    assert len(database.search("canoe")) == 3
+    assert database.read_index_keys() == list_expected_keys(database)
+
+
+def test_new_thread_with_same_id_has_new_index(database: OpenedDatabase) -> None:
+    talk(database.saver, "t", said=[f"the {SECRET} horse"])
+    assert database.search("horse") == ["t"]
+    database.saver.delete_thread("t")
+    talk(database.saver, "t", said=["a cow"])
+    assert database.search("horse") == []
+    assert database.search("cow") == ["t"]
+
+
+def test_thread_deleted_while_it_is_indexed_is_not_kept(
+    database: OpenedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is deleted between the read of the thread and the write of the index."""
+    talk(database.saver, "t", said=[f"the {SECRET} horse"])
+    talk(database.saver, "u", said=["the horse stays"])
     write = TranscriptSearch._write_index_steps
 
-    def late(search: TranscriptSearch, some: Any) -> None:
-        both.saver.delete_thread("t")
-        write(search, some)
+    def delete_thread_then_write(search: TranscriptSearch, steps: Any) -> None:
+        database.saver.delete_thread("t")
+        write(search, steps)
 
-    monkeypatch.setattr(TranscriptSearch, "_write_index_steps", late)
-    assert both.search("horse") == ["u"]
-    assert len(both.keys()) == 1
+    monkeypatch.setattr(TranscriptSearch, "_write_index_steps", delete_thread_then_write)
+    assert database.search("horse") == ["u"]
+    assert len(database.read_index_keys()) == 1
 
 
-def test_a_thread_that_goes_on_while_it_is_read_is_counted_as_unread(
-    both: Opened, monkeypatch: pytest.MonkeyPatch
+def test_thread_that_continues_while_it_is_indexed_counts_as_unread(
+    database: OpenedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was said meanwhile is found by a later search."""
-    talk(both.saver, "t", said=["the horse"])
+    """A later search finds the new messages."""
+    talk(database.saver, "t", said=["the horse"])
     said, write = ["the horse"], TranscriptSearch._write_index_steps
 
-    def late(search: TranscriptSearch, some: Any) -> None:
+    def add_message_then_write(search: TranscriptSearch, steps: Any) -> None:
         said.append(f"the canoe {len(said)}")
-        talk(both.saver, "t", said=said)
-        write(search, some)
+        talk(database.saver, "t", said=said)
+        write(search, steps)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TranscriptSearch, "_write_index_steps", late)
-        hits = search_threads(both.saver, both.store, "horse")
+        patch.setattr(TranscriptSearch, "_write_index_steps", add_message_then_write)
+        hits = search_threads(database.saver, database.store, "horse")
     assert ([hit.thread_id for hit in hits], hits.unread) == (["t"], 1)
-    assert search_threads(both.saver, both.store, "canoe").unread == 0
+    assert search_threads(database.saver, database.store, "canoe").unread == 0
 
 
-def test_readings_that_are_over_are_not_kept(both: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server has one for each user who ever searched; one that fails is over too."""
+def test_finished_and_failed_index_jobs_are_not_kept_in_memory(
+    database: OpenedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would otherwise keep a job for each user who ever searched."""
 
-    def fails(search: TranscriptSearch, some: Any) -> None:
+    def fail(search: TranscriptSearch, steps: Any) -> None:
         raise OSError("the disk is full")
 
-    talk(both.saver, "t", said=["the horse"], user_id="eve")
+    talk(database.saver, "t", said=["the horse"], user_id="eve")
     with monkeypatch.context() as patch:
-        patch.setattr(TranscriptSearch, "_write_index_steps", fails)
+        patch.setattr(TranscriptSearch, "_write_index_steps", fail)
         with pytest.raises(OSError, match="the disk is full"):
-            both.search("horse", user="eve")
+            database.search("horse", user="eve")
     for user in ("ann", "bob"):
-        talk(both.saver, f"of {user}", said=["the horse"], user_id=user)
-        assert both.search("horse", user=user) == [f"of {user}"]
-    assert both.search("horse", user="eve") == ["t"]
-    assert TranscriptSearch.for_checkpointer(both.saver, both.store)._jobs == {}
+        talk(database.saver, f"of {user}", said=["the horse"], user_id=user)
+        assert database.search("horse", user=user) == [f"of {user}"]
+    assert database.search("horse", user="eve") == ["t"]
+    assert TranscriptSearch.for_checkpointer(database.saver, database.store)._jobs == {}
 
 
-def test_an_index_of_another_process_forgets_too(place: Place) -> None:
-    with closing(Opened(place)) as both, closing(Opened(place)) as other:
-        talk(both.saver, "t", said=[f"the {SECRET} horse"])
-        talk(both.saver, "u", said=["a horse"])
-        assert {*both.search("horse")} == {*other.search("horse")} == {"t", "u"}
+def test_erased_thread_is_not_found_by_other_connections(place: Place) -> None:
+    with closing(OpenedDatabase(place)) as database, closing(OpenedDatabase(place)) as other:
+        talk(database.saver, "t", said=[f"the {SECRET} horse"])
+        talk(database.saver, "u", said=["a horse"])
+        assert {*database.search("horse")} == {*other.search("horse")} == {"t", "u"}
         other.saver.erase("t")
-        assert both.search("horse") == other.search("horse") == ["u"]
-        assert both.search("zorbax") == []
+        assert database.search("horse") == other.search("horse") == ["u"]
+        assert database.search("zorbax") == []
 
 
-# -- exactly once
+# -- each message is indexed exactly once
 
 
-def expected_keys(both: Opened) -> list[str]:
-    """The keys of all that is to be kept, of the threads as they are."""
+def list_expected_keys(database: OpenedDatabase) -> list[str]:
+    """Return the keys of all messages that should be indexed, from the current threads."""
     sql = "SELECT thread_key, thread_id FROM threads"
     return sorted(
         f"{thread:x}.{item.position:08x}"
-        for thread, thread_id in both.saver.database.read(lambda: fetch_rows(sql))
-        for item in both.saver.history(thread_id)
+        for thread, thread_id in database.saver.database.read(lambda: fetch_rows(sql))
+        for item in database.saver.history(thread_id)
         if item.value.text and item.value.type in ("human", "ai")
     )
 
@@ -536,22 +570,25 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_after_any_course_each_message_is_kept_once(steps: list[tuple[str, int]]) -> None:
-    """Of turns, edits, removals, forks, erasures and deletions, whenever it was searched."""
+def test_after_random_changes_each_message_is_indexed_once(steps: list[tuple[str, int]]) -> None:
+    """The changes are turns, edits, removals, forks, erasures and deletions.
+
+    Searches happen in between.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(Opened(Place(Path(folder) / "x.db"), synchronous="normal")) as both,
+        closing(OpenedDatabase(Place(Path(folder) / "x.db"), synchronous="normal")) as database,
     ):
         configs, said = [config_at()], list[AnyMessage]()
         states: list[list[AnyMessage]] = [[]]
         for number, (step, which) in enumerate(steps):
             if step == "search":
-                both.search("horse")
+                database.search("horse")
             elif step == "delete":
-                both.saver.delete_thread("t")
+                database.saver.delete_thread("t")
                 configs, said, states = [config_at()], [], [[]]
             elif step == "erase":
-                both.saver.erase("t", [f"m{which}"])
+                database.saver.erase("t", [f"m{which}"])
                 said = [message for message in said if message.id != f"m{which}"]
                 states = [
                     [message for message in state if message.id != f"m{which}"] for state in states
@@ -570,79 +607,81 @@ def test_after_any_course_each_message_is_kept_once(steps: list[tuple[str, int]]
                 else:
                     said = [*said, HumanMessage(f"horse {number}", id=f"m{number % 6}")]
                 states.append(said)
-                configs.append(put(both.saver, {"messages": said}, configs[-1]))
-        both.search("horse")
+                configs.append(put(database.saver, {"messages": said}, configs[-1]))
+        database.search("horse")
 
-        assert both.keys() == expected_keys(both)
+        assert database.read_index_keys() == list_expected_keys(database)
 
 
-def _searching(place: Place, pipe: Connection, number: int) -> None:
-    with closing(Opened(place)) as both:
+def _search_in_process(place: Place, pipe: Connection, number: int) -> None:
+    with closing(OpenedDatabase(place)) as database:
         pipe.send("ready")
         pipe.recv()
         for _ in range(3):
-            assert len(both.search("horse", limit=1000)) == 150
+            assert len(database.search("horse", limit=1000)) == 150
         pipe.send("done")
 
 
 @pytest.mark.repeats
-def test_processes_that_search_at_once_keep_each_message_once(place: Place) -> None:
-    with closing(Opened(place)) as both:
+def test_concurrent_processes_index_each_message_once(place: Place) -> None:
+    with closing(OpenedDatabase(place)) as database:
         for number in range(150):
-            talk(both.saver, f"t{number}", said=["horse", f"cow {number}"])
-    run_in_processes(3, _searching, place)
-    with closing(Opened(place)) as both:
-        assert both.keys() == expected_keys(both)
-        assert len(both.search("horse", limit=1000)) == 150
+            talk(database.saver, f"t{number}", said=["horse", f"cow {number}"])
+    run_in_processes(3, _search_in_process, place)
+    with closing(OpenedDatabase(place)) as database:
+        assert database.read_index_keys() == list_expected_keys(database)
+        assert len(database.search("horse", limit=1000)) == 150
 
 
-def _victim(place: Place, pipe: Connection) -> None:
-    both = Opened(place)
+def _search_until_killed(place: Place, pipe: Connection) -> None:
+    database = OpenedDatabase(place)
     pipe.send("ready")
     while True:
-        both.search("horse", limit=1)
-        talk(both.saver, f"more{time.time_ns()}", said=["horse"])
+        database.search("horse", limit=1)
+        talk(database.saver, f"more{time.time_ns()}", said=["horse"])
         pipe.send("searched")
 
 
 @pytest.mark.repeats
-def test_a_killed_search_loses_and_doubles_nothing(place: Place) -> None:
+def test_killed_search_loses_and_duplicates_no_messages(place: Place) -> None:
     chance = random.Random(3)
-    with closing(Opened(place)) as both:
+    with closing(OpenedDatabase(place)) as database:
         for number in range(200):
-            talk(both.saver, f"t{number}", said=["horse", f"cow {number}"])
+            talk(database.saver, f"t{number}", said=["horse", f"cow {number}"])
     for _ in range(rounds(12)):
-        run_and_kill(_victim, (place,), chance, early_share=0.6, max_acks=4)
-    with closing(Opened(place)) as both:
-        found = both.search("horse", limit=10_000)
-        assert both.keys() == expected_keys(both)
+        run_and_kill(_search_until_killed, (place,), chance, early_share=0.6, max_acks=4)
+    with closing(OpenedDatabase(place)) as database:
+        found = database.search("horse", limit=10_000)
+        assert database.read_index_keys() == list_expected_keys(database)
         assert {f"t{number}" for number in range(200)} <= {*found}
 
 
-def test_heads_are_not_changed_by_it(both: Opened) -> None:
-    """A thread goes on from its head, whatever was searched meanwhile."""
-    config = put(both.saver, {"messages": [HumanMessage("horse", id="a")]})
-    assert both.search("horse") == ["t"]
-    later = put(both.saver, {"messages": [HumanMessage("horse", id="a")]}, config)
-    head = both.saver.get_tuple(config_at())
+def test_search_does_not_change_head_of_thread(database: OpenedDatabase) -> None:
+    config = put(database.saver, {"messages": [HumanMessage("horse", id="a")]})
+    assert database.search("horse") == ["t"]
+    later = put(database.saver, {"messages": [HumanMessage("horse", id="a")]}, config)
+    head = database.saver.get_tuple(config_at())
     assert head is not None
     assert checkpoint_id_of(head.config) == checkpoint_id_of(later)
 
 
 @pytest.mark.postgres
-def test_tenants_have_each_their_own(tmp_path: Path) -> None:
+def test_each_tenant_has_its_own_transcript_index(tmp_path: Path) -> None:
     from tests import postgres_server
 
     dsn = postgres_server.dsn_of("an_owner")
     place = Place(tmp_path / "x.db", dsn)
-    with closing(Opened(place, tenant="acme")) as acme, closing(Opened(place, tenant="b")) as other:
+    with (
+        closing(OpenedDatabase(place, tenant="acme")) as acme,
+        closing(OpenedDatabase(place, tenant="b")) as other,
+    ):
         talk(acme.saver, "t", said=["a horse of acme"], user_id="ann")
         talk(other.saver, "t", said=["a horse of b"], user_id="ann")
-        for both, name in ((acme, "acme"), (other, "b")):
-            [hit] = search_threads(both.saver, both.store, "horse", user="ann")
+        for database, name in ((acme, "acme"), (other, "b")):
+            [hit] = search_threads(database.saver, database.store, "horse", user="ann")
             assert hit.text == f"a horse of {name}"
         acme.saver.erase("t")
         assert acme.search("horse") == []
         assert other.search("horse") == ["t"]
     with pytest.raises(PerdureError):
-        Opened(place)
+        OpenedDatabase(place)

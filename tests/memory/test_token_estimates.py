@@ -1,4 +1,4 @@
-"""Estimates of tokens: of texts of every kind, and of media by their kind and size."""
+"""Estimates of tokens for texts of all kinds, and for media by type and size."""
 
 # ruff: noqa: RUF001 - letters of other alphabets are meant
 from __future__ import annotations
@@ -60,16 +60,15 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_estimates_of_texts_are_near_the_real_number(name: str) -> None:
-    """The estimate of each kind of text is between 0.75 and 2.5 of the real number."""
+def test_text_estimate_is_near_real_token_count(name: str) -> None:
+    """The estimate for each kind of text is between 0.75 and 2.5 of the real number."""
     text = TEXTS[name]
 
     assert 0.75 <= estimate_text_tokens(text) / len(O200K.encode_ordinary(text)) <= 2.5
 
 
 @given(st.text(max_size=200))
-def test_an_estimate_is_at_least_a_token_for_four_bytes(text: str) -> None:
-    """No text counts less than prose of the same size, nor more than two tokens for each byte."""
+def test_text_estimate_is_between_quarter_and_two_tokens_per_byte(text: str) -> None:
     size = len(text.encode(errors="replace"))
 
     assert -(-size // 4) <= estimate_text_tokens(text) <= 2 * size
@@ -138,43 +137,46 @@ SOUNDS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-def count(block: dict[str, Any], message: Any = HumanMessage) -> int:
+def count_block_tokens(block: dict[str, Any], message_class: Any = HumanMessage) -> int:
     """Return the tokens of a block, without those of its message."""
-    return count_tokens([message([block])]) - count_tokens([message([])])
+    return count_tokens([message_class([block])]) - count_tokens([message_class([])])
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_a_file_counts_by_its_pages(form: str) -> None:
-    """A file has 2,000 tokens for each 50 KB, in the form of each provider."""
-    assert 6 * 2_000 <= count(FILES[form]) <= 7 * 2_000
+def test_file_counts_2000_tokens_per_50_kb_in_each_provider_form(form: str) -> None:
+    assert 6 * 2_000 <= count_block_tokens(FILES[form]) <= 7 * 2_000
 
 
 @pytest.mark.parametrize("form", IMAGES)
-def test_an_image_counts_the_same_in_each_form(form: str) -> None:
+def test_image_counts_same_in_each_provider_form(form: str) -> None:
     """The size of its file says little about the tokens of an image."""
-    assert count(IMAGES[form]) == 765
+    assert count_block_tokens(IMAGES[form]) == 765
 
 
 @pytest.mark.parametrize("form", SOUNDS)
-def test_a_sound_counts_by_its_seconds(form: str) -> None:
+def test_sound_counts_by_its_duration(form: str) -> None:
     """Raw sound has more bytes for a second than compressed sound."""
     block, expected = SOUNDS[form]
 
-    assert abs(count(block) - expected) <= 32
+    assert abs(count_block_tokens(block) - expected) <= 32
 
 
-def test_a_video_counts_by_its_seconds() -> None:
-    """300 KB of video are 2.4 seconds of 1 Mbit/s."""
-    assert count({"type": "video", "base64": DATA, "mime_type": "video/mp4"}) == 720
+def test_video_counts_by_its_duration() -> None:
+    """300 KB of video are 2.4 seconds at 1 Mbit/s."""
+    assert count_block_tokens({"type": "video", "base64": DATA, "mime_type": "video/mp4"}) == 720
 
 
-def test_a_text_file_counts_as_text() -> None:
-    """The bytes of a text file are its text; a page of a document would be too few or too many."""
+def test_text_file_counts_as_text() -> None:
+    """The bytes of a text file are its text, so the tokens of a document's page would be wrong."""
     text = base64.b64encode(b"word " * 1_000).decode()
 
-    assert 1_250 <= count({"type": "file", "base64": text, "mime_type": "text/plain"}) <= 1_260
+    assert (
+        1_250
+        <= count_block_tokens({"type": "file", "base64": text, "mime_type": "text/plain"})
+        <= 1_260
+    )
     source = {"type": "text", "media_type": "text/plain", "data": "word " * 1_000}
-    assert count({"type": "document", "source": source}) == 1_250
+    assert count_block_tokens({"type": "document", "source": source}) == 1_250
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_a_text_file_counts_as_text() -> None:
 )
 def test_media_of_unknown_length_count_more_than_their_address(block: dict[str, Any]) -> None:
     """A file that is named by a URL or an id is sent to the model too."""
-    assert count(block) >= 500
+    assert count_block_tokens(block) >= 500
 
 
 @pytest.mark.parametrize(
@@ -202,15 +204,15 @@ def test_media_of_unknown_length_count_more_than_their_address(block: dict[str, 
 )
 def test_encrypted_reasoning_is_not_counted_as_text(block: dict[str, Any]) -> None:
     """400,000 characters of encrypted reasoning have 12,500 tokens."""
-    assert count(block, AIMessage) == 12_500
+    assert count_block_tokens(block, AIMessage) == 12_500
 
 
-def test_the_summary_of_reasoning_is_counted_as_text() -> None:
-    """The words of a summary count beside the encrypted part."""
+def test_summary_of_reasoning_is_counted_as_text() -> None:
+    """The words of a summary count in addition to the encrypted part."""
     summary = [{"type": "summary_text", "text": "word " * 100}]
     block = {"type": "reasoning", "summary": summary, "encrypted_content": "x" * 320}
 
-    assert count(block, AIMessage) == 125 + 10
+    assert count_block_tokens(block, AIMessage) == 125 + 10
 
 
 def test_media_within_other_blocks_are_not_counted_as_text() -> None:
@@ -222,8 +224,8 @@ def test_media_within_other_blocks_are_not_counted_as_text() -> None:
         {"type": "something", "payload": {"page": DATA}},
     ]
 
-    assert [count(block) < 15_000 for block in blocks] == [True] * 3
-    assert 765 <= count(blocks[0]) <= 800
+    assert [count_block_tokens(block) < 15_000 for block in blocks] == [True] * 3
+    assert 765 <= count_block_tokens(blocks[0]) <= 800
     result = ToolMessage([image], tool_call_id="1")
     assert count_tokens([result]) - count_tokens([ToolMessage("", tool_call_id="1")]) == 765
 
@@ -238,26 +240,30 @@ def test_media_within_other_blocks_are_not_counted_as_text() -> None:
         (bytes(SIZE), 6 * 2_000),
     ],
 )
-def test_data_in_a_block_of_an_unknown_type_is_counted_by_its_kind(value: Any, tokens: int) -> None:
-    """A tool of the provider may return data in its own format; line breaks are a few bytes."""
-    assert tokens <= count({"type": "unknown", "output": {"values": [value]}}) <= tokens + 40
+def test_data_in_block_of_unknown_type_is_counted_by_media_type(value: Any, tokens: int) -> None:
+    """A tool of the provider may return data in its own format. Line breaks count a few bytes."""
+    assert (
+        tokens
+        <= count_block_tokens({"type": "unknown", "output": {"values": [value]}})
+        <= tokens + 40
+    )
 
 
-def test_a_text_that_is_nearly_base64_is_counted_as_text() -> None:
+def test_text_that_is_nearly_base64_is_counted_as_text() -> None:
     """A text with one character that base64 does not have is counted quickly, as text."""
     text = "A" * 400_000 + "!"
 
-    assert count({"type": "unknown", "output": text}) > 100_000
+    assert count_block_tokens({"type": "unknown", "output": text}) > 100_000
 
 
-def test_a_spoken_answer_counts_more_than_its_transcript() -> None:
-    """The sound of an answer is not in its content; OpenAI's models hear it again."""
+def test_spoken_answer_counts_more_than_its_transcript() -> None:
+    """The sound of an answer is not in its content, but OpenAI's models hear it again."""
     spoken = AIMessage("", additional_kwargs={"audio": {"id": "a", "transcript": "word " * 40}})
 
     assert count_tokens([spoken]) - count_tokens([AIMessage("")]) == 3 * 50
 
 
-def test_the_artifact_of_a_tool_is_not_counted() -> None:
+def test_artifact_of_tool_message_is_not_counted() -> None:
     """Providers are not sent the artifact of a tool message."""
     plain = ToolMessage("done", tool_call_id="1")
 
@@ -265,9 +271,8 @@ def test_the_artifact_of_a_tool_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("counter", ["approximate", "gpt-4o"])
-def test_a_file_leaves_room_for_the_talk(counter: str) -> None:
-    """A PDF of 300 KB does not push out a talk of a few words."""
-    talk = [
+def test_300_kb_pdf_leaves_room_for_conversation_in_trim(counter: str) -> None:
+    conversation = [
         HumanMessage("I am Ann."),
         AIMessage("Hello Ann!"),
         HumanMessage([{"type": "text", "text": "Sum up"}, FILES["langchain"]]),
@@ -275,7 +280,7 @@ def test_a_file_leaves_room_for_the_talk(counter: str) -> None:
         HumanMessage("Who am I?"),
     ]
 
-    assert talk == trim(max_tokens=16_000, token_counter=counter)(talk)
+    assert conversation == trim(max_tokens=16_000, token_counter=counter)(conversation)
 
 
 @given(
@@ -303,6 +308,5 @@ def test_a_file_leaves_room_for_the_talk(counter: str) -> None:
         ),
     )
 )
-def test_any_block_can_be_counted(block: dict[str, Any]) -> None:
-    """A block in an unknown form counts something and raises nothing."""
+def test_random_block_is_counted_without_error(block: dict[str, Any]) -> None:
     assert token_counter().count_message(HumanMessage.model_construct(content=[block])) >= 4

@@ -1,4 +1,4 @@
-"""Counting: as OpenAI counts, without a network; estimates that hold; content, never identity."""
+"""Token counts: like OpenAI without a network, reliable estimates, and caching by content."""
 
 # ruff: noqa: RUF001 - letters of other alphabets are meant
 from __future__ import annotations
@@ -66,7 +66,7 @@ blocks: st.SearchStrategy[Any] = st.lists(
 )
 contents = texts | blocks
 answers = st.builds(
-    lambda text, reported: AIMessage(text, usage_metadata=used(reported)),
+    lambda text, reported: AIMessage(text, usage_metadata=make_usage(reported)),
     st.text(max_size=2000),
     st.integers(0, 5000),
 )
@@ -79,26 +79,26 @@ messages: st.SearchStrategy[BaseMessage] = (
 )
 
 
-def used(output: int, reasoning: int | None = None) -> UsageMetadata:
+def make_usage(output: int, reasoning: int | None = None) -> UsageMetadata:
     usage = UsageMetadata(input_tokens=1, output_tokens=output, total_tokens=output + 1)
     if reasoning is not None:
         usage["output_token_details"] = {"reasoning": reasoning}
     return usage
 
 
-def n(text: str, encoding: Any = O200K) -> int:
+def count_real_tokens(text: str, encoding: Any = O200K) -> int:
     return len(encoding.encode_ordinary(text))
 
 
-def total(counter: TokenCounter, talk: list[BaseMessage]) -> int:
-    return counter.request_overhead + sum(map(counter.count_message, talk))
+def count_request_tokens(counter: TokenCounter, conversation: list[BaseMessage]) -> int:
+    return counter.request_overhead + sum(map(counter.count_message, conversation))
 
 
-def image(**block: Any) -> HumanMessage:
+def make_image_message(**block: Any) -> HumanMessage:
     return HumanMessage([block])
 
 
-# -- as OpenAI counts: the examples of its cookbook, with what its API reported
+# -- examples of OpenAI's cookbook, with the counts that its API reported
 
 JARGON: list[BaseMessage] = [
     SystemMessage(
@@ -147,30 +147,35 @@ WEATHER_TOOL = {
 }
 
 
-@pytest.mark.parametrize(("model", "reported"), [("gpt-4o", 124), ("gpt-4-0613", 129)])
-def test_messages_count_as_the_api_reported(model: str, reported: int) -> None:
-    assert total(token_counter(model), JARGON) == reported
+@pytest.mark.parametrize(("model", "expected_tokens"), [("gpt-4o", 124), ("gpt-4-0613", 129)])
+def test_message_count_equals_count_reported_by_api(model: str, expected_tokens: int) -> None:
+    assert count_request_tokens(token_counter(model), JARGON) == expected_tokens
 
 
-@pytest.mark.parametrize(("model", "reported"), [("gpt-4o", 101), ("gpt-4", 105)])
-def test_tools_count_at_least_as_the_api_reported(model: str, reported: int) -> None:
-    """By the JSON of their schemas, which providers shorten."""
+@pytest.mark.parametrize(("model", "expected_tokens"), [("gpt-4o", 101), ("gpt-4", 105)])
+def test_tool_count_is_at_least_count_reported_by_api(model: str, expected_tokens: int) -> None:
+    """Tools are counted by the JSON of their schemas, which providers shorten."""
     counted = count_tokens(WEATHER, model, [WEATHER_TOOL])
 
-    assert reported <= counted <= 1.5 * reported
+    assert expected_tokens <= counted <= 1.5 * expected_tokens
 
 
-def test_a_call_and_its_result() -> None:
-    """Frame and role, then name and arguments of each call; a result has an id besides."""
+def test_tool_call_counts_frame_name_and_arguments_and_result_counts_id() -> None:
     call = {"name": "look_up", "args": {"city": "Zürich"}, "id": "1", "type": "tool_call"}
-    calling = AIMessage("Let me see.", tool_calls=[call, call | {"id": "2"}])
+    tool_call_message = AIMessage("Let me see.", tool_calls=[call, call | {"id": "2"}])
 
-    one = 3 + n("look_up") + n('{"city": "Zürich"}')
-    assert GPT.count_message(calling) == 4 + n("Let me see.") + 2 * one
-    assert GPT.count_message(ToolMessage("12 °C", tool_call_id="1")) == 4 + n("12 °C") + 3
+    call_tokens = 3 + count_real_tokens("look_up") + count_real_tokens('{"city": "Zürich"}')
+    assert (
+        GPT.count_message(tool_call_message)
+        == 4 + count_real_tokens("Let me see.") + 2 * call_tokens
+    )
+    assert (
+        GPT.count_message(ToolMessage("12 °C", tool_call_id="1"))
+        == 4 + count_real_tokens("12 °C") + 3
+    )
 
 
-def test_a_call_that_is_in_the_content_too_counts_once() -> None:
+def test_tool_call_also_present_in_content_counts_once() -> None:
     call = {"name": "f", "args": {"a": 1}, "id": "1", "type": "tool_call"}
     block = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}
     text = {"type": "text", "text": "Well"}
@@ -180,10 +185,10 @@ def test_a_call_that_is_in_the_content_too_counts_once() -> None:
     )
 
 
-def test_thoughts_count_as_text() -> None:
+def test_reasoning_block_counts_as_text() -> None:
     block = {"type": "reasoning", "reasoning": "First, the weather."}
 
-    assert GPT.count_message(AIMessage([block])) == 4 + n("First, the weather.")
+    assert GPT.count_message(AIMessage([block])) == 4 + count_real_tokens("First, the weather.")
 
 
 @pytest.mark.parametrize(
@@ -205,17 +210,17 @@ def test_thoughts_count_as_text() -> None:
         ("gpt-35-turbo", "cl100k_base"),
     ],
 )
-def test_models_and_their_encodings(model: str, encoding: str) -> None:
+def test_token_counter_chooses_encoding_by_model_name(model: str, encoding: str) -> None:
     counter = token_counter(model)
 
     assert counter.encoding == encoding
 
 
-def test_what_looks_like_a_special_token_is_text() -> None:
-    assert GPT.count_text("<|endoftext|>") == n("<|endoftext|>") > 1
+def test_special_token_in_text_counts_as_text() -> None:
+    assert GPT.count_text("<|endoftext|>") == count_real_tokens("<|endoftext|>") > 1
 
 
-def test_a_text_longer_than_the_tokenizer_takes() -> None:
+def test_text_longer_than_tokenizer_limit_is_counted() -> None:
     text = "memory " * 200_000
 
     assert abs(GPT.count_text(text) - 200_000) <= len(text) / 50_000 + 1
@@ -224,7 +229,7 @@ def test_a_text_longer_than_the_tokenizer_takes() -> None:
 # -- images and tools
 
 
-def test_an_image_counts_the_same_by_url_and_by_data() -> None:
+def test_image_counts_same_by_url_and_by_data() -> None:
     """An image has 765 tokens, as OpenAI counts one of 1024 pixels, and 85 in low detail."""
     url = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     low = {"type": "image_url", "image_url": {"url": "https://example.com/a.png", "detail": "low"}}
@@ -232,12 +237,14 @@ def test_an_image_counts_the_same_by_url_and_by_data() -> None:
 
     for counter in (GPT, ESTIMATE):
         assert (
-            counter.count_message(image(**url)) == counter.count_message(image(**data)) == 4 + 765
+            counter.count_message(make_image_message(**url))
+            == counter.count_message(make_image_message(**data))
+            == 4 + 765
         )
-        assert counter.count_message(image(**low)) == 4 + 85
+        assert counter.count_message(make_image_message(**low)) == 4 + 85
 
 
-def test_tools_in_any_form() -> None:
+def test_tools_are_counted_as_functions_or_dicts() -> None:
     @tool
     def look_up(city: str, days: list[int] | None = None) -> str:
         """Look up the weather."""
@@ -245,10 +252,10 @@ def test_tools_in_any_form() -> None:
 
     assert GPT.count_tools([look_up]) == GPT.count_text(json.dumps(convert_to_openai_tool(look_up)))
     assert GPT.count_tools([]) == 0
-    assert GPT.count_tools([{"type": "web_search"}]) == n('{"type": "web_search"}')
+    assert GPT.count_tools([{"type": "web_search"}]) == count_real_tokens('{"type": "web_search"}')
 
 
-def test_what_is_no_tool_is_refused() -> None:
+def test_count_tools_refuses_other_values() -> None:
     with pytest.raises(ConfigurationError, match=r"tools is 5; expected a tool"):
         GPT.count_tools([5])
 
@@ -257,23 +264,23 @@ def test_what_is_no_tool_is_refused() -> None:
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
-    """No encoding loaded, nothing warned of."""
+def no_loaded_encoding() -> Iterator[None]:
+    """Start and end with no loaded encoding and no logged warning."""
     tokens._load_encoding.cache_clear()
     yield
     tokens._load_encoding.cache_clear()
 
 
-def forbid(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+def hide_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     for package in packages:
         monkeypatch.setitem(sys.modules, package, None)
 
 
-@pytest.mark.usefixtures("fresh")
-def test_without_an_encoding_tokens_are_estimated_and_a_warning_says_so_once(
+@pytest.mark.usefixtures("no_loaded_encoding")
+def test_missing_encoding_falls_back_to_estimate_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forbid(monkeypatch, "bpe_openai")
+    hide_packages(monkeypatch, "bpe_openai")
 
     with caplog.at_level(logging.WARNING, "perdure"):
         counters = [token_counter("gpt-4o") for _ in range(3)]
@@ -282,19 +289,19 @@ def test_without_an_encoding_tokens_are_estimated_and_a_warning_says_so_once(
     assert [".[tokens]" in r.getMessage() for r in caplog.records] == [True]
 
 
-# -- what token_counter takes
+# -- arguments of token_counter
 
 
-def test_a_chat_model_counts_by_its_name() -> None:
-    ours = token_counter(ChatOpenAI(model="gpt-4", api_key=lambda: "none"))
-    other = token_counter(ChatOpenAI(model="llama-4", api_key=lambda: "none"))
+def test_chat_model_is_counted_by_its_name() -> None:
+    gpt_counter = token_counter(ChatOpenAI(model="gpt-4", api_key=lambda: "none"))
+    llama_counter = token_counter(ChatOpenAI(model="llama-4", api_key=lambda: "none"))
 
-    assert ours.encoding == "cl100k_base"
-    assert other.encoding is None
+    assert gpt_counter.encoding == "cl100k_base"
+    assert llama_counter.encoding is None
 
 
 @pytest.mark.parametrize("bound", ["tools", "config", "both"])
-def test_a_model_with_something_bound_is_that_model(bound: str) -> None:
+def test_bound_model_is_counted_like_model_itself(bound: str) -> None:
     model: Any = ChatOpenAI(model="gpt-4", api_key=lambda: "none")
     if bound != "config":
         model = model.bind_tools([WEATHER_TOOL])
@@ -306,7 +313,7 @@ def test_a_model_with_something_bound_is_that_model(bound: str) -> None:
     assert context_window(model) == 8_192
 
 
-def test_a_runnable_that_is_no_model_names_no_counter() -> None:
+def test_runnable_without_model_is_refused() -> None:
     chain: Any = RunnableLambda(lambda said: said).with_config(tags=["a"])
 
     for ask in (token_counter, context_window):
@@ -314,10 +321,10 @@ def test_a_runnable_that_is_no_model_names_no_counter() -> None:
             ask(chain)
 
 
-# -- a request as a whole
+# -- whole requests
 
 
-def test_a_request_counts_the_tools_that_are_bound_to_its_model() -> None:
+def test_request_counts_tools_bound_to_model() -> None:
     model = ChatOpenAI(model="gpt-4o", api_key=lambda: "none").bind_tools([WEATHER_TOOL])
     bound = count_tokens(WEATHER, model)
 
@@ -326,20 +333,27 @@ def test_a_request_counts_the_tools_that_are_bound_to_its_model() -> None:
     )
 
 
-def test_a_request_is_estimated_as_its_answers_call_for() -> None:
-    talk: list[BaseMessage] = [HumanMessage("a"), answer(LONG, 2 * ESTIMATE.count_text(LONG))]
+def test_request_estimate_is_scaled_to_reported_usage() -> None:
+    talk: list[BaseMessage] = [
+        HumanMessage("a"),
+        make_answer_with_usage(LONG, 2 * ESTIMATE.count_text(LONG)),
+    ]
 
-    assert count_tokens(talk) == total(ESTIMATE.scale_to_usage(talk), talk) > total(ESTIMATE, talk)
+    assert (
+        count_tokens(talk)
+        == count_request_tokens(ESTIMATE.scale_to_usage(talk), talk)
+        > count_request_tokens(ESTIMATE, talk)
+    )
     assert count_tokens([]) == ESTIMATE.request_overhead
 
 
-@pytest.mark.parametrize("wrong", ["hello", HumanMessage("a"), ["hello"], None])
-def test_a_request_is_a_list_of_messages(wrong: Any) -> None:
+@pytest.mark.parametrize("invalid_value", ["hello", HumanMessage("a"), ["hello"], None])
+def test_count_tokens_refuses_anything_but_list_of_messages(invalid_value: Any) -> None:
     with pytest.raises(InvalidMessages, match="langchain messages"):
-        count_tokens(wrong)
+        count_tokens(invalid_value)
 
 
-def test_a_counter_is_itself_and_a_callable_counts_messages() -> None:
+def test_token_counter_keeps_counter_and_wraps_callable_for_lists() -> None:
     def count(messages: list[BaseMessage]) -> int:
         return 7 * len(messages)
 
@@ -348,12 +362,12 @@ def test_a_counter_is_itself_and_a_callable_counts_messages() -> None:
 
     assert token_counter(counter) is counter
     assert counter.count_message(talk[0]) == 7
-    assert total(counter, talk) == count_tokens(talk, count) == 14
+    assert count_request_tokens(counter, talk) == count_tokens(talk, count) == 14
     assert counter.count_text("x") == counter.count_tools([WEATHER_TOOL]) == 7
     assert counter.scale_to_usage(talk) is counter
 
 
-def test_a_callable_for_one_message() -> None:
+def test_callable_may_count_single_message() -> None:
     def count(message: BaseMessage) -> int:
         return len(message.content)
 
@@ -362,7 +376,7 @@ def test_a_callable_for_one_message() -> None:
 
 
 @pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), True, -1, -0.5, "7", [7]])
-def test_a_callable_that_returns_no_number(returned: Any) -> None:
+def test_callable_that_returns_no_token_number_is_refused(returned: Any) -> None:
     counter = token_counter(lambda _: returned)
 
     with pytest.raises(ConfigurationError, match="expected a number of tokens"):
@@ -370,27 +384,27 @@ def test_a_callable_that_returns_no_number(returned: Any) -> None:
 
 
 @pytest.mark.parametrize("counter", [GPT, ESTIMATE, token_counter(len)])
-def test_what_is_no_message_is_refused(counter: TokenCounter) -> None:
+def test_count_message_refuses_value_that_is_no_message(counter: TokenCounter) -> None:
     with pytest.raises(InvalidMessages, match="expected langchain messages"):
         counter.count_message("hello")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["claude-sonnet-4", "gpt-4oo", "", "o1x", "text-davinci-003"])
-def test_an_unknown_name_says_what_to_pass(name: str) -> None:
+def test_unknown_model_name_is_refused_with_advice(name: str) -> None:
     with pytest.raises(UnknownModel, match="pass 'approximate', a chat model"):
         token_counter(name)
 
 
-@pytest.mark.parametrize("wrong", [5, 1.5, object(), ["gpt-4o"]])
-def test_what_names_no_counter(wrong: Any) -> None:
+@pytest.mark.parametrize("invalid_value", [5, 1.5, object(), ["gpt-4o"]])
+def test_token_counter_refuses_other_types(invalid_value: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
-        token_counter(wrong)
+        token_counter(invalid_value)
 
 
-# -- windows
+# -- context windows
 
 
-def test_windows() -> None:
+def test_context_window_comes_from_profile_or_model_name() -> None:
     small = ChatOpenAI(model="llama", api_key=lambda: "none", profile={"max_input_tokens": 9})
 
     assert context_window(small) == 9
@@ -398,13 +412,13 @@ def test_windows() -> None:
     assert context_window("gpt-4o") == context_window("openai:gpt-4o-2024-08-06") == 128_000
 
 
-@pytest.mark.parametrize("wrong", [0, True, None, len])
-def test_what_has_no_window(wrong: Any) -> None:
+@pytest.mark.parametrize("invalid_value", [0, True, None, len])
+def test_context_window_refuses_values_that_are_no_model(invalid_value: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected a chat model, or the name"):
-        context_window(wrong)
+        context_window(invalid_value)
 
 
-def test_a_window_that_nobody_knows() -> None:
+def test_unknown_context_window_is_refused_with_advice() -> None:
     for unknown in ("claude", "gpt-4-nope", ChatOpenAI(model="llama", api_key=lambda: "none")):
         with pytest.raises(UnknownModel, match="pass a number of tokens"):
             context_window(unknown)
@@ -416,8 +430,11 @@ def test_a_window_that_nobody_knows() -> None:
 @given(
     st.text(st.sampled_from("abcdefgh "), max_size=500), st.sampled_from([HumanMessage, AIMessage])
 )
-def test_words_are_estimated_as_langchain_does(text: str, kind: Any) -> None:
-    """Letters and spaces have a token for four; langchain rounds role and text together."""
+def test_words_are_estimated_like_langchain(text: str, kind: Any) -> None:
+    """Letters and spaces count a token for four.
+
+    langchain rounds the role and the text together.
+    """
     assert 0 <= count_tokens_approximately([kind(text)]) - ESTIMATE.count_message(kind(text)) <= 2
 
 
@@ -434,82 +451,88 @@ def test_words_are_estimated_as_langchain_does(text: str, kind: Any) -> None:
         "Tất cả mọi người sinh ra đều được tự do và bình đẳng về nhân phẩm và quyền lợi.",
     ],
 )
-def test_estimates_are_near(text: str) -> None:
-    """Of other scripts too, of which langchain's characters would make a quarter."""
-    assert 0.8 <= ESTIMATE.count_text(text) / n(text) <= 2.0
+def test_estimate_is_near_real_count_in_each_script(text: str) -> None:
+    """For other scripts, langchain's count of characters would give a quarter."""
+    assert 0.8 <= ESTIMATE.count_text(text) / count_real_tokens(text) <= 2.0
 
 
-def answer(text: str, reported: int, reasoning: int | None = None) -> AIMessage:
-    return AIMessage(text, usage_metadata=used(reported, reasoning))
+def make_answer_with_usage(
+    text: str, expected_tokens: int, reasoning: int | None = None
+) -> AIMessage:
+    return AIMessage(text, usage_metadata=make_usage(expected_tokens, reasoning))
 
 
 LONG = "word " * 100
 
 
-def test_estimates_fit_what_the_provider_reported() -> None:
+def test_estimate_is_scaled_to_largest_reported_usage() -> None:
     base = ESTIMATE.count_text(LONG)
-    talk = [HumanMessage("a"), answer(LONG, 2 * base), answer(LONG, base)]
-    fitted = ESTIMATE.scale_to_usage(talk)
+    talk = [
+        HumanMessage("a"),
+        make_answer_with_usage(LONG, 2 * base),
+        make_answer_with_usage(LONG, base),
+    ]
+    scaled = ESTIMATE.scale_to_usage(talk)
 
-    assert fitted.count_text(LONG) == 2 * base
-    assert fitted.scale_to_usage([]).count_text(LONG) == base
+    assert scaled.count_text(LONG) == 2 * base
+    assert scaled.scale_to_usage([]).count_text(LONG) == base
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        answer("too short", 40),
-        answer(LONG, 10),
-        answer(LONG, 900, reasoning=850),
-        AIMessage([{"type": "thinking", "thinking": "?"}, LONG], usage_metadata=used(900)),
+        make_answer_with_usage("too short", 40),
+        make_answer_with_usage(LONG, 10),
+        make_answer_with_usage(LONG, 900, reasoning=850),
+        AIMessage([{"type": "thinking", "thinking": "?"}, LONG], usage_metadata=make_usage(900)),
         AIMessage(LONG),
     ],
 )
-def test_what_an_estimate_is_not_raised_by(message: AIMessage) -> None:
+def test_short_small_or_reasoning_answers_do_not_scale_estimate(message: AIMessage) -> None:
     assert ESTIMATE.scale_to_usage([message]).count_text(LONG) == ESTIMATE.count_text(LONG)
 
 
-def test_a_scale_is_at_most_four() -> None:
-    assert ESTIMATE.scale_to_usage([answer(LONG, 10**6)]).count_text(
+def test_estimate_is_scaled_by_at_most_four() -> None:
+    assert ESTIMATE.scale_to_usage([make_answer_with_usage(LONG, 10**6)]).count_text(
         LONG
     ) == 4 * ESTIMATE.count_text(LONG)
 
 
 @given(st.lists(answers, max_size=5), st.data(), texts)
-def test_leaving_messages_out_never_makes_the_rest_count_more(
-    talk: list[AIMessage], data: st.DataObject, text: str
+def test_omitting_messages_never_increases_scale(
+    conversation: list[AIMessage], data: st.DataObject, text: str
 ) -> None:
-    kept = [m for m in talk if data.draw(st.booleans())]
-    fewer = ESTIMATE.scale_to_usage(kept)
+    remaining = [m for m in conversation if data.draw(st.booleans())]
+    fewer = ESTIMATE.scale_to_usage(remaining)
 
-    assert fewer.count_text(text) <= ESTIMATE.scale_to_usage(talk).count_text(text)
+    assert fewer.count_text(text) <= ESTIMATE.scale_to_usage(conversation).count_text(text)
     assert fewer.count_text(text) >= ESTIMATE.count_text(text)
 
 
-# -- what is remembered
+# -- cached counts
 
 
-def exactly(message: BaseMessage) -> int:
-    """What a message takes, by a counter that has counted nothing yet."""
+def count_without_cache(message: BaseMessage) -> int:
+    """Return the tokens of a message by a counter without cached counts."""
     tokens._load_encoding.cache_clear()
     return TokenCounter("o200k_base").count_message(message)
 
 
 @settings(max_examples=rounds(20))
 @given(messages, texts)
-def test_a_message_changed_in_place_counts_anew(message: BaseMessage, text: str) -> None:
-    """Counts are remembered by content; fresh copies count the same."""
+def test_message_changed_in_place_is_counted_again(message: BaseMessage, text: str) -> None:
+    """Counts are cached by content, so copies count the same."""
     assert (
         GPT.count_message(message)
         == GPT.count_message(message.model_copy(deep=True))
-        == exactly(message)
+        == count_without_cache(message)
     )
     message.content = text
 
-    assert GPT.count_message(message) == exactly(message)
+    assert GPT.count_message(message) == count_without_cache(message)
 
 
-def test_a_second_pass_counts_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_count_tokenizes_only_new_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
     module = SimpleNamespace(
         get_encoding=lambda name: SimpleNamespace(
@@ -522,11 +545,11 @@ def test_a_second_pass_counts_only_what_is_new(monkeypatch: pytest.MonkeyPatch) 
     counter = TokenCounter("o200k_base")
     tokens._load_encoding.cache_clear()
     talk: list[BaseMessage] = [HumanMessage(f"h{i}", id=f"{i}") for i in range(200)]
-    total(counter, talk)
+    count_request_tokens(counter, talk)
     counted.clear()
 
     again = [m.model_copy(deep=True) for m in talk]
-    total(counter, [*again, HumanMessage("new")])
+    count_request_tokens(counter, [*again, HumanMessage("new")])
 
     assert counted == ["new"]
-    assert total(counter, [HumanMessage(f"g{i}") for i in range(1_000)]) == 3 + 5_000
+    assert count_request_tokens(counter, [HumanMessage(f"g{i}") for i in range(1_000)]) == 3 + 5_000

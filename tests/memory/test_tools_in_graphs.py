@@ -1,4 +1,4 @@
-"""The tools of the hot path in graphs; what the developer does wrong, what a model is shown."""
+"""The memory tools in graphs, mistakes of the developer, and the schemas that a model is shown."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def collection(store: Any) -> Collection:
     return Collection(store)
 
 
-# -- what the developer does wrong
+# -- mistakes of the developer
 
 
 @pytest.mark.parametrize("user", [{}, {"user_id": 5}, {"user_id": None}, {"user_id": ""}])
-def test_a_config_that_does_not_say_whose(store: Any, user: dict[str, Any]) -> None:
-    """It is raised, within a graph too, and never answered."""
+def test_config_without_user_id_raises_also_within_graph(store: Any, user: dict[str, Any]) -> None:
+    """The model is not answered."""
     config: Any = {"configurable": {"thread_id": "t", **user}}
     calls: dict[Any, Any] = {
         manage_memory: {"action": "create", "text": TEA},
@@ -49,20 +49,18 @@ def test_a_config_that_does_not_say_whose(store: Any, user: dict[str, Any]) -> N
         with pytest.raises(InvalidConfig, match="user_id"):
             asyncio.run(tool.ainvoke(arguments, config))
         with pytest.raises(InvalidConfig, match="user_id"):
-            graph_of([tool]).invoke(calling(tool.name, arguments), config)
+            make_tool_graph([tool]).invoke(make_tool_call_state(tool.name, arguments), config)
     assert store.search(()) == []
 
 
-def test_no_store() -> None:
-    """It is raised as well."""
+def test_tool_without_store_raises() -> None:
     with pytest.raises(ConfigurationError, match="no store"):
         manage_memory().invoke({"action": "create", "text": TEA}, ANN)
     with pytest.raises(ConfigurationError, match="no store"):
         search_memory().invoke({"query": "tea"}, ANN)
 
 
-def test_a_namespace_that_is_perdures_own(store: Any) -> None:
-    """A user's id that would lead there is refused."""
+def test_user_id_that_leads_to_reserved_namespace_is_refused(store: Any) -> None:
     with pytest.raises(InvalidNamespace):
         manage_memory(("{user_id}",), store).invoke(
             {"action": "create", "text": TEA}, {"configurable": {"user_id": "perdure"}}
@@ -85,24 +83,21 @@ def test_a_namespace_that_is_perdures_own(store: Any) -> None:
     ],
     ids=str,
 )
-def test_options_that_are_none(options: dict[str, Any]) -> None:
-    """What no tool can be made of is refused when it is made."""
+def test_invalid_tool_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         manage_memory(**options)
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 2.5, None])
-def test_a_limit_that_is_none(limit: Any) -> None:
-    """So is a limit that is no number of memories."""
+def test_invalid_search_limit_is_refused(limit: Any) -> None:
     with pytest.raises(ConfigurationError, match="limit"):
         search_memory(limit=limit)
 
 
-# -- what a model is shown
+# -- schemas of the tools
 
 
-def test_what_a_model_is_shown() -> None:
-    """The arguments that there are, each described."""
+def test_tool_schema_lists_and_describes_all_arguments() -> None:
     whole = manage_memory(gate=Gate()).tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
     some = manage_memory(name="keep", description=" Drop it. ")
     found = search_memory().tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
@@ -116,24 +111,28 @@ def test_what_a_model_is_shown() -> None:
     assert "'supersede' says what is true now" in whole["action"]["description"]
 
 
-# -- within graphs
+# -- in graphs
 
 
-def calling(name: str, *arguments: dict[str, Any]) -> dict[str, Any]:
+def make_tool_call_state(name: str, *arguments: dict[str, Any]) -> dict[str, Any]:
     calls = [{"name": name, "args": args, "id": f"c{n}"} for n, args in enumerate(arguments)]
     return {"messages": [AIMessage("", tool_calls=calls)]}
 
 
-def graph_of(tools: list[Any], **options: Any) -> Any:
+def make_tool_graph(tools: list[Any], **options: Any) -> Any:
     builder = StateGraph(ChatState).add_node("tools", ToolNode(tools)).add_edge(START, "tools")
     return builder.compile(**options)
 
 
-def test_in_a_tool_node(store: Any, collection: Collection, call_mode: str) -> None:
-    """The store is the graph's, mistakes are answered, and the checkpoint is noted."""
+def test_tool_node_uses_store_of_graph_and_records_checkpoint(
+    store: Any, collection: Collection, call_mode: str
+) -> None:
+    """A mistake of the model is answered."""
     with SQLiteCheckpointer.open(":memory:") as saver:
-        graph = graph_of([manage_memory(), search_memory()], store=store, checkpointer=saver)
-        state = calling("manage_memory", {"action": "create", "text": TEA}, {"action": "delete"})
+        graph = make_tool_graph([manage_memory(), search_memory()], store=store, checkpointer=saver)
+        state = make_tool_call_state(
+            "manage_memory", {"action": "create", "text": TEA}, {"action": "delete"}
+        )
         if call_mode == "sync":
             said = graph.invoke(state, ANN)["messages"][1:]
         else:
@@ -146,15 +145,18 @@ def test_in_a_tool_node(store: Any, collection: Collection, call_mode: str) -> N
     assert memory.provenance.checkpoint_id
 
 
-def test_superseding_by_a_tool_marks_the_turn(store: Any, collection: Collection) -> None:
-    """The turn that the previous text rests on is past, and a search says since when."""
+def test_superseding_by_tool_gives_previous_turn_an_end_date(
+    store: Any, collection: Collection
+) -> None:
     turns = [build_turn_key("t1", message, 0) for message in ("m1", "m2")]
-    graph = graph_of([manage_memory(store=store)])
+    graph = make_tool_graph([manage_memory(store=store)])
     call: dict[str, Any] = {"action": "create", "text": GHENT}
     for number, (key, said) in enumerate(zip(turns, (GHENT, "Ann moved to Bruges"), strict=True)):
         store.put(("memories", "ann"), key, {"text": f"user: {said}", "kind": "turn"})
         human = HumanMessage(said, id=f"m{number + 1}")
-        graph.invoke({"messages": [human, *calling("manage_memory", call)["messages"]]}, ANN)
+        graph.invoke(
+            {"messages": [human, *make_tool_call_state("manage_memory", call)["messages"]]}, ANN
+        )
         [fact] = collection.list(kind="fact", config=ANN)
         call = {"action": "supersede", "id": fact.key, "text": "Ann moved to Bruges"}
     [previous] = fact.previous
@@ -163,38 +165,37 @@ def test_superseding_by_a_tool_marks_the_turn(store: Any, collection: Collection
     shown = [json.loads(line) for line in answer.text.splitlines()[2:-1]]
 
     assert previous.message_ids == ("m1",)
-    assert {each["id"]: each.get("until") for each in shown} == {
+    assert {item["id"]: item.get("until") for item in shown} == {
         fact.key: None,
         turns[0]: previous.until.date().isoformat(),
         turns[1]: None,
     }
 
 
-def test_the_same_twice_in_one_message(tmp_path: Path) -> None:
-    """Calls that run side by side keep it once."""
+def test_parallel_creates_of_same_text_store_one_memory(tmp_path: Path) -> None:
     with SQLiteStore.open(tmp_path / "m.db", index=None, synchronous="normal") as store:
-        graph = graph_of([manage_memory()], store=store)
+        graph = make_tool_graph([manage_memory()], store=store)
         create = {"action": "create", "text": TEA}
-        graph.invoke(calling("manage_memory", *[create] * 4), ANN)
-        asyncio.run(graph.ainvoke(calling("manage_memory", *[create] * 4), BO))
+        graph.invoke(make_tool_call_state("manage_memory", *[create] * 4), ANN)
+        asyncio.run(graph.ainvoke(make_tool_call_state("manage_memory", *[create] * 4), BO))
         kept = [list_memory_texts(Collection(store), config) for config in (ANN, BO)]
 
     assert kept == [[TEA], [TEA]]
 
 
-def tool_call(name: str, **arguments: Any) -> Answer:
+def make_tool_call_answer(name: str, **arguments: Any) -> Answer:
     function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": "c1", "type": "function", "function": function}
     return Answer({"content": None, "tool_calls": [call]}, "tool_calls")
 
 
-@pytest.mark.parametrize("async_", [False, True])
-def test_an_agent_remembers_in_another_thread(tmp_path: Path, async_: bool) -> None:
-    """One thread keeps a fact, the next finds it and says from which thread it is."""
+@pytest.mark.parametrize("is_async", [False, True])
+def test_agent_finds_memory_of_other_thread(tmp_path: Path, is_async: bool) -> None:
+    """The answer of the tool names the thread."""
     script: list[Reply] = [
-        tool_call("manage_memory", action="create", text=TEA, id=None),
+        make_tool_call_answer("manage_memory", action="create", text=TEA, id=None),
         "I will remember that.",
-        tool_call("search_memory", query="What does Ann drink?"),
+        make_tool_call_answer("search_memory", query="What does Ann drink?"),
         "Tea.",
     ]
     with (
@@ -211,7 +212,7 @@ def test_an_agent_remembers_in_another_thread(tmp_path: Path, async_: bool) -> N
         for thread, text in (("t1", "I drink tea."), ("t9", "What do I drink?")):
             config = {"configurable": {"user_id": "ann", "thread_id": thread}}
             state = {"messages": [("user", text)]}
-            if async_:
+            if is_async:
                 asyncio.run(agent.ainvoke(state, config))
             else:
                 agent.invoke(state, config)
@@ -221,8 +222,7 @@ def test_an_agent_remembers_in_another_thread(tmp_path: Path, async_: bool) -> N
     assert '"thread": "t1"' in shown
 
 
-def test_a_memory_that_came_from_elsewhere(store: Any, collection: Collection) -> None:
-    """Its day and trust are those of its source."""
+def test_search_tool_shows_trust_of_memory_source(store: Any, collection: Collection) -> None:
     source = Provenance(thread_id="web", trust="tool")
     collection.insert(TEA, config=ANN, provenance=source)
     answer = call_tool("sync", search_memory(store=store), query="tea")

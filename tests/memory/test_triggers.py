@@ -1,4 +1,4 @@
-"""When to summarise and what stays: sizes as JSON, any of a list."""
+"""Triggers of summaries, and how many messages are kept."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from perdure.memory.tokens import token_counter
 from tests.memory.summaries import make_turns
 
 COUNTER = token_counter("approximate")
-EACH = COUNTER.count_message(HumanMessage("hello"))
+TOKENS_PER_MESSAGE = COUNTER.count_message(HumanMessage("hello"))
 
 
-def node(**options: Any) -> Summarize:
+def make_summarize_node(**options: Any) -> Summarize:
     model = FakeListChatModel(responses=["text"], profile={"max_input_tokens": 4_000})
     return summarize(model, token_counter=COUNTER, **{"keep": ("messages", 1), **options})
 
 
-def hellos(count: int) -> list[BaseMessage]:
+def make_messages(count: int) -> list[BaseMessage]:
     return [HumanMessage("hello", id=f"{number}") for number in range(count)]
 
 
 @pytest.mark.parametrize(
-    ("trigger", "fires_at"),
+    ("trigger", "expected_count"),
     [
         (("messages", 4), 4),
-        (("tokens", 4 * EACH), 4),
-        (("fraction", 12 * EACH / 4_000), 12),
-        ([("messages", 6), ("tokens", 3 * EACH)], 3),
-        ([("messages", 3), ("tokens", 5 * EACH)], 3),
-        ([("tokens", 20 * EACH), ("fraction", 12 * EACH / 4_000)], 12),
+        (("tokens", 4 * TOKENS_PER_MESSAGE), 4),
+        (("fraction", 12 * TOKENS_PER_MESSAGE / 4_000), 12),
+        ([("messages", 6), ("tokens", 3 * TOKENS_PER_MESSAGE)], 3),
+        ([("messages", 3), ("tokens", 5 * TOKENS_PER_MESSAGE)], 3),
+        ([("tokens", 20 * TOKENS_PER_MESSAGE), ("fraction", 12 * TOKENS_PER_MESSAGE / 4_000)], 12),
         ([("messages", 3)], 3),
     ],
 )
-def test_a_trigger_fires_when_it_is_reached(trigger: Any, fires_at: int) -> None:
-    """A list asks for any of it; a JSON round trip changes nothing."""
+def test_summary_is_due_when_trigger_is_reached(trigger: Any, expected_count: int) -> None:
+    """With a list, the first trigger that is reached counts. A JSON round trip changes nothing."""
     for given in (trigger, json.loads(json.dumps(trigger))):
-        read = node(trigger=given)
-        due = [read.is_due({"messages": hellos(n)}) for n in range(fires_at + 2)]
-        assert due == [n >= fires_at for n in range(fires_at + 2)]
+        read = make_summarize_node(trigger=given)
+        due = [read.is_due({"messages": make_messages(n)}) for n in range(expected_count + 2)]
+        assert due == [n >= expected_count for n in range(expected_count + 2)]
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"),
+    ("keep", "expected_kept"),
     [
         (("messages", 1), 1),
         (("messages", 2), 1),
@@ -68,31 +68,33 @@ def test_a_trigger_fires_when_it_is_reached(trigger: Any, fires_at: int) -> None
         (("fraction", 1.0), 7),
     ],
 )
-def test_whole_turns_stay_up_to_what_is_kept(keep: Any, kept: int) -> None:
-    """Of four turns; the newest stays whatever its size."""
-    update = node(trigger=("messages", 1), keep=keep).invoke({"messages": make_turns(4)})
+def test_keep_keeps_whole_turns(keep: Any, expected_kept: int) -> None:
+    """The newest of the four turns stays whatever its size."""
+    update = make_summarize_node(trigger=("messages", 1), keep=keep).invoke(
+        {"messages": make_turns(4)}
+    )
 
-    assert 7 - len(update.get("summarized", ())) == kept
+    assert 7 - len(update.get("summarized", ())) == expected_kept
 
 
 @pytest.mark.parametrize(
-    ("trigger", "kept"),
+    ("trigger", "expected_kept"),
     [
         (("messages", 7), 3),
-        (("tokens", 2 * EACH), 1),
+        (("tokens", 2 * TOKENS_PER_MESSAGE), 1),
         ([("messages", 7), ("tokens", 8)], 1),
-        ([("messages", 99), ("tokens", 6 * EACH)], 3),
+        ([("messages", 99), ("tokens", 6 * TOKENS_PER_MESSAGE)], 3),
     ],
 )
-def test_half_of_what_triggers_stays_by_default(trigger: Any, kept: int) -> None:
-    """Of several triggers the smallest, so whichever fires has something to summarise."""
-    update = node(trigger=trigger, keep=None).invoke({"messages": make_turns(4)})
+def test_half_of_smallest_trigger_is_kept_by_default(trigger: Any, expected_kept: int) -> None:
+    """Therefore each trigger leaves messages to summarise."""
+    update = make_summarize_node(trigger=trigger, keep=None).invoke({"messages": make_turns(4)})
 
-    assert 7 - len(update["summarized"]) == kept
+    assert 7 - len(update["summarized"]) == expected_kept
 
 
 @pytest.mark.parametrize(
-    ("trigger", "named"),
+    ("trigger", "expected_message"),
     [
         ({}, "trigger is {}"),
         ([], "trigger is []"),
@@ -112,16 +114,14 @@ def test_half_of_what_triggers_stays_by_default(trigger: Any, kept: int) -> None
         ([("messages", 3), ("tokens", 0)], "trigger tokens is 0"),
     ],
 )
-def test_what_no_trigger_can_mean_is_refused(trigger: Any, named: str) -> None:
-    """The error names what is wrong."""
+def test_invalid_trigger_is_refused_by_value(trigger: Any, expected_message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        node(trigger=trigger)
+        make_summarize_node(trigger=trigger)
 
-    assert named in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
-def test_a_window_is_asked_for_only_by_a_fraction() -> None:
-    """Without a fraction the model's window need not be known."""
+def test_only_fraction_trigger_needs_context_window() -> None:
     unknown = ModelCall(FakeListChatModel(responses=["text"]))
     summarize(unknown, trigger=("tokens", 5))
     with pytest.raises(UnknownModel):

@@ -1,4 +1,4 @@
-"""Trimming: always a sequence that providers take, within its budget, with the newest question."""
+"""Trimming: the result is valid for providers, fits the budget, and has the newest question."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from tests.memory.conversations import (
 from tests.memory.providers import awaits_answer, find_refusals
 
 
-def cost(message: BaseMessage) -> int:
-    """A token for two characters, and three for the message."""
+def count_message_tokens(message: BaseMessage) -> int:
+    """Count a token for two characters, and three for the message."""
     return 3 + len(str(message.content)) // 2
 
 
-def count(messages: list[BaseMessage]) -> int:
-    return total_cost(messages, cost)
+def count_list_tokens(messages: list[BaseMessage]) -> int:
+    return total_cost(messages, count_message_tokens)
 
 
-options = st.one_of(
+RANDOM_OPTIONS = st.one_of(
     st.fixed_dictionaries({"max_tokens": st.integers(1, 400)}),
     st.fixed_dictionaries({"max_tokens": st.integers(1, 12), "token_counter": st.just(len)}),
     st.fixed_dictionaries(
@@ -70,20 +70,20 @@ options = st.one_of(
         }
     ),
 )
-QUESTION = ("human", "tool")
+QUESTION_TYPES = ("human", "tool")
 
 
-def size(given: dict[str, Any], messages: list[BaseMessage]) -> int:
-    return int(given.get("token_counter", count)(messages))
+def count_with_options(options: dict[str, Any], messages: list[BaseMessage]) -> int:
+    return int(options.get("token_counter", count_list_tokens)(messages))
 
 
-def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
-    """What of a valid conversation cannot be left out.
+def minimum_size(options: dict[str, Any], whole: list[BaseMessage]) -> float:
+    """Return the size of the part of a valid conversation that cannot be left out.
 
-    The system message, the question, and the last AI message with what follows it.
+    This part is the system message, the question, and the last AI message with what follows it.
     """
-    if given.get("allow_partial"):
-        return float("inf")  # what can be shortened is another test's
+    if options.get("allow_partial"):
+        return float("inf")  # another test covers shortened messages
     question = find_newest_question(whole)
     first, talked = whole[:1], whole[1:]
     if not first or not isinstance(first[0], SystemMessage):
@@ -92,10 +92,10 @@ def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
     calls = [i for i, m in enumerate(after) if isinstance(m, AIMessage | ChatMessage)]
     begin = after[:1] if question is None and calls and calls[-1] > 0 else []
     begin += [] if question is None else [question]
-    return size(given, [*first, *begin, *(after[calls[-1] :] if calls else [])])
+    return count_with_options(options, [*first, *begin, *(after[calls[-1] :] if calls else [])])
 
 
-def without_line(message: BaseMessage) -> BaseMessage:
+def remove_left_out_line(message: BaseMessage) -> BaseMessage:
     """Return a message without the line that says how many steps after it are left out."""
     kwargs = dict(message.additional_kwargs)
     if not kwargs.pop("perdure_left_out", None):
@@ -113,120 +113,129 @@ def without_line(message: BaseMessage) -> BaseMessage:
 # -- invariants
 
 
-@given(conversations(), options, st.booleans())
-def test_a_view_is_valid_within_its_budget_and_keeps_the_newest(
-    talk: Talk, given: dict[str, Any], to_answer: bool
+@given(conversations(), RANDOM_OPTIONS, st.booleans())
+def test_trimmed_random_list_is_valid_within_budget_and_keeps_newest(
+    conversation: Talk, options: dict[str, Any], to_answer: bool
 ) -> None:
-    """The newest question, and the last of what follows it; or it is the documented error."""
-    ends: Any = {"end_on": QUESTION} if to_answer else {}
-    node = trim(**{"token_counter": count, **given, **ends})
-    whole = trim(max_tokens=99, token_counter=len, **ends)(talk)
+    """It contains the newest question and the last message, or the documented error is raised."""
+    ends: Any = {"end_on": QUESTION_TYPES} if to_answer else {}
+    node = trim(**{"token_counter": count_list_tokens, **options, **ends})
+    whole = trim(max_tokens=99, token_counter=len, **ends)(conversation)
     try:
-        shown = node(talk)
+        shown = node(conversation)
     except BudgetExceeded:
-        assert least(given, whole) > given["max_tokens"]
+        assert minimum_size(options, whole) > options["max_tokens"]
         return
-    assert find_refusals(shown, to_answer=to_answer or awaits_answer(talk)) == []
-    assert size(given, shown) <= given["max_tokens"]
-    question = find_newest_question(talk)
+    assert find_refusals(shown, to_answer=to_answer or awaits_answer(conversation)) == []
+    assert count_with_options(options, shown) <= options["max_tokens"]
+    question = find_newest_question(conversation)
     if question is not None:
         assert question.id in [message.id for message in shown]
         assert shown[-1].id == whole[-1].id
-        if not given.get("allow_partial"):
-            assert question in map(without_line, shown)
+        if not options.get("allow_partial"):
+            assert question in map(remove_left_out_line, shown)
     assert comparison_keys(node(shown)) == comparison_keys(shown)
 
 
-@given(conversations(), options)
-def test_a_state_is_left_valid_and_a_second_time_as_it_is(
-    talk: Talk, given: dict[str, Any]
+@given(conversations(), RANDOM_OPTIONS)
+def test_trimmed_random_state_is_valid_and_trimming_is_idempotent(
+    conversation: Talk, options: dict[str, Any]
 ) -> None:
-    """What is removed is removed by id; a call that waits for its results at the end stays."""
-    node = trim(**{"token_counter": count, **given})
+    """Messages are removed by id. A call at the end that waits for its results stays."""
+    node = trim(**{"token_counter": count_list_tokens, **options})
     try:
-        update = node.invoke({"messages": talk})
+        update = node.invoke({"messages": conversation})
     except BudgetExceeded:
         whole = (
-            trim(max_tokens=99, token_counter=len).invoke({"messages": talk}).get("messages", [])
+            trim(max_tokens=99, token_counter=len)
+            .invoke({"messages": conversation})
+            .get("messages", [])
         )
-        before = cast("Any", add_messages(list[Any](talk), whole))
-        assert least(given, one_system(before)) > given["max_tokens"]
+        before = cast("Any", add_messages(list[Any](conversation), whole))
+        assert minimum_size(options, join_system_messages(before)) > options["max_tokens"]
         return
-    left: Any = add_messages(list[Any](talk), update.get("messages", []))
-    changed = [m for m in left if not any(m is each for each in talk)]
+    left: Any = add_messages(list[Any](conversation), update.get("messages", []))
+    changed = [m for m in left if not any(m is each for each in conversation)]
     assert all(SHORTENED in message.additional_kwargs for message in changed)
-    assert find_refusals(everything(left), to_answer=awaits_answer(left)) == []
-    assert systems(left) == systems(talk)
-    assert size(given, one_system(left)) <= given["max_tokens"]
-    question = find_newest_question(talk)
+    assert find_refusals(make_full_request(left), to_answer=awaits_answer(left)) == []
+    assert select_system_messages(left) == select_system_messages(conversation)
+    assert count_with_options(options, join_system_messages(left)) <= options["max_tokens"]
+    question = find_newest_question(conversation)
     assert question is None or question.id in [message.id for message in left]
     assert node.invoke({"messages": left}) == {}
 
 
-def systems(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+def select_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     return [message for message in messages if isinstance(message, SystemMessage)]
 
 
-def one_system(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The messages in the order in which they are shown, all system messages as one."""
-    told = dict.fromkeys(m.text.strip() for m in systems(messages) if m.text.strip())
-    texts = [next(m.text for m in systems(messages) if m.text.strip() == text) for text in told]
+def join_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages in the order in which they are shown, with all system messages as one."""
+    told = dict.fromkeys(m.text.strip() for m in select_system_messages(messages) if m.text.strip())
+    texts = [
+        next(m.text for m in select_system_messages(messages) if m.text.strip() == text)
+        for text in told
+    ]
     first: list[BaseMessage] = [SystemMessage("\n\n".join(texts))] if texts else []
     return first + [message for message in messages if not isinstance(message, SystemMessage)]
 
 
-def everything(talk: Sequence[BaseMessage]) -> list[BaseMessage]:
+def make_full_request(conversation: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the request for all messages of a list."""
-    return trim(max_tokens=10**6, token_counter=len)([*talk])
+    return trim(max_tokens=10**6, token_counter=len)([*conversation])
 
 
 @given(conversations())
-def test_what_fits_is_neither_removed_nor_lost(talk: Talk) -> None:
-    """A state keeps each text, and a view shows it, except that of a call at the end."""
-    update = trim(max_tokens=10**6).invoke({"messages": talk})
+def test_large_budget_removes_no_text_from_random_conversation(conversation: Talk) -> None:
+    """A view shows each text too, except that of a waiting call at the end."""
+    update = trim(max_tokens=10**6).invoke({"messages": conversation})
     removed = {message.id for message in update.get("messages", [])}
-    shown = "\n".join(message.text for message in everything(talk))
-    for place, message in enumerate(talk):
+    shown = "\n".join(message.text for message in make_full_request(conversation))
+    for place, message in enumerate(conversation):
         if isinstance(message, ToolMessage | FunctionMessage) or not message.text.strip():
             continue
         assert message.id not in removed
-        rest = {type(later) for later in talk[place + 1 :]}
+        rest = {type(later) for later in conversation[place + 1 :]}
         waits = isinstance(message, AIMessage) and rest <= {SystemMessage, ToolMessage}
         assert waits or message.text.strip() in shown
 
 
-# -- by example
+# -- examples
 
 
-def talk_of(*kinds: str) -> Talk:
-    """`h` human, `a` AI, `s` system, `c` a call of two tools, `r` and `q` its results."""
-    made: Talk = []
+def make_conversation(*kinds: str) -> Talk:
+    """Return a conversation by letters.
+
+    `h` is a human message, `a` an AI message, `s` a system message, `c` a call of two tools, and
+    `r` and `q` are its results.
+    """
+    messages: Talk = []
     for number, kind in enumerate(kinds):
         uid = f"{kind}{number}"
         if kind == "h":
-            made.append(HumanMessage(uid, id=uid))
+            messages.append(HumanMessage(uid, id=uid))
         elif kind == "a":
-            made.append(AIMessage(uid, id=uid))
+            messages.append(AIMessage(uid, id=uid))
         elif kind == "s":
-            made.append(SystemMessage(uid, id=uid))
+            messages.append(SystemMessage(uid, id=uid))
         elif kind == "c":
             calls = [{"name": "look", "args": {}, "id": f"{x}{number}"} for x in "rq"]
-            made.append(AIMessage("", id=uid, tool_calls=calls))
+            messages.append(AIMessage("", id=uid, tool_calls=calls))
         else:
-            call = next(m for m in reversed(made) if m.id and m.id[0] == "c")
-            made.append(ToolMessage(uid, id=uid, tool_call_id=f"{kind}{(call.id or '')[1:]}"))
-    return made
+            call = next(m for m in reversed(messages) if m.id and m.id[0] == "c")
+            messages.append(ToolMessage(uid, id=uid, tool_call_id=f"{kind}{(call.id or '')[1:]}"))
+    return messages
 
 
-def ids(messages: list[BaseMessage]) -> str:
+def join_ids(messages: list[BaseMessage]) -> str:
     return " ".join(message.id or "?" for message in messages)
 
 
-LONG = talk_of(*"shahacrqahcrqcrq")
+LONG_CONVERSATION = make_conversation(*"shahacrqahcrqcrq")
 
 
 @pytest.mark.parametrize(
-    ("options", "left"),
+    ("options", "expected_ids"),
     [
         (
             {"max_tokens": 99, "token_counter": len},
@@ -247,13 +256,14 @@ LONG = talk_of(*"shahacrqahcrqcrq")
         ({"max_tokens": 7, "token_counter": len, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
     ],
 )
-def test_what_stays(options: dict[str, Any], left: str) -> None:
-    """Whole turns; of a turn that is too long the question, and the newest exchanges."""
-    assert ids(trim(**options)(LONG)) == left
+def test_trim_keeps_whole_turns_and_newest_exchanges_of_long_turn(
+    options: dict[str, Any], expected_ids: str
+) -> None:
+    assert join_ids(trim(**options)(LONG_CONVERSATION)) == expected_ids
 
 
 @pytest.mark.parametrize(
-    ("options", "left"),
+    ("options", "expected_ids"),
     [
         ({"max_tokens": 15}, "s0 a2 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
         ({"max_tokens": 12}, "s0 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
@@ -263,63 +273,68 @@ def test_what_stays(options: dict[str, Any], left: str) -> None:
         ({"max_tokens": 13, "strategy": "first"}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c13 r14 q15"),
     ],
 )
-def test_a_turn_may_lose_its_beginning(options: dict[str, Any], left: str) -> None:
-    """With `start_on=None`: a call and its results stay together."""
-    shown = ids(trim(**options, token_counter=len, start_on=None)(LONG))
-    assert shown.startswith(left)
+def test_start_on_none_may_cut_beginning_of_turn(
+    options: dict[str, Any], expected_ids: str
+) -> None:
+    """A call and its results stay together."""
+    shown = join_ids(trim(**options, token_counter=len, start_on=None)(LONG_CONVERSATION))
+    assert shown.startswith(expected_ids)
     assert len(shown.split()) <= options["max_tokens"]
 
 
 @given(conversations(), st.integers(1, 12), st.booleans(), st.booleans())
-def test_a_window_that_begins_anywhere_is_no_shorter(
-    talk: Talk, size: int, include_system: bool, state: bool
+def test_start_on_none_keeps_at_least_whole_turns(
+    conversation: Talk, size: int, include_system: bool, state: bool
 ) -> None:
-    """It ends with what a window of whole turns has, and after a question it is valid."""
+    """The result ends like the window of whole turns. After a question it is valid."""
     words: Any = {"max_tokens": size, "token_counter": len, "include_system": include_system}
     nodes = trim(**words), trim(**words, start_on=None)
     try:
-        whole, parts = (left_by(node, talk) if state else node(talk) for node in nodes)
+        whole, parts = (
+            trim_state(node, conversation) if state else node(conversation) for node in nodes
+        )
     except BudgetExceeded:
         return
     system = [m for m in parts if isinstance(m, SystemMessage)]
     talked, begun = ([m.id for m in ms if m.type != "system"] for ms in (whole, parts))
-    assert include_system or not system or find_newest_question(talk) is None  # that state stays
+    assert (
+        include_system or not system or find_newest_question(conversation) is None
+    )  # that state stays
     assert begun[len(begun) - len(talked) :] == talked
     if not state:
         assert len(parts) <= size
         first = HumanMessage("before", id="before")
         asked = [*system, first, *parts[len(system) :]]
-        assert find_refusals(asked, to_answer=awaits_answer(talk)) == []
+        assert find_refusals(asked, to_answer=awaits_answer(conversation)) == []
 
 
-def left_by(node: Any, talk: Talk) -> Any:
-    return add_messages(list[Any](talk), node.invoke({"messages": talk}).get("messages", []))
+def trim_state(node: Any, conversation: Talk) -> Any:
+    return add_messages(
+        list[Any](conversation), node.invoke({"messages": conversation}).get("messages", [])
+    )
 
 
-def test_len_counts_messages_and_no_tools() -> None:
-    """As in langchain."""
+def test_len_as_token_counter_counts_messages_only() -> None:
     tool = {"name": "look", "description": "x " * 500, "parameters": {"type": "object"}}
     node = trim(max_tokens=5, token_counter=len).with_tools([tool])
-    assert ids(node(LONG)) == "s0 h9 c13 r14 q15"
-    assert count_tokens(LONG, len, [tool]) == len(LONG)
+    assert join_ids(node(LONG_CONVERSATION)) == "s0 h9 c13 r14 q15"
+    assert count_tokens(LONG_CONVERSATION, len, [tool]) == len(LONG_CONVERSATION)
     with pytest.raises(
         BudgetExceeded, match=r"take 5 tokens, but max_tokens is 4 \(system message 1, human"
     ):
-        trim(max_tokens=4, token_counter=len, allow_partial=True)(LONG)
+        trim(max_tokens=4, token_counter=len, allow_partial=True)(LONG_CONVERSATION)
 
 
-def test_system_messages_are_joined_in_front() -> None:
-    """Each counts; one in the middle of an exchange does not part it."""
-    talk = talk_of(*"shacrq")
+def test_system_messages_are_joined_in_front_and_part_no_exchange() -> None:
+    talk = make_conversation(*"shacrq")
     talk.insert(4, SystemMessage("new", id="new"))
     shown = trim(max_tokens=10, token_counter=len)(talk)
-    assert ids(shown) == "s0 h1 a2 c3 r4 q5"
+    assert join_ids(shown) == "s0 h1 a2 c3 r4 q5"
     assert shown[0].text == "s0\n\nnew"
     assert trim(max_tokens=10, token_counter=len).invoke({"messages": talk}) == {}
 
 
-def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Path) -> None:
-    """A system message in the middle stays there; a parallel node's answer is not lost."""
+def test_trimmed_state_keeps_order_and_message_of_parallel_node(tmp_path: Path) -> None:
     builder = StateGraph(ChatState)
     builder.add_node("trim", trim(max_tokens=20, token_counter=len))
     builder.add_node("answer", lambda state: {"messages": [AIMessage("yes", id="new")]})
@@ -327,34 +342,34 @@ def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Pa
     with SQLiteCheckpointer.open(tmp_path / "a.db") as saver:
         graph = builder.compile(checkpointer=saver)
         thread: Any = {"configurable": {"thread_id": "t"}}
-        out = graph.invoke({"messages": talk_of(*"hasha")}, thread)
+        out = graph.invoke({"messages": make_conversation(*"hasha")}, thread)
         said = [item.value.id for item in saver.history("t")]
-    assert ids(out["messages"]) == "h0 a1 s2 h3 a4 new"
+    assert join_ids(out["messages"]) == "h0 a1 s2 h3 a4 new"
     assert said == ["h0", "a1", "s2", "h3", "a4", "new"]
 
 
-def test_what_another_node_adds_meanwhile_stays() -> None:
-    """Removals are by id."""
-    talk = talk_of(*"hahaha")
+def test_removals_do_not_affect_message_added_meanwhile() -> None:
+    """Messages are removed by id."""
+    talk = make_conversation(*"hahaha")
     update = trim(max_tokens=2, token_counter=len).invoke({"messages": talk})
     meanwhile = add_messages(talk, [HumanMessage("new", id="new")])  # type: ignore[arg-type]
-    assert ids(add_messages(meanwhile, update["messages"])) == "h4 a5 new"  # type: ignore[arg-type]
+    assert join_ids(add_messages(meanwhile, update["messages"])) == "h4 a5 new"  # type: ignore[arg-type]
 
 
-def test_a_call_that_waits_stays_in_the_state_and_is_not_shown() -> None:
-    """A run is interrupted before its tools, say to ask a human."""
-    talk = talk_of(*"hahc")
+def test_waiting_tool_call_stays_in_state_and_is_not_shown() -> None:
+    """A run may be interrupted before its tools, for example to ask a person."""
+    talk = make_conversation(*"hahc")
     assert (
         trim(max_tokens=2, token_counter=len).invoke({"messages": talk})["messages"][0].id == "h0"
     )
     update = trim(max_tokens=2, token_counter=len).invoke({"messages": talk})
-    assert ids(add_messages(talk, update["messages"])) == "h2 c3"  # type: ignore[arg-type]
-    assert ids(trim(max_tokens=2, token_counter=len)(talk)) == "h2"
+    assert join_ids(add_messages(talk, update["messages"])) == "h2 c3"  # type: ignore[arg-type]
+    assert join_ids(trim(max_tokens=2, token_counter=len)(talk)) == "h2"
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_partial_shortens_a_question_that_is_too_long(blocks: bool) -> None:
-    """Its middle goes; the marker says how much; the message keeps its id."""
+def test_allow_partial_shortens_middle_of_long_question(blocks: bool) -> None:
+    """A marker says how much was left out. The message keeps its id."""
     text = "What is this? " + "x" * 2_000 + " Please explain."
     content: Any = [
         {"type": "text", "text": text},
@@ -365,81 +380,80 @@ def test_partial_shortens_a_question_that_is_too_long(blocks: bool) -> None:
         HumanMessage(content if blocks else text, id="h"),
     ]
     with pytest.raises(BudgetExceeded, match=r"human message 1\d\d\d.*allow_partial=True"):
-        trim(max_tokens=300, token_counter=count)(talk)
-    shown = trim(max_tokens=300, token_counter=count, allow_partial=True)(talk)
-    assert count(shown) <= 300
+        trim(max_tokens=300, token_counter=count_list_tokens)(talk)
+    shown = trim(max_tokens=300, token_counter=count_list_tokens, allow_partial=True)(talk)
+    assert count_list_tokens(shown) <= 300
     assert shown[1].id == "h"
     assert shown[1].text.startswith("What is this?")
     assert shown[1].text.endswith("Please explain.")
     assert "characters left out" in shown[1].text
     assert talk[1].text == text
-    update = trim(max_tokens=300, token_counter=count, allow_partial=True).invoke(
+    update = trim(max_tokens=300, token_counter=count_list_tokens, allow_partial=True).invoke(
         {"messages": talk}
     )
     assert [m.text for m in update["messages"]] == [shown[1].text]
 
 
-def test_partial_shortens_the_results_the_model_goes_on_from() -> None:
-    """The question is short, what the tool found is not."""
-    talk = talk_of(*"hcrq")
+def test_allow_partial_shortens_long_tool_result() -> None:
+    talk = make_conversation(*"hcrq")
     talk[2].content = "found " * 1_000
-    shown = trim(max_tokens=200, token_counter=count, allow_partial=True)(talk)
-    assert ids(shown) == "h0 c1 r2 q3"
-    assert count(shown) <= 200
+    shown = trim(max_tokens=200, token_counter=count_list_tokens, allow_partial=True)(talk)
+    assert join_ids(shown) == "h0 c1 r2 q3"
+    assert count_list_tokens(shown) <= 200
 
 
-def test_partial_shortens_parallel_results_alike() -> None:
-    """Each of ten keeps its share; what is short stays as it is."""
+def test_allow_partial_shortens_parallel_results_equally() -> None:
+    """A short result stays unchanged."""
     uids = [f"c{n}" for n in range(10)]
     calls = [{"name": "read", "args": {}, "id": uid} for uid in uids]
     results = [ToolMessage("word " * 1_000, tool_call_id=uid, id=uid) for uid in uids[1:]]
     short = ToolMessage("short", tool_call_id="c0", id="c0")
     talk: Talk = [HumanMessage("Compare"), AIMessage("", tool_calls=calls), short, *results]
-    shown = trim(max_tokens=2_000, token_counter=count, allow_partial=True)(talk)
+    shown = trim(max_tokens=2_000, token_counter=count_list_tokens, allow_partial=True)(talk)
     lengths = [len(message.text) for message in shown[3:]]
-    assert 1_800 <= count(shown) <= 2_000
+    assert 1_800 <= count_list_tokens(shown) <= 2_000
     assert shown[:3] == talk[:3]
     assert max(lengths) - min(lengths) <= 20
 
 
-def test_partial_cannot_shorten_what_is_no_text() -> None:
-    """A picture is whole or not there."""
+def test_allow_partial_cannot_shorten_images() -> None:
     question: Any = [{"type": "image_url", "image_url": {"url": "data:" + "x" * 900}}]
     with pytest.raises(BudgetExceeded, match="send smaller files") as caught:
-        trim(max_tokens=100, token_counter=count, allow_partial=True)([HumanMessage(question)])
-    assert "allow_partial" not in str(caught.value)  # it is set already
+        trim(max_tokens=100, token_counter=count_list_tokens, allow_partial=True)(
+            [HumanMessage(question)]
+        )
+    assert "allow_partial" not in str(caught.value)  # the option is already set
 
 
-def test_a_list_without_a_question() -> None:
-    """Such a list is one turn. If it does not fit, a line replaces exchanges of its middle."""
-    talk = talk_of(*"sa")
-    assert ids(trim(max_tokens=100)(talk)) == "s0 a1"
-    long = talk_of(*"sacrqcrqcrq")
-    assert ids(trim(max_tokens=8, token_counter=len)(long)) == "s0 ? a1 c8 r9 q10"
-    assert ids(trim(max_tokens=9, token_counter=len)(long)) == "s0 ? a1 c5 r6 q7 c8 r9 q10"
-    assert ids(trim(max_tokens=6, token_counter=len)(long[:1] + long[2:])) == "s0 ? c8 r9 q10"
+def test_list_without_question_is_trimmed_as_one_turn() -> None:
+    """If it does not fit, a line replaces exchanges of its middle."""
+    talk = make_conversation(*"sa")
+    assert join_ids(trim(max_tokens=100)(talk)) == "s0 a1"
+    long = make_conversation(*"sacrqcrqcrq")
+    assert join_ids(trim(max_tokens=8, token_counter=len)(long)) == "s0 ? a1 c8 r9 q10"
+    assert join_ids(trim(max_tokens=9, token_counter=len)(long)) == "s0 ? a1 c5 r6 q7 c8 r9 q10"
+    assert join_ids(trim(max_tokens=6, token_counter=len)(long[:1] + long[2:])) == "s0 ? c8 r9 q10"
     assert trim(max_tokens=100).invoke({"messages": talk}) == {}
     assert trim(max_tokens=100)([]) == []
 
 
-def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
-    """One object for all."""
+def test_trim_gives_same_result_sync_async_in_chain_and_as_node() -> None:
     node = trim(max_tokens=5, token_counter=len)
-    shown = node(LONG)
-    assert node.invoke(LONG) == shown
-    assert asyncio.run(node.ainvoke(LONG)) == shown
-    assert (node | (lambda messages: messages)).invoke(LONG) == shown
-    assert (ChatPromptTemplate.from_messages(LONG) | node).invoke({})[0].text == "s0"
-    assert node({"messages": LONG}) == view(node)(LONG) == shown
-    assert view(node).invoke({"messages": LONG}) == {MODEL_INPUT_KEY: shown}
-    removed = node.invoke({"messages": LONG})
-    assert asyncio.run(node.ainvoke({"messages": LONG})) == removed
-    left = add_messages(list[Any](LONG), removed["messages"])
-    assert left == [without_line(message) for message in shown]
+    shown = node(LONG_CONVERSATION)
+    assert node.invoke(LONG_CONVERSATION) == shown
+    assert asyncio.run(node.ainvoke(LONG_CONVERSATION)) == shown
+    assert (node | (lambda messages: messages)).invoke(LONG_CONVERSATION) == shown
+    assert (ChatPromptTemplate.from_messages(LONG_CONVERSATION) | node).invoke({})[0].text == "s0"
+    assert node({"messages": LONG_CONVERSATION}) == view(node)(LONG_CONVERSATION) == shown
+    assert view(node).invoke({"messages": LONG_CONVERSATION}) == {MODEL_INPUT_KEY: shown}
+    removed = node.invoke({"messages": LONG_CONVERSATION})
+    assert asyncio.run(node.ainvoke({"messages": LONG_CONVERSATION})) == removed
+    left = add_messages(list[Any](LONG_CONVERSATION), removed["messages"])
+    assert left == [remove_left_out_line(message) for message in shown]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected_message"),
     [
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokens": True}, "max_tokens is True"),
@@ -452,15 +466,16 @@ def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
         ({"max_tokens": 5, "messages_key": ""}, "messages_key is ''"),
     ],
 )
-def test_options_that_contradict_are_refused(options: dict[str, Any], said: str) -> None:
-    """Before anything runs."""
+def test_invalid_options_are_refused_by_name(
+    options: dict[str, Any], expected_message: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         trim(**options)
-    assert said in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "expected_message"),
     [
         ({}, "no channel 'messages'"),
         ({"messages": "hello"}, "is a str"),
@@ -470,36 +485,37 @@ def test_options_that_contradict_are_refused(options: dict[str, Any], said: str)
         ),
     ],
 )
-def test_what_are_no_messages_is_refused(state: Any, said: str) -> None:
-    """By name and place."""
+def test_invalid_messages_are_refused_by_index(state: Any, expected_message: str) -> None:
     with pytest.raises(InvalidMessages) as caught:
         trim(max_tokens=50).invoke(state)
-    assert said in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
-def test_tools_that_leave_no_room_are_refused() -> None:
-    """Their schemas are part of the request, bound to the model or named by who makes it."""
+def test_tools_that_exceed_budget_are_refused() -> None:
+    """Their schemas are part of the request.
+
+    They are bound to the model or passed to `with_tools`.
+    """
     tool = {"name": "look", "description": "x " * 500, "parameters": {"type": "object"}}
     with pytest.raises(BudgetExceeded, match="with its tools"):
-        trim(max_tokens=100).with_tools([tool])(talk_of("h"))
+        trim(max_tokens=100).with_tools([tool])(make_conversation("h"))
     bound = ChatOpenAI(model="gpt-4o", api_key=lambda: "none").bind_tools([tool])
     with pytest.raises(BudgetExceeded, match="with its tools"):
-        trim(max_tokens=100, token_counter=bound)(talk_of("h"))
+        trim(max_tokens=100, token_counter=bound)(make_conversation("h"))
 
 
-def test_a_share_of_the_window_of_a_model() -> None:
-    """By its profile."""
+def test_fractional_max_tokens_is_share_of_model_window() -> None:
     model = ChatOpenAI(model="a", api_key=lambda: "none", profile={"max_input_tokens": 440})
-    talk = talk_of(*"hahah")
-    assert ids(trim(max_tokens=0.05, token_counter=model)(talk)) == "h2 a3 h4"
-    assert ids(trim(max_tokens=1.0, token_counter=model)(talk)) == "h0 a1 h2 a3 h4"
+    talk = make_conversation(*"hahah")
+    assert join_ids(trim(max_tokens=0.05, token_counter=model)(talk)) == "h2 a3 h4"
+    assert join_ids(trim(max_tokens=1.0, token_counter=model)(talk)) == "h0 a1 h2 a3 h4"
 
 
-# -- as langchain's trim_messages
+# -- comparison with langchain's trim_messages
 
 
 @pytest.mark.parametrize(
-    ("options", "left"),
+    ("options", "expected_ids"),
     [
         ({"max_tokens": 10, "token_counter": len}, "h0 a1 h2 a3"),
         ({"max_tokens": 3, "token_counter": len}, "h2 a3"),
@@ -509,12 +525,12 @@ def test_a_share_of_the_window_of_a_model() -> None:
         ({"max_tokens": 3, "token_counter": len, "end_on": "ai"}, "h2 a3"),
     ],
 )
-def test_the_newest_answer_stays_unless_end_on_says_otherwise(
-    options: dict[str, Any], left: str
+def test_newest_answer_stays_unless_end_on_excludes_it(
+    options: dict[str, Any], expected_ids: str
 ) -> None:
-    """In LangChain's `chat_history` the list ends with an answer; `{input}` follows it."""
-    talk = talk_of(*"haha")
-    assert ids(trim(**options)(talk)) == left
+    """In LangChain's `chat_history` the list ends with an answer, which `{input}` follows."""
+    talk = make_conversation(*"haha")
+    assert join_ids(trim(**options)(talk)) == expected_ids
     prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
     filled = prompt.invoke(
         {"chat_history": trim(max_tokens=10, token_counter=len)(talk), "input": "and?"}
@@ -522,41 +538,48 @@ def test_the_newest_answer_stays_unless_end_on_says_otherwise(
     assert [m.type for m in filled.to_messages()] == ["human", "ai", "human", "ai", "human"]
 
 
-def test_an_answer_that_is_too_long_is_not_dropped_silently() -> None:
-    """An error, or its middle."""
+def test_too_long_answer_is_refused_or_shortened() -> None:
     talk = [HumanMessage("Tell me.", id="h"), AIMessage("long " * 200, id="a")]
     with pytest.raises(BudgetExceeded, match="ai message"):
-        trim(max_tokens=100, token_counter=count)(talk)
-    shown = trim(max_tokens=100, token_counter=count, allow_partial=True)(talk)
-    assert ids(shown) == "h a"
-    assert count(shown) <= 100
+        trim(max_tokens=100, token_counter=count_list_tokens)(talk)
+    shown = trim(max_tokens=100, token_counter=count_list_tokens, allow_partial=True)(talk)
+    assert join_ids(shown) == "h a"
+    assert count_list_tokens(shown) <= 100
 
 
-@pytest.mark.parametrize(("ends", "last"), [("ai", "h2 a3"), ("tool", ""), ("human", "h2 a3 h4")])
-def test_end_on_may_leave_out_the_newest_question(ends: Any, last: str) -> None:
-    """It is not removed from a state."""
+@pytest.mark.parametrize(
+    ("ends", "expected_ids"), [("ai", "h2 a3"), ("tool", ""), ("human", "h2 a3 h4")]
+)
+def test_end_on_may_hide_newest_question_but_keeps_it_in_state(
+    ends: Any, expected_ids: str
+) -> None:
     node = trim(max_tokens=3, token_counter=len, end_on=ends)
-    talk = talk_of(*"hahah")
+    talk = make_conversation(*"hahah")
     left: Any = add_messages(list[Any](talk), node.invoke({"messages": talk})["messages"])
-    assert ids(node(talk)) == last
-    assert ids(left) == "h2 a3 h4"
+    assert join_ids(node(talk)) == expected_ids
+    assert join_ids(left) == "h2 a3 h4"
 
 
 @given(st.lists(st.sampled_from(["h", "ha", "hcrq", "hcrqa", "hcrqcrqa"]), min_size=1), st.data())
-def test_the_same_words_give_what_langchain_gives(turns: list[str], data: st.DataObject) -> None:
-    """Where that is a valid sequence with a question in it."""
-    talk = talk_of(*data.draw(st.sampled_from(["", "s"])), *"".join(turns))
-    ends: Any = data.draw(st.sampled_from([None, QUESTION, "human", "ai"]))
+def test_same_options_give_same_result_as_trim_messages(
+    turns: list[str], data: st.DataObject
+) -> None:
+    """The rule holds if the result of langchain is a valid sequence with a question."""
+    talk = make_conversation(*data.draw(st.sampled_from(["", "s"])), *"".join(turns))
+    ends: Any = data.draw(st.sampled_from([None, QUESTION_TYPES, "human", "ai"]))
     first = isinstance(talk[0], SystemMessage)
-    budget = data.draw(st.integers(1, count([*talk]) + 10))
-    words: Any = {"max_tokens": budget, "token_counter": count, "end_on": ends}
+    budget = data.draw(st.integers(1, count_list_tokens([*talk]) + 10))
+    words: Any = {"max_tokens": budget, "token_counter": count_list_tokens, "end_on": ends}
     theirs = trim_messages(talk, **words, strategy="last", start_on="human", include_system=True)
     if len(theirs) > first and not find_refusals(theirs, to_answer=False):
-        assert ids(trim(**words)(talk)) == ids(theirs)
+        assert join_ids(trim(**words)(talk)) == join_ids(theirs)
 
 
-def test_the_example_of_the_concept_page() -> None:
-    """docs: "Knowing when to remove messages"; `start_on`, `include_system` are always so."""
+def test_example_of_langgraph_concept_page_matches_trim_messages() -> None:
+    """The page is "Knowing when to remove messages".
+
+    `start_on` and `include_system` always have these values.
+    """
     talk = [
         SystemMessage("You answer briefly."),
         HumanMessage("Hello, who are you?"),
@@ -579,8 +602,7 @@ def test_the_example_of_the_concept_page() -> None:
     )
 
 
-def test_the_example_of_the_chatbot_page() -> None:
-    """LangChain's memory management: only the two newest messages reach the model."""
+def test_example_of_langchain_chatbot_page_shows_two_newest_messages() -> None:
     history: list[BaseMessage] = [
         HumanMessage("Hey there! I'm Nemo."),
         AIMessage("Hello!"),

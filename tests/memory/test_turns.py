@@ -1,4 +1,4 @@
-"""Reading what was said on a thread, and the memories of turns that are made of it."""
+"""Reading the messages of a thread, and the memories that are made of its turns."""
 
 from __future__ import annotations
 
@@ -45,58 +45,61 @@ from tests.memory.threads import build_graph, send_messages, thread_config
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)
 
 
-def placed(*messages: BaseMessage) -> list[ThreadMessage]:
-    return [ThreadMessage(each, each.id or "", place, MAY) for place, each in enumerate(messages)]
+def make_thread_messages(*messages: BaseMessage) -> list[ThreadMessage]:
+    return [
+        ThreadMessage(message, message.id or "", place, MAY)
+        for place, message in enumerate(messages)
+    ]
 
 
-def proposed(batch: Batch, **options: Any) -> Proposal:
+def propose_changes(batch: Batch, **options: Any) -> Proposal:
     scope = Scope(StoreAdapter(InMemoryStore()), ("memories",))
     return run(TurnExtractor(**options).propose_changes(batch, scope))
 
 
-def extracted(*messages: BaseMessage, **options: Any) -> list[str]:
-    batch = Batch("t", "c", placed(*messages))
-    return [each.candidate.text for each in proposed(batch, **options).additions]
+def extract_texts(*messages: BaseMessage, **options: Any) -> list[str]:
+    batch = Batch("t", "c", make_thread_messages(*messages))
+    return [message.candidate.text for message in propose_changes(batch, **options).additions]
 
 
-def words(history: ThreadHistory) -> list[str]:
-    return [each.text for each in history.messages]
+def message_texts(history: ThreadHistory) -> list[str]:
+    return [message.text for message in history.messages]
 
 
 # -- reading
 
 
-def test_everything_said_is_read_whatever_was_removed(file_saver: SQLiteCheckpointer) -> None:
-    """Of perdure's checkpointer what left the state is read too, at the place where it was said."""
+def test_removed_messages_are_read_at_their_original_position(
+    file_saver: SQLiteCheckpointer,
+) -> None:
     graph = build_graph(file_saver, answers=False)
     send_messages(graph, "t", "one", "two", RemoveMessage(id="one"), "three")
 
-    said = run(read_history(file_saver, "t"))
+    history = run(read_history(file_saver, "t"))
 
-    assert words(said) == ["one", "two", "three"]
+    assert message_texts(history) == ["one", "two", "three"]
 
 
-def test_an_edited_message_is_read_once_as_it_is_now(file_saver: SQLiteCheckpointer) -> None:
-    """A message that was edited stands where it was said first, and says what it says now."""
+def test_edited_message_is_read_once_at_first_position_with_new_text(
+    file_saver: SQLiteCheckpointer,
+) -> None:
     graph = build_graph(file_saver, answers=False)
     send_messages(graph, "t", "one", "two", HumanMessage("ONE", id="one"))
 
-    assert words(run(read_history(file_saver, "t"))) == ["ONE", "two"]
+    assert message_texts(run(read_history(file_saver, "t"))) == ["ONE", "two"]
 
 
-def test_what_a_node_cut_is_read_whole(file_saver: SQLiteCheckpointer) -> None:
-    """A message that was shortened to save room is read at the length at which it was said."""
+def test_shortened_message_is_read_in_full_length(file_saver: SQLiteCheckpointer) -> None:
     cut = HumanMessage("o", id="one", additional_kwargs={SHORTENED: "cut"})
     send_messages(build_graph(file_saver, answers=False), "t", "one", cut)
 
-    assert words(run(read_history(file_saver, "t"))) == ["one"]
+    assert message_texts(run(read_history(file_saver, "t"))) == ["one"]
 
 
-@pytest.mark.parametrize("kept", ["perdure", "langgraph"])
-def test_both_doors_read_the_same(kept: str, tmp_path: Path) -> None:
-    """Blocking and awaiting give the same, for perdure's checkpointer and for others."""
+@pytest.mark.parametrize("library", ["perdure", "langgraph"])
+def test_read_history_is_same_sync_and_async(library: str, tmp_path: Path) -> None:
     saver: Any = InMemorySaver()
-    if kept == "perdure":
+    if library == "perdure":
         saver = SQLiteCheckpointer.open(tmp_path / "a.db")
     graph = build_graph(saver)
     send_messages(graph, "t", "one", "two")
@@ -105,71 +108,67 @@ def test_both_doors_read_the_same(kept: str, tmp_path: Path) -> None:
 
     assert blocking == awaiting
     assert [m.text for m in awaiting.messages] == ["one", "You said one", "two", "You said two"]
-    if kept == "perdure":
+    if library == "perdure":
         saver.close()
 
 
-@pytest.mark.parametrize("kept", ["perdure", "langgraph"])
-def test_a_thread_that_is_not_there_is_named(kept: str, file_saver: SQLiteCheckpointer) -> None:
-    """Reading a thread that nobody began says so."""
-    saver: Any = file_saver if kept == "perdure" else InMemorySaver()
+@pytest.mark.parametrize("library", ["perdure", "langgraph"])
+def test_reading_unknown_thread_is_refused_by_name(
+    library: str, file_saver: SQLiteCheckpointer
+) -> None:
+    saver: Any = file_saver if library == "perdure" else InMemorySaver()
 
     with pytest.raises(UnknownThread, match="'nobody'"):
         run(read_history(saver, "nobody"))
 
 
-def test_a_thread_without_messages_says_nothing(file_saver: SQLiteCheckpointer) -> None:
-    """A thread whose channel is empty, or has another name, is read as one without messages."""
+def test_thread_without_messages_channel_is_read_as_empty(file_saver: SQLiteCheckpointer) -> None:
     send_messages(build_graph(file_saver), "t", "one")
 
-    assert words(run(read_history(file_saver, "t", "notes"))) == []
+    assert message_texts(run(read_history(file_saver, "t", "notes"))) == []
 
 
 # -- times
 
 
-def test_a_message_has_the_time_of_the_checkpoint_it_came_with(
+def test_message_without_time_has_time_of_its_first_checkpoint(
     file_saver: SQLiteCheckpointer,
 ) -> None:
-    """Without a time of its own, a message was said when the checkpoint came that first had it."""
     graph = build_graph(file_saver, answers=False)
     names = [f"m{number}" for number in range(40)]  # more checkpoints than are looked at first
     send_messages(graph, "t", *names)
     send_messages(graph, "t", RemoveMessage(id="m3"), "last")
-    came: dict[str, datetime | None] = {}
+    expected_times: dict[str, datetime | None] = {}
     for info in reversed(file_saver.checkpoints("t")):
         for item in file_saver.history("t", checkpoint_id=info.checkpoint_id):
-            came.setdefault(item.value.id, parse_time(info.ts))
+            expected_times.setdefault(item.value.id, parse_time(info.ts))
 
-    said = run(read_history(file_saver, "t"))
+    history = run(read_history(file_saver, "t"))
 
-    assert came == {each.id: each.at for each in said.messages}
+    assert expected_times == {message.id: message.at for message in history.messages}
 
 
-def test_a_message_with_a_time_of_its_own_keeps_it() -> None:
-    """An imported message was said when its `create_time` says, in seconds or as ISO 8601."""
+def test_create_time_of_message_is_used_in_seconds_or_iso_8601() -> None:
     saver = InMemorySaver()
-    given = [MAY.timestamp(), "2024-05-01T12:00:00+02:00"]
-    for number, at in enumerate(given):
+    times = [MAY.timestamp(), "2024-05-01T12:00:00+02:00"]
+    for number, at in enumerate(times):
         message = HumanMessage("hi", id=str(number), response_metadata={"create_time": at})
         send_messages(build_graph(saver, answers=False), "t", message)
 
-    assert [each.at for each in run(read_history(saver, "t")).messages] == [MAY, MAY]
+    assert [message.at for message in run(read_history(saver, "t")).messages] == [MAY, MAY]
 
 
 @pytest.mark.parametrize("value", [None, True, "soon", float("nan"), 1e300, [], {}])
-def test_what_is_no_time_is_passed_over(value: Any) -> None:
-    """A `create_time` that is no time is as good as none."""
+def test_invalid_create_time_is_ignored(value: Any) -> None:
     assert parse_time(value) is None
 
 
 # -- memories of turns
 
 
-def test_a_turn_says_who_says_what() -> None:
-    """A memory's text is the speaker and the words; tools, calls and blanks are left out."""
+def test_turn_text_is_speaker_and_words_without_tools_and_blanks() -> None:
     call = {"name": "look", "args": {}, "id": "1"}
-    found = extracted(
+    found = extract_texts(
         SystemMessage("Be brief.", id="s"),
         HumanMessage("I like tea.", id="a", name="Ann"),
         AIMessage("", id="b", tool_calls=[call]),
@@ -182,10 +181,9 @@ def test_a_turn_says_who_says_what() -> None:
     assert found == ["Ann: I like tea.", "assistant: So do I.", "user: Good."]
 
 
-def test_a_turn_has_its_provenance() -> None:
-    """A memory says where it comes from, and whose words it rests on."""
-    batch = Batch("t", "c", placed(AIMessage("Hello.", id="a", name="Bo")))
-    [addition] = proposed(batch).additions
+def test_turn_has_provenance_of_its_message() -> None:
+    batch = Batch("t", "c", make_thread_messages(AIMessage("Hello.", id="a", name="Bo")))
+    [addition] = propose_changes(batch).additions
     source = addition.candidate.provenance
     assert source is not None
 
@@ -201,21 +199,25 @@ def test_a_turn_has_its_provenance() -> None:
     assert (addition.candidate.kind, addition.candidate.role) == ("turn", "assistant")
 
 
-def test_a_long_message_is_kept_in_chunks() -> None:
-    """A long message makes a memory for each of its first 40 chunks; the rest is refused."""
-    said = HumanMessage(" ".join(f"Thing {number}." for number in range(50)), id="a")
-    proposal = proposed(Batch("t", "c", placed(said)), max_words=2)
+def test_long_message_becomes_at_most_40_chunks() -> None:
+    """The rest is refused."""
+    history = HumanMessage(" ".join(f"Thing {number}." for number in range(50)), id="a")
+    proposal = propose_changes(Batch("t", "c", make_thread_messages(history)), max_words=2)
 
-    assert [each.candidate.text for each in proposal.additions] == [
-        f"user: {text}" for text in split_into_chunks(said.text, 2, 0)[:40]
+    assert [message.candidate.text for message in proposal.additions] == [
+        f"user: {text}" for text in split_into_chunks(history.text, 2, 0)[:40]
     ]
-    assert len({each.key for each in proposal.additions}) == 40
-    assert [(each.change, each.check) for each in proposal.outcomes] == [("refused", "length")]
+    assert len({message.key for message in proposal.additions}) == 40
+    assert [(message.change, message.check) for message in proposal.outcomes] == [
+        ("refused", "length")
+    ]
 
 
-def test_keys_are_the_same_each_time_and_for_no_other() -> None:
-    """A key depends on thread, message and piece, and on how they are told apart."""
-    keys = {build_turn_key(*each) for each in [("a", "bc", 0), ("ab", "c", 0), ("a", "bc", 1)]}
+def test_turn_keys_are_deterministic_and_unique() -> None:
+    """A key depends on the thread, the message and the number of the chunk."""
+    keys = {
+        build_turn_key(*message) for message in [("a", "bc", 0), ("ab", "c", 0), ("a", "bc", 1)]
+    }
 
     assert len(keys) == 3
     assert build_turn_key("a", "bc", 0) in keys
@@ -223,14 +225,12 @@ def test_keys_are_the_same_each_time_and_for_no_other() -> None:
 
 
 @pytest.mark.parametrize("max_words", [0, "2"])
-def test_wrong_numbers_are_refused(max_words: Any) -> None:
-    """An extractor with a number that makes no sense is not made."""
+def test_invalid_max_words_is_refused(max_words: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected a whole number"):
         TurnExtractor(max_words=max_words)
 
 
-def test_a_role_that_nobody_knows_is_no_user_s() -> None:
-    """Words of a role of one's own are trusted as an assistant's, and no more."""
+def test_unknown_role_is_trusted_like_assistant() -> None:
     roles = [
         ThreadMessage(ChatMessage(content="hi", role=role), "a").role
         for role in ("critic", "user", "human")
@@ -239,62 +239,61 @@ def test_a_role_that_nobody_knows_is_no_user_s() -> None:
     assert roles == ["assistant", "user", "user"]
 
 
-# -- what is new
+# -- unread messages
 
 
 @given(st.data())
-def test_each_message_is_new_once(data: st.DataObject) -> None:
-    """However a thread grows, is trimmed and is read, each message is formed from exactly once."""
+def test_each_message_of_random_thread_is_unread_exactly_once(data: st.DataObject) -> None:
+    """The thread grows, is trimmed and is read at random."""
     mark, count = Watermark(), 0
-    formed: list[ThreadMessage] = []
+    read_messages: list[ThreadMessage] = []
     for _ in range(data.draw(st.integers(1, 6))):
         count += data.draw(st.integers(0, 70))
-        kept = data.draw(st.integers(0, count))  # as many as are not yet read are always left
-        kept = min(kept, len(formed))
+        first_kept = data.draw(st.integers(0, count))  # as many as are not yet read are always left
+        first_kept = min(first_kept, len(read_messages))
         messages = [
-            ThreadMessage(HumanMessage(str(i), id=str(i)), str(i)) for i in range(kept, count)
+            ThreadMessage(HumanMessage(str(i), id=str(i)), str(i)) for i in range(first_kept, count)
         ]
         new = mark.find_unread(ThreadHistory("t", None, messages))
         mark = mark.advance(new, None)
-        formed += new
+        read_messages += new
 
-    assert list(range(count)) == [int(each.id) for each in formed]
-    assert list(range(count)) == [each.position for each in formed]
+    assert list(range(count)) == [int(message.id) for message in read_messages]
+    assert list(range(count)) == [message.position for message in read_messages]
     assert count == mark.count
 
 
-def advanced(messages: Sequence[ThreadMessage]) -> Watermark:
+def advance_watermark(messages: Sequence[ThreadMessage]) -> Watermark:
     return Watermark().advance(Watermark().assign_thread_positions(messages), None)
 
 
-def test_an_edited_message_is_new_again_at_its_place() -> None:
-    """A message that says something else now is formed from again; one that was cut is not."""
-    mark = advanced(placed(*(HumanMessage(name, id=name) for name in "abc")))
+def test_edited_message_is_unread_again_at_its_position() -> None:
+    """A message that was only shortened is not read again."""
+    mark = advance_watermark(make_thread_messages(*(HumanMessage(name, id=name) for name in "abc")))
     cut = HumanMessage("", id="c", additional_kwargs={SHORTENED: "cleared"})
     now = [HumanMessage("a", id="a"), HumanMessage("B", id="b"), cut, HumanMessage("d", id="d")]
 
     new = mark.find_unread(
-        ThreadHistory("t", None, [ThreadMessage(each, each.id or "") for each in now])
+        ThreadHistory("t", None, [ThreadMessage(message, message.id or "") for message in now])
     )
 
-    assert [(each.text, each.position) for each in new] == [("B", 1), ("d", 3)]
+    assert [(message.text, message.position) for message in new] == [("B", 1), ("d", 3)]
 
 
-class Plain(TypedDict):
+class StateWithoutIds(TypedDict):
     """A state whose messages no reducer gives ids."""
 
     messages: Annotated[list[BaseMessage], operator.add]
 
 
-def test_messages_without_ids_are_told_apart_by_what_they_say() -> None:
-    """Where nothing gives messages ids, the same thread read twice has the same ones."""
-    builder: StateGraph[Any, None, Any, Any] = StateGraph(Plain)
+def test_messages_without_ids_get_stable_distinct_ids() -> None:
+    builder: StateGraph[Any, None, Any, Any] = StateGraph(StateWithoutIds)
     builder.add_node("listen", lambda state: {})
     builder.add_edge(START, "listen")
     saver = InMemorySaver()
-    said = [HumanMessage("yes"), AIMessage("yes"), HumanMessage("yes")]
-    builder.compile(checkpointer=saver).invoke({"messages": said}, thread_config("t"))
-    ids = [each.id for each in run(read_history(saver, "t")).messages]
+    history = [HumanMessage("yes"), AIMessage("yes"), HumanMessage("yes")]
+    builder.compile(checkpointer=saver).invoke({"messages": history}, thread_config("t"))
+    ids = [message.id for message in run(read_history(saver, "t")).messages]
 
-    assert ids == [each.id for each in run(read_history(saver, "t")).messages]
+    assert ids == [message.id for message in run(read_history(saver, "t")).messages]
     assert len(set(ids)) == 3

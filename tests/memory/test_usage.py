@@ -1,4 +1,4 @@
-"""Usage that providers report: the size of requests, the model that reported it, odd reports."""
+"""Usage reported by providers: request sizes, model names, and invalid reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = "word " * 100
 BASE = ESTIMATE.count_text(LONG)
 
 
-def answer(usage: Any, text: str = LONG, model: str | None = None) -> AIMessage:
+def make_answer(usage: Any, text: str = LONG, model: str | None = None) -> AIMessage:
     message = AIMessage(text, response_metadata={"model_name": model} if model else {})
     message.usage_metadata = usage
     return message
@@ -63,23 +63,22 @@ def answer(usage: Any, text: str = LONG, model: str | None = None) -> AIMessage:
         ({"input_tokens": 10**12, "output_tokens": 20}, 0),
     ],
 )
-def test_the_size_of_a_request_is_input_and_output(usage: Any, tokens: int) -> None:
-    """A report without a size, or with an impossible one, is none."""
-    assert read_request_tokens(answer(usage)) == tokens
+def test_request_size_is_reported_input_plus_output(usage: Any, tokens: int) -> None:
+    """A report without a size, or with an impossible size, is ignored."""
+    assert read_request_tokens(make_answer(usage)) == tokens
 
 
-def test_only_answers_report_usage() -> None:
-    """A person's message with the same attribute says nothing of a request."""
+def test_usage_of_human_message_is_ignored() -> None:
     assert read_request_tokens(HumanMessage("a", usage_metadata={"input_tokens": 9})) == 0
 
 
-def test_thoughts_are_no_part_of_an_answer() -> None:
-    """Providers do not take them back with the next request."""
+def test_reasoning_tokens_do_not_count_as_answer() -> None:
+    """Providers do not get them back with the next request."""
     usage = {"input_tokens": 1, "output_tokens": 90, "output_token_details": {"reasoning": 70}}
 
-    assert read_answer_tokens(answer(usage)) == 20
-    assert read_answer_tokens(answer({"output_tokens": 5, "output_token_details": None})) == 5
-    assert read_answer_tokens(answer({"output_tokens": "5"})) == 0
+    assert read_answer_tokens(make_answer(usage)) == 20
+    assert read_answer_tokens(make_answer({"output_tokens": 5, "output_token_details": None})) == 5
+    assert read_answer_tokens(make_answer({"output_tokens": "5"})) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,15 +99,15 @@ def test_thoughts_are_no_part_of_an_answer() -> None:
         ("claude-sonnet-4-5", "gpt-5", False),
     ],
 )
-def test_names_of_models(first: str | None, second: str, same: bool) -> None:
-    """The provider and the version do not make another model."""
+def test_model_names_with_provider_or_version_are_same_model(
+    first: str | None, second: str, same: bool
+) -> None:
     assert is_same_model(first, second) is same
     assert is_same_model(second, first) is same
 
 
 @pytest.mark.parametrize("key", ["model_name", "model", "model_id"])
-def test_the_model_of_an_answer(key: str) -> None:
-    """Integrations name it by one of three keys."""
+def test_model_name_is_read_from_each_known_metadata_key(key: str) -> None:
     assert read_model_name(AIMessage("a", response_metadata={key: "m"})) == "m"
     assert read_model_name(AIMessage("a")) is None
 
@@ -116,46 +115,61 @@ def test_the_model_of_an_answer(key: str) -> None:
 # -- calibration
 
 
-def reported(times: float, model: str | None) -> AIMessage:
-    tokens = int(times * BASE)
-    return answer({"input_tokens": 9, "output_tokens": tokens, "total_tokens": 9}, LONG, model)
+def make_answer_with_scale(scale: float, model: str | None) -> AIMessage:
+    tokens = int(scale * BASE)
+    return make_answer({"input_tokens": 9, "output_tokens": tokens, "total_tokens": 9}, LONG, model)
 
 
-def test_the_model_of_the_newest_answer_scales_an_estimate() -> None:
-    """What another model reported for its answers counts no more after a change of the model."""
-    talk: list[BaseMessage] = [reported(3, "claude-x"), reported(2, "gpt-x")]
+def test_estimate_is_scaled_by_model_of_newest_answer() -> None:
+    """The reports of an earlier model are ignored."""
+    conversation: list[BaseMessage] = [
+        make_answer_with_scale(3, "claude-x"),
+        make_answer_with_scale(2, "gpt-x"),
+    ]
 
-    assert ESTIMATE.scale_to_usage(talk).scale == 2
-    assert ESTIMATE.scale_to_usage([*talk, HumanMessage("and?")]).scale == 2
-    assert ESTIMATE.scale_to_usage(talk[::-1]).scale == 3
-    assert ESTIMATE.scale_to_usage([reported(2, None), reported(1, "gpt-x")]).scale == 2
+    assert ESTIMATE.scale_to_usage(conversation).scale == 2
+    assert ESTIMATE.scale_to_usage([*conversation, HumanMessage("and?")]).scale == 2
+    assert ESTIMATE.scale_to_usage(conversation[::-1]).scale == 3
+    assert (
+        ESTIMATE.scale_to_usage(
+            [make_answer_with_scale(2, None), make_answer_with_scale(1, "gpt-x")]
+        ).scale
+        == 2
+    )
 
 
-def test_a_counter_for_a_model_is_scaled_by_its_answers_only() -> None:
-    """Only answers of the counter's chat model, or of the request's model, scale its counts."""
-    talk: list[BaseMessage] = [reported(3, "claude-x"), reported(2, "gpt-x-2026-01-01")]
+def test_counter_for_model_is_scaled_only_by_answers_of_that_model() -> None:
+    conversation: list[BaseMessage] = [
+        make_answer_with_scale(3, "claude-x"),
+        make_answer_with_scale(2, "gpt-x-2026-01-01"),
+    ]
 
-    assert ESTIMATE.for_model("claude-x").scale_to_usage(talk).scale == 3
-    assert ESTIMATE.for_model("gpt-x").scale_to_usage(talk).scale == 2
-    assert ESTIMATE.for_model("other").scale_to_usage(talk).scale == 1
-    assert ESTIMATE.for_model("gpt-x").scale_to_usage(talk).model == "gpt-x"
+    assert ESTIMATE.for_model("claude-x").scale_to_usage(conversation).scale == 3
+    assert ESTIMATE.for_model("gpt-x").scale_to_usage(conversation).scale == 2
+    assert ESTIMATE.for_model("other").scale_to_usage(conversation).scale == 1
+    assert ESTIMATE.for_model("gpt-x").scale_to_usage(conversation).model == "gpt-x"
     assert ESTIMATE.model is None
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"output_tokens": None}, {"output_tokens": -1}])
-def test_an_answer_without_usage_scales_nothing(usage: Any) -> None:
-    """Chunks of a stream may have none."""
-    assert ESTIMATE.scale_to_usage([answer(usage)]) is ESTIMATE
+def test_answer_without_usage_does_not_scale_estimate(usage: Any) -> None:
+    """Chunks of a stream may have no usage."""
+    assert ESTIMATE.scale_to_usage([make_answer(usage)]) is ESTIMATE
 
 
 @pytest.mark.parametrize("kind", [trim, assemble])
-def test_a_budget_holds_by_what_the_model_reported(kind: Any) -> None:
-    """A node is scaled to the model of its requests; tools are scaled too."""
-    talk = [message for n in range(20) for message in (HumanMessage(f"{n}?"), reported(2, "x"))]
-    talk += [HumanMessage("and?")]
+def test_budget_is_scaled_by_usage_of_request_model(kind: Any) -> None:
+    """Tools are scaled too."""
+    conversation = [
+        message
+        for n in range(20)
+        for message in (HumanMessage(f"{n}?"), make_answer_with_scale(2, "x"))
+    ]
+    conversation += [HumanMessage("and?")]
     tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
     sizes = [
-        sum(map(ESTIMATE.count_message, node.with_tools(tools)(talk))) + ESTIMATE.count_tools(tools)
+        sum(map(ESTIMATE.count_message, node.with_tools(tools)(conversation)))
+        + ESTIMATE.count_tools(tools)
         for node in (kind(2_000), kind(2_000).for_model("x-2026-01-01"), kind(2_000).for_model("y"))
     ]
 
@@ -163,26 +177,36 @@ def test_a_budget_holds_by_what_the_model_reported(kind: Any) -> None:
     assert 1_700 < sizes[2] <= 2_000
 
 
-def test_an_agent_is_scaled_by_the_answers_of_its_model() -> None:
-    """A gateway may answer by another name than the one it is asked for."""
+def test_agent_is_scaled_by_answers_of_its_model() -> None:
+    """A gateway may answer with another name than the requested one."""
     memory = MemoryMiddleware(trim(2_000))
-    talk = [message for n in range(20) for message in (HumanMessage(f"{n}?"), reported(2, "x"))]
-    talk += [HumanMessage("and?")]
+    conversation = [
+        message
+        for n in range(20)
+        for message in (HumanMessage(f"{n}?"), make_answer_with_scale(2, "x"))
+    ]
+    conversation += [HumanMessage("and?")]
 
-    def shown(model: str, answered: str) -> int:
+    def measure_request(model: str, answering_model: str) -> int:
         sizes = []
 
         def handler(request: Any) -> ModelResponse[Any]:
             sizes.append(sum(map(ESTIMATE.count_message, request.messages)))
-            return ModelResponse([AIMessage("yes", response_metadata={"model_name": answered})])
+            return ModelResponse(
+                [AIMessage("yes", response_metadata={"model_name": answering_model})]
+            )
 
-        named = ChatOpenAI(model=model, api_key=lambda: "none")
-        request: Any = ModelRequest(model=named, messages=list(talk), tools=[], state=None)
+        chat_model = ChatOpenAI(model=model, api_key=lambda: "none")
+        request: Any = ModelRequest(
+            model=chat_model, messages=list(conversation), tools=[], state=None
+        )
         call = RunnableLambda(lambda _: memory.wrap_model_call(request, handler))
         call.invoke(None)
         return int(sizes[0])
 
-    assert 800 < shown("x", "x") <= 1_000
-    assert 1_700 < shown("other", "other") <= 2_000
-    assert 1_700 < shown("gateway", "x-2026-01-01") <= 2_000  # nobody knows yet what answers
-    assert 800 < shown("gateway", "x-2026-01-01") <= 1_000
+    assert 800 < measure_request("x", "x") <= 1_000
+    assert 1_700 < measure_request("other", "other") <= 2_000
+    assert (
+        1_700 < measure_request("gateway", "x-2026-01-01") <= 2_000
+    )  # nobody knows yet what answers
+    assert 800 < measure_request("gateway", "x-2026-01-01") <= 1_000

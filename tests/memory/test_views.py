@@ -1,4 +1,4 @@
-"""What a model was shown: recorded beside the thread, without a trace in what the graph does."""
+"""Recorded views: the messages that a model was shown, stored without effects on the thread."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from tests.openai_server import OpenAIServer
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
-class Talker(GenericFakeChatModel):
-    """A model that notes what it is shown."""
+class RecordingModel(GenericFakeChatModel):
+    """A model that records the messages that it is shown."""
 
     shown: list[Any] = Field(default_factory=list)
 
@@ -63,17 +63,17 @@ class Talker(GenericFakeChatModel):
         return super()._generate(messages, *args, **options)
 
 
-def talker(*answers: AIMessage | str) -> Talker:
-    """A model that gives these answers, and then numbers them."""
-    return Talker(messages=iter([*answers, *(f"answer {n}" for n in range(1_000))]))
+def make_model(*answers: AIMessage | str) -> RecordingModel:
+    """Return a model that gives these answers, and then numbered ones."""
+    return RecordingModel(messages=iter([*answers, *(f"answer {n}" for n in range(1_000))]))
 
 
-def recording(saver: Any, **options: Any) -> Any:
-    """The config of runs on the thread `t` that record views."""
+def make_recording_config(saver: Any, **options: Any) -> Any:
+    """Return the config of runs on the thread `t` that record views."""
     return {**THREAD, "callbacks": [record_views(saver, **options)]}
 
 
-def says(text: str) -> Any:
+def make_input(text: str) -> Any:
     return {"messages": [HumanMessage(text)]}
 
 
@@ -83,83 +83,91 @@ def look(what: str) -> str:
     return f"{what} is found"
 
 
-def calling(what: str) -> AIMessage:
+def make_tool_call(what: str) -> AIMessage:
     call = {"name": "look", "args": {"what": what}, "id": f"to {what}", "type": "tool_call"}
     return AIMessage("", tool_calls=[call])
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-def test_views_are_what_the_model_was_given(place: Place, durability: Any) -> None:
-    """Message for message, in each durability, blocking and awaited, with the checkpoint."""
+def test_recorded_views_are_messages_that_model_got(place: Place, durability: Any) -> None:
+    """The rule holds for each durability, sync and async. A view has the id of its checkpoint."""
     with place.saver() as saver:
-        model = talker()
+        model = make_model()
         chat = chat_graph(model, memory=[trim(max_tokens=60)], checkpointer=saver)
-        config = recording(saver)
+        config = make_recording_config(saver)
         for n in range(12):
-            chat.invoke(says(f"question {n}"), config, durability=durability)
+            chat.invoke(make_input(f"question {n}"), config, durability=durability)
 
-        async def awaited() -> Any:
-            await chat.ainvoke(says("awaited"), config, durability=durability)
-            async for _ in chat.astream(says("streamed"), config, durability=durability):
+        async def run_async() -> Any:
+            await chat.ainvoke(make_input("awaited"), config, durability=durability)
+            async for _ in chat.astream(make_input("streamed"), config, durability=durability):
                 pass
             return await aviews(saver, "t")
 
-        found = asyncio.run(awaited())
+        recorded = asyncio.run(run_async())
         known = [info.checkpoint_id for info in saver.checkpoints("t", checkpoint_ns="")]
 
-    assert [each.messages for each in found] == model.shown
-    assert len(found) == 14
-    assert len(found[-1].messages) < 27
-    assert {(each.node, each.checkpoint_ns) for each in found} == {("respond", "")}
-    assert durability == "exit" or {each.checkpoint_id for each in found} <= {*known}
-    assert [each.at for each in found] == sorted(each.at for each in found)
+    assert [recorded_view.messages for recorded_view in recorded] == model.shown
+    assert len(recorded) == 14
+    assert len(recorded[-1].messages) < 27
+    assert {(recorded_view.node, recorded_view.checkpoint_ns) for recorded_view in recorded} == {
+        ("respond", "")
+    }
+    assert durability == "exit" or {recorded_view.checkpoint_id for recorded_view in recorded} <= {
+        *known
+    }
+    assert [recorded_view.at for recorded_view in recorded] == sorted(
+        recorded_view.at for recorded_view in recorded
+    )
 
 
-def test_views_come_in_pages(place: Place) -> None:
-    """The newest first pages, each in order, without one twice."""
+def test_views_are_read_in_pages_newest_page_first(place: Place) -> None:
+    """Each page is in order, and no view is on two pages."""
     with place.saver() as saver:
-        model = talker()
+        model = make_model()
         chat = chat_graph(model, checkpointer=saver)
         for n in range(7):
-            chat.invoke(says(f"question {n}"), recording(saver))
+            chat.invoke(make_input(f"question {n}"), make_recording_config(saver))
         page = views(saver, "t", limit=3)
         pages = [page]
         while page := views(saver, "t", limit=3, before=page[0].id):
             pages.append(page)
 
-    assert [len(each) for each in pages] == [3, 3, 1]
-    assert [each.messages for page in reversed(pages) for each in page] == model.shown
+    assert [len(recorded_view) for recorded_view in pages] == [3, 3, 1]
+    assert [
+        recorded_view.messages for page in reversed(pages) for recorded_view in page
+    ] == model.shown
     assert views(InMemorySaver(), "nobody") == []
 
 
-def size(saver: SQLiteCheckpointer) -> int:
+def thread_size(saver: SQLiteCheckpointer) -> int:
     return saver.thread("t").size_bytes
 
 
-@pytest.mark.parametrize("delta", [False, True])
-def test_a_view_of_many_messages_costs_no_more_than_one_of_few(
-    file_saver: SQLiteCheckpointer, delta: bool
+@pytest.mark.parametrize("use_deltas", [False, True])
+def test_size_of_view_does_not_grow_with_number_of_messages(
+    file_saver: SQLiteCheckpointer, use_deltas: bool
 ) -> None:
-    """Messages are stored once: those of the state, and those it holds as deltas."""
+    """Each message is stored once, also if the state stores deltas."""
     saver, added = file_saver, {}
-    chat: Any = chat_graph(talker(), checkpointer=saver)
-    if delta:
-        chat = deepagents.create_deep_agent(model=talker(), checkpointer=saver)
+    chat: Any = chat_graph(make_model(), checkpointer=saver)
+    if use_deltas:
+        chat = deepagents.create_deep_agent(model=make_model(), checkpointer=saver)
     for count in (10, 1_000):
-        talk = [HumanMessage("and then? " * 20, id=f"{count}-{n}") for n in range(count)]
-        chat.invoke({"messages": talk}, recording(saver))
-        before = size(saver)
-        chat.invoke(says("and now?"), THREAD)
-        plain = size(saver) - before
-        chat.invoke(says("and now?"), recording(saver))
-        added[count] = size(saver) - before - 2 * plain
+        conversation = [HumanMessage("and then? " * 20, id=f"{count}-{n}") for n in range(count)]
+        chat.invoke({"messages": conversation}, make_recording_config(saver))
+        before = thread_size(saver)
+        chat.invoke(make_input("and now?"), THREAD)
+        plain_size = thread_size(saver) - before
+        chat.invoke(make_input("and now?"), make_recording_config(saver))
+        added[count] = thread_size(saver) - before - 2 * plain_size
 
     assert added[1_000] < 1_000
     assert added[1_000] - added[10] < 300
 
 
-def test_the_parts_of_a_view(tmp_path: Path) -> None:
-    """Sections of the system message, tools and results are counted apart; all is the request."""
+def test_view_counts_tokens_of_each_part_of_request(tmp_path: Path) -> None:
+    """The parts are sections of the system message, messages, tool results and tools."""
     with (
         OpenAIServer(lambda body: "It is found.") as server,
         SQLiteCheckpointer.open(tmp_path / "a.db") as saver,
@@ -176,13 +184,13 @@ def test_the_parts_of_a_view(tmp_path: Path) -> None:
             use_memories(store, namespace=("memories", "ann"), min_score=-10),
         ]
         chat = chat_graph(model, [look], memory=parts, checkpointer=saver)
-        said = [
+        messages = [
             HumanMessage("Where is tea?"),
-            calling("tea"),
-            *look.batch([calling("tea").tool_calls[0]]),
+            make_tool_call("tea"),
+            *look.batch([make_tool_call("tea").tool_calls[0]]),
         ]
-        chat.update_state(THREAD, {"messages": said, "summary": summary}, as_node="tools")
-        chat.invoke(says("Which tea houses are in Kyoto?"), recording(saver))
+        chat.update_state(THREAD, {"messages": messages, "summary": summary}, as_node="tools")
+        chat.invoke(make_input("Which tea houses are in Kyoto?"), make_recording_config(saver))
         [seen] = views(saver, "t")
 
     counter = token_counter("gpt-4o")
@@ -200,14 +208,16 @@ def test_the_parts_of_a_view(tmp_path: Path) -> None:
 PICTURE: Any = {"type": "image", "base64": "x" * 5_000, "mime_type": "image/png"}
 
 
-def test_sections_of_a_text(tmp_path: Path) -> None:
-    """A section is one of perdure's own, whole; what looks like a beginning is instructions."""
+def test_only_complete_own_sections_are_counted_as_parts(tmp_path: Path) -> None:
+    """A text that only looks like the start of a section counts as instructions."""
     sections = {name: render_section(name, ['{"memory": "x"}']) for name in ("profile", "examples")}
     text = "\n\n".join(["Be kind. <memories>", *sections.values(), "</summary>"])
     blocks: Any = [{"type": "text", "text": text}, PICTURE]
     with SQLiteCheckpointer.open(tmp_path / "a.db") as saver:
-        graph = single(saver, lambda state: [SystemMessage(blocks), *state["messages"]])
-        graph.invoke(says("x"), recording(saver))
+        graph = make_single_node_graph(
+            saver, lambda state: [SystemMessage(blocks), *state["messages"]]
+        )
+        graph.invoke(make_input("x"), make_recording_config(saver))
         [seen] = views(saver, "t")
 
     counter = token_counter()
@@ -218,45 +228,45 @@ def test_sections_of_a_text(tmp_path: Path) -> None:
     assert "xxx" not in str(seen.messages[0])
 
 
-def single(saver: Any, shows: Any, **options: Any) -> Any:
-    """A graph of one node, which shows the model something made of the state."""
-    model = talker()
+def make_single_node_graph(saver: Any, make_messages: Any, **options: Any) -> Any:
+    """Return a graph of one node, which shows the model the result of `make_messages(state)`."""
+    model = make_model()
 
     def respond(state: Any) -> Any:
-        return {"messages": [model.invoke(shows(state))]}
+        return {"messages": [model.invoke(make_messages(state))]}
 
     builder = StateGraph(ChatState).add_node("respond", respond, **options)
     return builder.add_edge(START, "respond").compile(checkpointer=saver)
 
 
-# -- the graph does what it does without them
+# -- recording does not change the graph
 
 
-class Sum(TypedDict, total=False):
+class SumState(TypedDict, total=False):
     messages: Annotated[list[Any], operator.add]
     done: Annotated[list[str], operator.add]
 
 
-def course(saver: Any, config: Any) -> list[Any]:
-    """Interrupts, answers, failures, forks, updates and a subgraph; what all of it left."""
-    model, failures = talker(), iter([True, False, True, False])
+def run_complex_graph(saver: Any, config: Any) -> list[Any]:
+    """Run a graph with interrupts, failures, forks, updates and a subgraph. Return all results."""
+    model, failures = make_model(), iter([True, False, True, False])
 
-    def asks(state: Sum) -> Sum:
+    def ask(state: SumState) -> SumState:
         model.invoke("before the question")
         answer = interrupt("Go on?")
         return {"done": [f"{answer}: {model.invoke(state['messages']).text}"]}
 
-    def fails(state: Sum) -> Sum:
+    def fail(state: SumState) -> SumState:
         model.invoke("before the failure")
         if next(failures, False):
             raise TimeoutError("once")
         return {"done": ["failed once"]}
 
-    inner = StateGraph(Sum).add_node("asks", asks).add_edge(START, "asks").compile()
-    builder = StateGraph(Sum)
+    inner = StateGraph(SumState).add_node("asks", ask).add_edge(START, "asks").compile()
+    builder = StateGraph(SumState)
     builder.add_node("inner", inner)
     retry = RetryPolicy(initial_interval=0, jitter=False, retry_on=TimeoutError)
-    builder.add_node("fails", fails, retry_policy=retry)
+    builder.add_node("fails", fail, retry_policy=retry)
     builder.add_edge(START, "inner")
     builder.add_edge("inner", "fails")
     graph: Any = builder.compile(checkpointer=saver)
@@ -274,31 +284,32 @@ def course(saver: Any, config: Any) -> list[Any]:
     return out
 
 
-def plain(value: Any) -> str:
-    """A value as text, without the ids that each run makes anew."""
+def to_text_without_ids(value: Any) -> str:
+    """Return a value as text, without the ids that differ in each run."""
     return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}", "id", repr(value))
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_the_graph_does_the_same(file_saver: SQLiteCheckpointer, ours: bool) -> None:
-    """Interrupts, resumes, retries, forks, updates, subgraphs: with views and without."""
-    saver: Any = file_saver if ours else InMemorySaver()
-    before = course(InMemorySaver(), THREAD)
-    after = course(saver, recording(saver))
-    found = views(saver, "t", checkpoint_ns=None)
+@pytest.mark.parametrize("use_perdure_saver", [True, False])
+def test_recording_does_not_change_results_of_complex_graph(
+    file_saver: SQLiteCheckpointer, use_perdure_saver: bool
+) -> None:
+    """The graph has interrupts, resumes, retries, forks, updates and a subgraph."""
+    saver: Any = file_saver if use_perdure_saver else InMemorySaver()
+    before = run_complex_graph(InMemorySaver(), THREAD)
+    after = run_complex_graph(saver, make_recording_config(saver))
+    recorded = views(saver, "t", checkpoint_ns=None)
 
-    assert plain(after) == plain(before)
-    nodes = {(each.node, bool(each.checkpoint_ns)) for each in found}
+    assert to_text_without_ids(after) == to_text_without_ids(before)
+    nodes = {(recorded_view.node, bool(recorded_view.checkpoint_ns)) for recorded_view in recorded}
     assert nodes == {("asks", True), ("fails", False)}
-    assert len(found) == 2 * 5
+    assert len(recorded) == 2 * 5
 
 
-def test_agents_and_their_subagents(place: Place) -> None:
-    """The views of create_agent with a middleware, and of a deep agent's subagent apart."""
+def test_views_of_agent_and_subagent_are_recorded_separately(place: Place) -> None:
     delegated = {"description": "find it", "subagent_type": "general-purpose"}
     call = {"name": "task", "args": delegated, "id": "c", "type": "tool_call"}
     with place.saver() as saver:
-        model = talker(calling("tea"))
+        model = make_model(make_tool_call("tea"))
         agent = create_agent(
             model,
             [look],
@@ -306,73 +317,73 @@ def test_agents_and_their_subagents(place: Place) -> None:
             middleware=[MemoryMiddleware(view(trim(max_tokens=500)))],
             checkpointer=saver,
         )
-        agent.invoke(says("Where is tea?"), recording(saver))
-        found = views(saver, "t")
-        deep = talker(AIMessage("", tool_calls=[call]), "found", "done")
-        config: Any = {**recording(saver), "configurable": {"thread_id": "deep"}}
+        agent.invoke(make_input("Where is tea?"), make_recording_config(saver))
+        recorded = views(saver, "t")
+        deep = make_model(AIMessage("", tool_calls=[call]), "found", "done")
+        config: Any = {**make_recording_config(saver), "configurable": {"thread_id": "deep"}}
         graph = deepagents.create_deep_agent(model=deep, checkpointer=saver)
-        asyncio.run(graph.ainvoke(says("Where is it?"), config))
+        asyncio.run(graph.ainvoke(make_input("Where is it?"), config))
         everything = views(saver, "deep", checkpoint_ns=None)
         root = views(saver, "deep")
 
-    assert [each.messages for each in found] == model.shown
-    assert found[-1].parts.keys() == {"instructions", "messages", "tool results"}
-    assert [each.messages for each in everything] == deep.shown
-    assert [each.checkpoint_ns.partition(":")[0] for each in everything] == ["", "tools", ""]
+    assert [recorded_view.messages for recorded_view in recorded] == model.shown
+    assert recorded[-1].parts.keys() == {"instructions", "messages", "tool results"}
+    assert [recorded_view.messages for recorded_view in everything] == deep.shown
+    assert [recorded_view.checkpoint_ns.partition(":")[0] for recorded_view in everything] == [
+        "",
+        "tools",
+        "",
+    ]
     assert root == [everything[0], everything[2]]
 
 
-def test_nothing_is_recorded_outside_of_a_thread(file_saver: SQLiteCheckpointer) -> None:
-    """A model alone, a graph without a checkpointer: they run, and store nothing."""
-    config = recording(file_saver)
-    talker().invoke("alone", config)
-    chat_graph(talker()).invoke(says("no checkpointer"), config)
+def test_nothing_is_recorded_without_thread_or_checkpointer(file_saver: SQLiteCheckpointer) -> None:
+    config = make_recording_config(file_saver)
+    make_model().invoke("alone", config)
+    chat_graph(make_model()).invoke(make_input("no checkpointer"), config)
 
     assert file_saver.threads() == []
 
 
-def test_a_failure_is_logged_and_the_run_goes_on(
+def test_failed_recording_is_logged_and_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A database that is closed, or a message that cannot be stored."""
     with SQLiteCheckpointer.open(tmp_path / "closed.db") as closed:
         pass
     with SQLiteCheckpointer.open(tmp_path / "a.db") as saver, caplog.at_level(logging.WARNING):
-        chat = chat_graph(talker(), checkpointer=saver)
-        said = chat.invoke(says("x"), recording(closed))["messages"]
+        chat = chat_graph(make_model(), checkpointer=saver)
+        messages = chat.invoke(make_input("x"), make_recording_config(closed))["messages"]
 
-    assert [message.type for message in said] == ["human", "ai"]
+    assert [message.type for message in messages] == ["human", "ai"]
     assert "is closed" in caplog.text
 
 
-def test_the_event_loop_is_not_blocked(place: Place) -> None:
-    """Awaited runs record in a thread, and `aviews` reads in one."""
-
+def test_recording_and_aviews_do_not_block_event_loop(place: Place) -> None:
     async def run() -> Any:
         async with place.saver() as saver:
-            chat = chat_graph(talker(), checkpointer=saver)
-            await chat.ainvoke(says("x"), recording(saver))
+            chat = chat_graph(make_model(), checkpointer=saver)
+            await chat.ainvoke(make_input("x"), make_recording_config(saver))
             return await aviews(saver, "t", limit=5)
 
     with blockbuster_ctx():
         assert len(asyncio.run(run())) == 1
 
 
-# -- they are kept, copied and erased with the thread
+# -- retention, copies and erasure
 
 
-def test_views_are_copied_pruned_and_deleted_with_the_thread(place: Place) -> None:
-    """A copy has its own; a retention rule keeps as many as it keeps checkpoints."""
+def test_views_are_copied_pruned_and_deleted_with_thread(place: Place) -> None:
+    """A retention rule keeps as many views as checkpoints."""
     with place.saver() as saver:
-        chat = chat_graph(talker(), checkpointer=saver)
+        chat = chat_graph(make_model(), checkpointer=saver)
         for n in range(5):
-            chat.invoke(says(f"question {n}"), recording(saver))
-        whole = [each.messages for each in views(saver, "t")]
+            chat.invoke(make_input(f"question {n}"), make_recording_config(saver))
+        whole = [recorded_view.messages for recorded_view in views(saver, "t")]
         saver.copy_thread("t", "copy")
         saver.retain(Retention(last=2), thread_ids=["t"])
-        kept = [each.messages for each in views(saver, "t")]
+        kept = [recorded_view.messages for recorded_view in views(saver, "t")]
         saver.delete_thread("t")
-        copied = [each.messages for each in views(saver, "copy")]
+        copied = [recorded_view.messages for recorded_view in views(saver, "copy")]
         history = saver.history("copy")
 
     assert kept == whole[-2:]
@@ -380,41 +391,45 @@ def test_views_are_copied_pruned_and_deleted_with_the_thread(place: Place) -> No
     assert [item.value.text for item in history[::2]] == [f"question {n}" for n in range(5)]
 
 
-def test_views_of_a_run_are_deleted_with_it(file_saver: SQLiteCheckpointer) -> None:
-    """By the run_id that langgraph copies to the metadata of checkpoints."""
-    chat = chat_graph(talker(), checkpointer=file_saver)
+def test_views_of_run_are_deleted_with_run(file_saver: SQLiteCheckpointer) -> None:
+    """langgraph copies the `run_id` to the metadata of checkpoints."""
+    chat = chat_graph(make_model(), checkpointer=file_saver)
     for name in ("one", "two"):
-        config: Any = {**recording(file_saver), "metadata": {"run_id": name}}
-        chat.invoke(says(name), config)
+        config: Any = {**make_recording_config(file_saver), "metadata": {"run_id": name}}
+        chat.invoke(make_input(name), config)
     file_saver.delete_for_runs(["one"])
 
-    assert [len(each.messages) for each in views(file_saver, "t")] == [3]
+    assert [len(recorded_view.messages) for recorded_view in views(file_saver, "t")] == [3]
 
 
 SECRET = "My number is 4711-0815, tell nobody"
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_erasing_reaches_views(place: Place, whole: bool) -> None:
-    """A message that is in a view as it is, shortened, and quoted in a system message."""
+def test_erased_message_is_removed_from_views(place: Place, whole: bool) -> None:
+    """The message is in a view unchanged, shortened, and quoted in a system message."""
     with place.saver() as saver:
 
-        def shows(state: Any) -> Any:
-            said = [
-                each.model_copy(update={"content": f"{each.text}!"}) for each in state["messages"]
+        def make_messages(state: Any) -> Any:
+            messages = [
+                recorded_view.model_copy(update={"content": f"{recorded_view.text}!"})
+                for recorded_view in state["messages"]
             ]
-            return [SystemMessage(render_section("memories", [f'{{"memory": "{SECRET}"}}'])), *said]
+            return [
+                SystemMessage(render_section("memories", [f'{{"memory": "{SECRET}"}}'])),
+                *messages,
+            ]
 
-        graph = single(saver, shows)
-        chat = chat_graph(talker(), checkpointer=saver)
+        graph = make_single_node_graph(saver, make_messages)
+        chat = chat_graph(make_model(), checkpointer=saver)
         for run in (graph, chat):
-            run.invoke({"messages": [HumanMessage(SECRET, id="m")]}, recording(saver))
+            run.invoke({"messages": [HumanMessage(SECRET, id="m")]}, make_recording_config(saver))
         before = views(saver, "t")
-        assert all(SECRET in str(each.messages) for each in before)
+        assert all(SECRET in str(recorded_view.messages) for recorded_view in before)
         assert len(before) == 2
         report = saver.erase("t", None if whole else ["m"])
         after = views(saver, "t")
-        chat.invoke(says("go on"), recording(saver))
+        chat.invoke(make_input("go on"), make_recording_config(saver))
         [again] = views(saver, "t")
 
     assert report.checkpoints > 2
@@ -425,12 +440,13 @@ def test_erasing_reaches_views(place: Place, whole: bool) -> None:
         assert SECRET.encode() not in place.path.read_bytes()
 
 
-def test_views_are_encrypted_with_the_thread(tmp_path: Path) -> None:
-    """Under a key nothing of a view can be read in the file."""
+def test_views_are_encrypted_with_thread(tmp_path: Path) -> None:
     path = tmp_path / "sealed.db"
     with SQLiteCheckpointer.open(path, key=KEY) as saver:
-        graph = single(saver, lambda state: [SystemMessage(SECRET), *state["messages"]])
-        graph.invoke(says("x"), recording(saver))
+        graph = make_single_node_graph(
+            saver, lambda state: [SystemMessage(SECRET), *state["messages"]]
+        )
+        graph.invoke(make_input("x"), make_recording_config(saver))
         [seen] = views(saver, "t")
     with sqlite3.connect(path) as file:
         dump = "\n".join(file.iterdump())
@@ -440,8 +456,7 @@ def test_views_are_encrypted_with_the_thread(tmp_path: Path) -> None:
     assert SECRET.encode().hex() not in dump.lower()
 
 
-def test_wrong_options_are_refused(file_saver: SQLiteCheckpointer) -> None:
-    """A saver that is none, a blank channel."""
+def test_invalid_options_are_refused_by_name(file_saver: SQLiteCheckpointer) -> None:
     with pytest.raises(ConfigurationError, match=r"saver is 'a\.db'"):
         record_views("a.db")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="messages_key is ''"):

@@ -1,4 +1,4 @@
-"""A run without memory: parts with `{user_id}` recall and remember nothing, the others work."""
+"""Runs without memory: nodes with `{user_id}` recall and remember nothing, and all others work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TEA = "Ann drinks green tea."
 QUESTION = [HumanMessage("Which tea does Ann drink?", id="q")]
 
 
-class Taste(BaseModel):
+class TasteProfile(BaseModel):
     """What somebody drinks."""
 
     drink: str = "water"
@@ -52,7 +52,7 @@ class Taste(BaseModel):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SQLiteStore]:
-    """A store in which something is known of ann, and in a handbook."""
+    """A store with a memory of Ann and a memory in a handbook."""
     with SQLiteStore.open(tmp_path / "plain.db") as opened:
         remember(TEA, store=opened, config=ANN)
         Collection(opened, ("handbook",)).insert("Green tea is brewed at 70 degrees.")
@@ -66,58 +66,57 @@ def saver(tmp_path: Path) -> Iterator[SQLiteCheckpointer]:
         yield opened
 
 
-def known(store: SQLiteStore) -> list[str]:
-    return [each.text for each in Collection(store).list(config=ANN)]
+def list_memory_texts(store: SQLiteStore) -> list[str]:
+    return [memory.text for memory in Collection(store).list(config=ANN)]
 
 
-def shown(part: Any, config: Any) -> str:
-    return "\n".join(message.text for message in part(QUESTION, config))
+def apply_node(memory_node: Any, config: Any) -> str:
+    return "\n".join(message.text for message in memory_node(QUESTION, config))
 
 
-def test_nothing_is_recalled(store: SQLiteStore) -> None:
-    """Except from namespaces that name nobody."""
+def test_run_without_memory_recalls_only_from_impersonal_namespaces(store: SQLiteStore) -> None:
     personal = use_memories(store, min_score=0)
     both = use_memories(store, namespace=[("memories", "{user_id}"), ("handbook",)], min_score=0)
 
-    assert (TEA in shown(personal, ANN), TEA in shown(personal, GUEST)) == (True, False)
-    assert TEA not in shown(both, GUEST)
-    assert "70 degrees" in shown(both, GUEST)
+    assert (TEA in apply_node(personal, ANN), TEA in apply_node(personal, GUEST)) == (True, False)
+    assert TEA not in apply_node(both, GUEST)
+    assert "70 degrees" in apply_node(both, GUEST)
     assert recall("green tea", store=store, config=GUEST, min_score=0).memories == []
     assert Collection(store).search("green tea", config=GUEST) == []
     assert Collection(store).list(config=GUEST) == []
 
 
-def test_tools_say_that_nothing_is_known_or_kept(store: SQLiteStore, call_mode: str) -> None:
-    found = call_tool(call_mode, search_memory(store=store), GUEST, query="green tea")
-    kept = call_tool(
+def test_tools_answer_that_nothing_is_known_or_stored(store: SQLiteStore, call_mode: str) -> None:
+    search_answer = call_tool(call_mode, search_memory(store=store), GUEST, query="green tea")
+    manage_answer = call_tool(
         call_mode, manage_memory(store=store), GUEST, action="create", text="Ann rows."
     )
 
-    assert found.text == "Nothing is known about that."
-    assert kept.status == "error"
-    assert "Nothing was stored, because the message is not from the person" in kept.text
-    assert known(store) == [TEA]
+    assert search_answer.text == "Nothing is known about that."
+    assert manage_answer.status == "error"
+    assert "Nothing was stored, because the message is not from the person" in manage_answer.text
+    assert list_memory_texts(store) == [TEA]
 
 
-def test_nothing_is_written(store: SQLiteStore) -> None:
-    """A program that fills in the namespace by itself is told why it cannot."""
+def test_run_without_memory_writes_nothing(store: SQLiteStore) -> None:
+    """A program that fills in the namespace itself gets an error with the reason."""
     learned = remember_turns(store)([*QUESTION, AIMessage("Green.", id="a")], GUEST)
 
     assert len(learned) == 2
-    assert known(store) == [TEA]
+    assert list_memory_texts(store) == [TEA]
     for write in (
         lambda: remember("Ann rows.", store=store, config=GUEST),
         lambda: Collection(store, ("notes", "{user_id}")).insert("Ann rows.", config=GUEST),
-        lambda: Profile(Taste, store).set(Taste(drink="tea"), GUEST),
+        lambda: Profile(TasteProfile, store).set(TasteProfile(drink="tea"), GUEST),
     ):
         with pytest.raises(InvalidConfig, match="the run has no memory"):
             write()
 
 
-def test_profiles_and_instructions_are_the_defaults(store: SQLiteStore) -> None:
-    profile, place = Profile(Taste, store), ("instructions", "{user_id}")
+def test_run_without_memory_uses_default_profile_and_instructions(store: SQLiteStore) -> None:
+    profile, place = Profile(TasteProfile, store), ("instructions", "{user_id}")
     instructions = Instructions(store, place, default="Be brief.")
-    profile.set(Taste(drink="tea"), ANN)
+    profile.set(TasteProfile(drink="tea"), ANN)
     instructions.set("Call her Ann.", ANN)
     model = FakeModel(reply=lambda _: pytest.fail("the model was asked"))
 
@@ -130,10 +129,10 @@ def test_profiles_and_instructions_are_the_defaults(store: SQLiteStore) -> None:
     assert use_instructions(instructions)(system, GUEST)[0].text == "Be brief."
 
 
-def test_a_turn_that_is_not_remembered_is_not_extracted_later(
+def test_turn_of_run_without_memory_is_not_extracted_later(
     store: SQLiteStore, saver: SQLiteCheckpointer
 ) -> None:
-    """Neither by the next run nor by a worker, and it is found by the search of threads."""
+    """The search in threads finds the turn."""
     graph = chat_graph(FakeModel(reply=lambda _: "Noted, Kayak."), checkpointer=saver)
     guest = HumanMessage("I am Ann, and like Kayak.", response_metadata={REMEMBER_TURN: False})
     graph.invoke({"messages": [guest]}, GUEST)
@@ -142,13 +141,14 @@ def test_a_turn_that_is_not_remembered_is_not_extracted_later(
     report = Extraction(saver, store).extract("t", ANN)
 
     assert report.messages == 4
-    assert known(store) == [TEA, "user: It is me: Otter.", "assistant: Noted, Kayak."]
+    assert list_memory_texts(store) == [TEA, "user: It is me: Otter.", "assistant: Noted, Kayak."]
     hits = search_threads(saver, store, "Kayak")
     assert [hit.thread_id for hit in hits] == ["t"]
 
 
-def test_the_thread_stays_the_persons(store: SQLiteStore, saver: SQLiteCheckpointer) -> None:
-    """Also if the contexts of both runs name a user."""
+def test_thread_keeps_its_user_after_run_without_memory(
+    store: SQLiteStore, saver: SQLiteCheckpointer
+) -> None:
     graph: Any = chat_graph(
         FakeModel(reply=lambda _: "Yes."),
         memory=[use_memories(store), remember_turns(store)],
