@@ -1,9 +1,9 @@
 """Wait for the writes of a run that are in progress, and refuse later writes of the run.
 
-LangGraph starts a separate asyncio task for each checkpoint that a run stores. These tasks continue
-if the run is cancelled, so a checkpoint may be stored after the run has ended. Before the server
-cleans up after a run, it calls `RunWrites.close`, which waits for the writes in progress and
-rejects later writes.
+LangGraph starts a separate asyncio task for each checkpoint that a run stores. The asyncio tasks
+keep running if the run is cancelled, so a checkpoint may be stored after the run has ended. Before
+the server cleans up after a run, it calls `RunWrites.close`, which waits for the writes in progress
+and rejects later writes.
 """
 
 from __future__ import annotations

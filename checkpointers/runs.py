@@ -314,7 +314,7 @@ class RunTable(ServerTable):
     async def get_thread_key(self, thread_id: str) -> int:
         """Return the key of a thread.
 
-        If a thread is deleted and created again, the new thread has a different key.
+        If a thread is deleted and created again, the new thread gets a different key.
 
         Raises:
             UnknownThread: The thread does not exist.
@@ -424,7 +424,7 @@ class RunTable(ServerTable):
     async def search_runs_with_is_last_flags(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
-        """Return one page of runs, newest first, from all threads that may match a query.
+        """Return one page of the runs of all threads that may match a query, newest first.
 
         Only the conditions that can be expressed in SQL are applied, so the result may include runs
         whose threads do not match the query. The sort order of the query is ignored.

@@ -188,8 +188,8 @@ def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
     """Remove a thread from the transcript index.
 
     The caller must have updated the thread's row in the `threads` table in the same transaction.
-    The update locks the row, so that no other process can add messages of the thread to the index
-    during this transaction.
+    This update locks the row, so that no other process can add messages of the thread to the index
+    during the transaction.
     """
     for (path,) in (yield sql("drop_transcript_progress", thread_key)):
         keys = f"{thread_key:x}.", f"{thread_key:x}/"

@@ -376,7 +376,7 @@ def copy_thread(
 
 @dataclass
 class ThreadContents:
-    """Contains a thread's contents in a form that can be compared between two databases.
+    """Holds the contents of a thread in a form that can be compared across databases.
 
     Row keys are left out, because equal threads have different row keys in different databases.
 

@@ -203,7 +203,7 @@ class ThreadReader:
         channel: str,
         value_positions: set[int],
     ) -> Flow[set[int]]:
-        """Find transcript items that a `DeltaChannel`'s value contains in a different encoding.
+        """Find transcript items that also occur, encoded differently, in a `DeltaChannel`'s value.
 
         Returns:
             The positions of the found items in the log.
