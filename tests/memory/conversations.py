@@ -54,8 +54,10 @@ def exchanges(draw: st.DrawFn) -> Talk:
     """Draw calls with their results: mostly complete, sometimes not, in any order."""
     count = draw(st.integers(1, 3))
     ids = [f"call{draw(st.integers(0, 10**6))}" for _ in range(count)]
-    names = ["" if draw(st.integers(0, 9)) == 0 else each for each in ids]
-    calls = [{"name": "look", "args": {"q": draw(texts)}, "id": each or None} for each in names]
+    names = ["" if draw(st.integers(0, 9)) == 0 else call_id for call_id in ids]
+    calls = [
+        {"name": "look", "args": {"q": draw(texts)}, "id": call_id or None} for call_id in names
+    ]
     bad = draw(st.integers(0, 9)) == 0
     caller = AIMessage(
         draw(contents),
@@ -73,7 +75,9 @@ def exchanges(draw: st.DrawFn) -> Talk:
         if bad
         else [],
     )
-    results: Talk = [ToolMessage(draw(contents), tool_call_id=each, name="look") for each in ids]
+    results: Talk = [
+        ToolMessage(draw(contents), tool_call_id=call_id, name="look") for call_id in ids
+    ]
     if draw(st.integers(0, 4)) == 0:
         results.pop()
     if draw(st.integers(0, 9)) == 0:
@@ -182,7 +186,7 @@ def conversations(draw: st.DrawFn, *, ids: bool = True, max_pieces: int = 12) ->
         if talk:
             talk.pop(draw(st.integers(0, len(talk) - 1)))
     results = [place for place, message in enumerate(talk) if isinstance(message, ToolMessage)]
-    if results and draw(st.integers(0, 4)) == 0:  # a result that comes late
+    if results and draw(st.integers(0, 4)) == 0:  # a late result
         talk.insert(draw(st.integers(0, len(talk) - 1)), talk.pop(draw(st.sampled_from(results))))
     for number, message in enumerate(talk):
         message.id = f"m{number}" if ids else None

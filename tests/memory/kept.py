@@ -18,11 +18,11 @@ NAMESPACE = ("memories", "ann")
 TEA, COFFEE, GHENT = "Ann drinks tea", "Ann drinks coffee", "Ann lives in Ghent"
 
 
-def call_method(call_mode: str, target: Any, method: str, *args: Any, **named: Any) -> Any:
+def call_method(call_mode: str, target: Any, method: str, *args: Any, **options: Any) -> Any:
     """Call a method in its synchronous or asynchronous form and return the result."""
     if call_mode == "sync":
-        return getattr(target, method)(*args, **named)
-    return asyncio.run(getattr(target, f"a{method}")(*args, **named))
+        return getattr(target, method)(*args, **options)
+    return asyncio.run(getattr(target, f"a{method}")(*args, **options))
 
 
 def call_tool(call_mode: str, tool: Any, config: Any = ANN, /, **arguments: Any) -> ToolMessage:

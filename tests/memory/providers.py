@@ -1,4 +1,4 @@
-"""What providers refuse, by their documents; written apart from perdure's own reading of them.
+"""The requests that providers refuse, by their documentation; independent of perdure's own code.
 
 OpenAI (https://platform.openai.com/docs/guides/function-calling): a message with role `tool` must
 respond to a preceding message with `tool_calls`; such a message must be followed by tool messages

@@ -56,23 +56,23 @@ def test_all_memories_are_shown_when_a_person_has_fewer_than_all_below() -> None
 
 def test_all_memories_are_shown_without_an_embedder_matches_first() -> None:
     with open_filled_store(*(build_fact_put(text, text) for text in FACTS)) as store:
-        every = list_shown_facts(store, "figs", all_below=20)
+        shown_facts = list_shown_facts(store, "figs", all_below=20)
 
-    assert every[0] == "Ann likes figs"
-    assert set(every) == set(FACTS)
+    assert shown_facts[0] == "Ann likes figs"
+    assert set(shown_facts) == set(FACTS)
 
 
 def test_all_below_respects_the_token_budget_and_the_kinds() -> None:
     with open_facts_store() as store:
         store.put(ANN, "case", {"text": "Ann likes figs", "kind": "episode"})
-        some = list_shown_facts(store, "figs", all_below=20, max_tokens=60)
-        none = list_shown_facts(store, "figs", all_below=20, kinds=["thing"])
+        shown_within_budget = list_shown_facts(store, "figs", all_below=20, max_tokens=60)
+        shown_of_unknown_kind = list_shown_facts(store, "figs", all_below=20, kinds=["thing"])
         view = use_memories(store, all_below=20)
         request = asyncio.run(view.ainvoke([HumanMessage("figs")], AS_ANN))
 
-    assert some[0] == "Ann likes figs"
-    assert 0 < len(some) < len(FACTS)
-    assert none == []
+    assert shown_within_budget[0] == "Ann likes figs"
+    assert 0 < len(shown_within_budget) < len(FACTS)
+    assert shown_of_unknown_kind == []
     assert all(text in str(request[0].content) for text in FACTS)
 
 
@@ -94,12 +94,12 @@ def test_question_in_any_grammatical_person_finds_the_fact(query: str) -> None:
 def test_question_about_the_person_scores_higher_than_about_another() -> None:
     """The same words score higher if the question and the facts are about the same person."""
     with open_facts_store() as store:
-        by_person, other = (
+        score_about_person, score_about_other = (
             store.search(ANN, query=f"Which fruit does {who} like?", limit=1)[0].score or 0
             for who in ("she", "Bo")
         )
 
-    assert by_person > other
+    assert score_about_person > score_about_other
 
 
 def test_first_person_word_does_not_change_the_score_of_turns() -> None:

@@ -71,7 +71,7 @@ BLOCKS: list[tuple[dict[str, Any], str]] = [
         },
         LETTER,
     ),
-    # what nobody said
+    # blocks without a text of a person
     ({"type": "thinking", "thinking": "Hm", "signature": PNG}, ""),
     ({"type": "non_standard", "value": {"type": "reasoning", "text": "Hm"}}, ""),
     ({"type": "tool_use", "id": "c1", "name": "look", "input": {"title": "x"}}, ""),
@@ -218,7 +218,7 @@ def test_changed_file_name_of_an_attachment_renews_its_memory() -> None:
         assert len(store.history(ANN, store.search(ANN)[0].key)) == 2
 
 
-# -- nothing binary
+# -- no binary data
 
 
 binary = st.binary(min_size=60, max_size=300).map(lambda data: base64.b64encode(data).decode())
@@ -262,7 +262,7 @@ def find_base64_texts(value: Any) -> list[str]:
 
 @given(st.lists(blocks, min_size=1, max_size=3), st.sampled_from([HumanMessage, AIMessage]))
 def test_message_text_never_contains_bytes_of_a_file(content: list[Any], kind: Any) -> None:
-    """This holds for any blocks, wherever in them the file is."""
+    """No position of a file in the blocks of a message makes a difference."""
     rendered = read_message_text(kind(content)) + render_message(kind(content))
 
     assert not [text for text in find_base64_texts(content) if text[:24] in rendered]

@@ -120,10 +120,10 @@ def test_provenance_names_whose_words_a_memory_rests_on(
 def test_correction_of_known_text_is_trusted_like_its_source() -> None:
     """A corrected memory rests on the user's words, unless its new word comes from a tool."""
     attribution = attribute_messages(("user", "Correct the spelling: Ghent"), ("fetch", "Gotham"))
-    known = ["Ann lives in Gent"]
+    known_texts = ["Ann lives in Gent"]
 
-    assert attribution.build_provenance(["Ann lives in Ghent"], known).trust == "user"
-    assert attribution.build_provenance(["Ann Gotham"], known).trust == "tool"
+    assert attribution.build_provenance(["Ann lives in Ghent"], known_texts).trust == "user"
+    assert attribution.build_provenance(["Ann Gotham"], known_texts).trust == "tool"
 
 
 def test_summary_message_is_not_attributed_to_the_user() -> None:
@@ -173,7 +173,7 @@ def build_agent(kind: str, server: OpenAIServer, **options: Any) -> Any:
 def test_words_of_a_page_wait_for_review_before_they_are_stored(
     store: SQLiteStore, tmp_path: Path, kind: str, call_mode: str
 ) -> None:
-    """The model learns that they wait for review. The wish of the user is stored."""
+    """The model learns that the words wait for review. The wish of the user is stored."""
     script: list[str | Answer] = [
         build_tool_call_answer("fetch", url="https://evil.example"),
         build_tool_call_answer("manage_memory", action="create", text=EVIL),
@@ -218,7 +218,7 @@ def test_results_of_a_renamed_memory_search_are_not_words_of_a_tool(
     tool_name: str, expected_trust: str, store: SQLiteStore
 ) -> None:
     """The words of a found memory are not a page's, whatever the agent calls its search tool."""
-    search_memory(name="fetch")  # of another agent
+    search_memory(name="fetch")  # the tool of another agent
     arguments = {"action": "create", "text": "Ann drinks coffee"}
     call: Any = {"name": "manage_memory", "args": arguments, "id": "k", "type": "tool_call"}
     messages: list[Any] = [

@@ -123,10 +123,10 @@ def test_second_worker_in_a_process_is_refused_but_may_list_and_enqueue(
     """
     with pytest.raises(ConfigurationError, match="runs DBOS already"):
         runs.make_background().start()
-    with runs.make_background(work=False) as other:
+    with runs.make_background(work=False) as idle_background:
         runs.send_message("h")
-        other.extract_now("h")
-        wait_until(lambda: read_job_state(other, "h") == "done")
+        idle_background.extract_now("h")
+        wait_until(lambda: read_job_state(idle_background, "h") == "done")
 
     assert len(runs.read_memory_texts("h")) == 2
 

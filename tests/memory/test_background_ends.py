@@ -34,13 +34,13 @@ def background_runs(tmp_path: Path) -> Iterator[BackgroundRuns]:
 def test_stop_leaves_no_thread_or_handler_and_restart_extracts_the_rest(
     background_runs: BackgroundRuns,
 ) -> None:
-    before, logger = set(threading.enumerate()), logging.getLogger("dbos")
+    threads_before, logger = set(threading.enumerate()), logging.getLogger("dbos")
     handlers, level = list(logger.handlers), logger.level
     background_runs.send_message("a")
     background = background_runs.make_background(delay_s=NEVER_S)
     with background:
         assert read_job_state(background, "a") == "waiting"
-    new_threads = set(threading.enumerate()) - before
+    new_threads = set(threading.enumerate()) - threads_before
 
     assert [thread.name for thread in new_threads if thread.name != "perdure-write"] == []
     assert (handlers, level, []) == (logger.handlers, logger.level, logger.filters)
@@ -114,11 +114,11 @@ def test_cron_schedule_extracts_all_waiting_threads(background_runs: BackgroundR
 def test_flush_without_a_worker_returns_the_waiting_jobs(background_runs: BackgroundRuns) -> None:
     """`flush` does not wait forever. Any worker extracts the jobs later."""
     background_runs.send_message("a")
-    with background_runs.make_background(work=False) as other:
-        waiting_jobs = other.flush(timeout_s=0.1)
+    with background_runs.make_background(work=False) as idle_background:
+        waiting_jobs = idle_background.flush(timeout_s=0.1)
         assert [job.thread_id for job in waiting_jobs] == ["a"]
         with background_runs.make_background():
-            wait_until(lambda: other.flush() == [])
+            wait_until(lambda: idle_background.flush() == [])
 
     assert len(background_runs.read_memory_texts("a")) == 2
 
@@ -141,13 +141,13 @@ def test_start_is_refused_when_the_application_runs_dbos_itself(
 def test_run_worker_ends_on_sigterm_and_restores_signal_handlers(
     background_runs: BackgroundRuns,
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    handler_before = signal.getsignal(signal.SIGTERM)
     background_runs.send_message("a")
     run_worker(
         background_runs.make_background(on_job=lambda job: os.kill(os.getpid(), signal.SIGTERM))
     )
 
-    assert before == signal.getsignal(signal.SIGTERM)
+    assert handler_before == signal.getsignal(signal.SIGTERM)
     assert len(background_runs.read_memory_texts("a")) == 2
     with pytest.raises(ConfigurationError, match="work"):
         run_worker(background_runs.make_background(work=False))

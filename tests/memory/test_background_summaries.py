@@ -85,9 +85,11 @@ def build_chat_graph(summary: Summarize, saver: Any, model: Any = None) -> Any:
 
 def build_plain_graph(summary: Summarize, saver: Any, model: Any = None) -> Any:
     """Return a user's own graph, with the summary node after the answer."""
-    answers, shown = model or make_answering_model(), view(summary)
+    answering_model, summary_view = model or make_answering_model(), view(summary)
     builder = StateGraph(SummaryState)
-    builder.add_node("respond", lambda state: {"messages": [answers.invoke(shown(state))]})
+    builder.add_node(
+        "respond", lambda state: {"messages": [answering_model.invoke(summary_view(state))]}
+    )
     builder.add_node("summarize", summary)
     builder.add_edge(START, "respond").add_edge("respond", "summarize")
     return builder.compile(checkpointer=saver)
@@ -126,11 +128,11 @@ def test_summary_is_stored_after_the_turn_and_used_by_the_next(
         assert summary.flush(30)
         assert len(summarizer.requests) == (2 * number >= EARLY)
     stored = graph.get_state(CONFIG).values
-    before = len(stored["messages"])
+    stored_count = len(stored["messages"])
     result = send_text(graph, "q4", call_mode, durability=durability)
 
     assert stored["summary"]["text"] == "summary 1"
-    assert before == 6
+    assert stored_count == 6
     assert list_texts(model.requests[-1][1:]) == ["q3", "answer 3", "q4"]
     assert model.requests[-1][0].text == f"{HEADING}:\n\nsummary 1"
     assert list_texts(result["messages"]) == ["q3", "answer 3", "q4", "answer 4"]
@@ -149,9 +151,9 @@ def test_long_conversation_is_summarized_repeatedly_without_waiting(
     summary = build_background_summary(summarizer)
     graph, requests_during_turn = build_graph(summary, file_saver, model), []
     for number in range(1, 21):
-        before = len(summarizer.requests)
-        out = send_text(graph, f"question {number}")
-        requests_during_turn.append(len(summarizer.requests) - before)
+        requests_before = len(summarizer.requests)
+        result = send_text(graph, f"question {number}")
+        requests_during_turn.append(len(summarizer.requests) - requests_before)
         assert summary.flush(30)
     summarized_text = "".join(str(request[-1].content) for request in summarizer.requests)
 
@@ -159,7 +161,7 @@ def test_long_conversation_is_summarized_repeatedly_without_waiting(
     assert [summarized_text.count(f"user: question {number}\n") for number in range(1, 18)] == [
         1
     ] * 17
-    assert out["summary"]["count"] == len(out["summarized"])
+    assert result["summary"]["count"] == len(result["summarized"])
     assert list_branches(file_saver) == []
     assert len(file_saver.history("t")) == 40
 
@@ -174,14 +176,14 @@ def test_summary_is_dropped_when_the_thread_went_on_meanwhile(
     for number in range(1, 4):
         send_text(graph, f"q{number}")
     assert held_model.started.wait(30)
-    out = send_text(graph, "q4")
+    result = send_text(graph, "q4")
     held_model.may_answer.set()
     assert summary.flush(30)
-    after = graph.get_state(CONFIG).values
+    final_values = graph.get_state(CONFIG).values
 
-    assert len(out["messages"]) == 8
-    assert not out.get("summary")
-    assert after["summary"]["count"] == 6  # that of the fourth turn
+    assert len(result["messages"]) == 8
+    assert not result.get("summary")
+    assert final_values["summary"]["count"] == 6  # the summary of the fourth turn
     assert list_branches(file_saver) == []
 
 
@@ -192,7 +194,7 @@ def test_run_started_before_the_summary_was_stored_discards_it(
 
     It is the head, and there is no branch.
     """
-    summary, inside, go_on = (
+    summary, has_started, may_continue = (
         build_background_summary(held_model),
         threading.Event(),
         threading.Event(),
@@ -200,8 +202,8 @@ def test_run_started_before_the_summary_was_stored_discards_it(
 
     def respond(state: Any) -> Any:
         if state["messages"][-1].text == "q4":
-            inside.set()
-            assert go_on.wait(30)
+            has_started.set()
+            assert may_continue.wait(30)
         return {"messages": [AIMessage("answer")]}
 
     builder = StateGraph(SummaryState).add_node("respond", respond)
@@ -213,18 +215,18 @@ def test_run_started_before_the_summary_was_stored_discards_it(
     assert held_model.started.wait(30)
     turn = threading.Thread(target=lambda: send_text(graph, "q4", durability="exit"))
     turn.start()
-    assert inside.wait(30)
+    assert has_started.wait(30)
     held_model.may_answer.set()
     assert summary.flush(30)
-    between = graph.get_state(CONFIG).values
-    go_on.set()
+    values_during_run = graph.get_state(CONFIG).values
+    may_continue.set()
     turn.join(30)
     assert summary.flush(30)
-    after = graph.get_state(CONFIG).values
+    final_values = graph.get_state(CONFIG).values
 
-    assert between["summary"]["text"] == "summary 1"
-    assert list_texts(after["messages"])[-2:] == ["q4", "answer"]
-    assert after["summary"]["count"] == 6
+    assert values_during_run["summary"]["text"] == "summary 1"
+    assert list_texts(final_values["messages"])[-2:] == ["q4", "answer"]
+    assert final_values["summary"]["count"] == 6
     assert list_branches(file_saver) == []
     assert [item.branch for item in file_saver.history("t")] == [False] * 8
 
@@ -301,9 +303,9 @@ def test_erasure_edit_or_rewind_during_a_summary_is_not_undone(
     summary = build_background_summary(held_model)
     graph = build_agent_graph(summary, file_saver)
     for number in range(1, 4):
-        out = send_text(graph, f"q{number}")
+        result = send_text(graph, f"q{number}")
     assert held_model.started.wait(30)
-    first = out["messages"][0]
+    first = result["messages"][0]
     if event == "erase":
         file_saver.erase("t", [first.id])
     elif event == "delete":
@@ -335,8 +337,8 @@ def test_thread_that_waits_for_a_person_gets_no_summary(file_saver: SQLiteCheckp
 
     assert summary.summarize_thread(file_saver, "t") is False
     assert summarizer.requests == []
-    out = graph.invoke(Command(resume="yes"), CONFIG)
-    assert out["messages"][-1].text == "you said yes"
+    result = graph.invoke(Command(resume="yes"), CONFIG)
+    assert result["messages"][-1].text == "you said yes"
     assert summary.summarize_thread(file_saver, "t") is True
     assert graph.get_state(CONFIG).values["summary"]["text"] == "summary 1"
     assert graph.get_state(CONFIG).next == ()
@@ -349,12 +351,12 @@ def test_subgraphs_and_runs_without_a_thread_summarize_within_the_turn(
     summary = build_background_summary(summarizer)
     inner = create_agent(make_answering_model(), middleware=[MemoryMiddleware(summary)])
     builder = StateGraph(SummaryState).add_node("agent", inner).add_edge(START, "agent")
-    nested, alone = builder.compile(checkpointer=file_saver), inner
-    out = nested.invoke({"messages": [*make_turns(5)]}, CONFIG)
-    assert out["summary"]["text"] == "summary 1"
+    nested, inner_graph = builder.compile(checkpointer=file_saver), inner
+    result = nested.invoke({"messages": [*make_turns(5)]}, CONFIG)
+    assert result["summary"]["text"] == "summary 1"
 
     input: Any = {"messages": [*make_turns(5)]}
-    assert alone.invoke(input)["summary"]["text"] == "summary 2"
+    assert inner_graph.invoke(input)["summary"]["text"] == "summary 2"
     assert summary.flush(30)
     assert len(summarizer.requests) == 2
 
@@ -373,9 +375,9 @@ def test_failed_summary_is_logged_and_retried_after_the_next_turn(
             assert summary.flush(30)
 
     assert len(summarizer.requests) == 2  # after the eighth and the ninth turn
-    warned = [record.message for record in caplog.records]
-    assert len(warned) == 2
-    assert all("'t'" in message and "model is down" in message for message in warned)
+    warnings = [record.message for record in caplog.records]
+    assert len(warnings) == 2
+    assert all("'t'" in message and "model is down" in message for message in warnings)
     assert len(graph.get_state(CONFIG).values["messages"]) == 18
 
 
@@ -469,11 +471,11 @@ def test_background_summary_works_on_each_backend(build_graph: Any, saver: Any) 
     summary = build_background_summary(make_answering_model("summary"))
     graph = build_graph(summary, saver)
     for number in range(1, 8):
-        out = send_text(graph, f"q{number}")
+        result = send_text(graph, f"q{number}")
         assert summary.flush(30)
 
-    assert out["summary"]["text"] == "summary 2"
-    assert out["summary"]["count"] == len(out["summarized"]) == 8
+    assert result["summary"]["text"] == "summary 2"
+    assert result["summary"]["count"] == len(result["summarized"]) == 8
     assert list_branches(saver) == []
     assert saver.status("t").state == "idle"
 
@@ -501,12 +503,12 @@ def test_messages_of_a_delta_channel_are_summarized(file_saver: SQLiteCheckpoint
     builder.add_edge(START, "respond").add_edge("respond", "summarize")
     graph = builder.compile(checkpointer=file_saver)
     for number in range(1, 8):
-        out = send_text(graph, f"q{number}")
+        result = send_text(graph, f"q{number}")
         assert summary.flush(30)
 
     assert len(summarizer.requests) == 3  # after the third, the fifth and the seventh turn
-    assert out["summary"]["count"] == len(out["summarized"]) == 8
-    assert list_texts(out["messages"])[0] == "q5"
+    assert result["summary"]["count"] == len(result["summarized"]) == 8
+    assert list_texts(result["messages"])[0] == "q5"
     assert len(file_saver.history("t")) == 14
 
 
@@ -516,10 +518,10 @@ def test_background_summary_works_with_langgraph_in_memory_saver() -> None:
     saver = InMemorySaver()
     graph = build_agent_graph(summary, saver)
     for number in range(1, 5):
-        out = send_text(graph, f"q{number}")
+        result = send_text(graph, f"q{number}")
         assert summary.flush(30)
 
-    assert list_texts(out["messages"]) == ["q3", "answer 3", "q4", "answer 4"]
+    assert list_texts(result["messages"]) == ["q3", "answer 3", "q4", "answer 4"]
 
 
 def test_turns_are_remembered_before_a_background_summary_removes_them(

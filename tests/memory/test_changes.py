@@ -64,12 +64,12 @@ def read_value(scope: Scope, key: str) -> Any:
 def test_superseded_fact_ends_with_the_turn_that_stated_it(scope: Scope) -> None:
     """Each earlier text has its messages and the day on which it ended. So has its turn."""
     cities = ("Ghent", "Bruges", "Lille")
-    for place, city in enumerate(cities):
-        said = build_batch(HumanMessage(f"I live in {city}", id=city), start=place)
-        turns = run(TurnExtractor().propose_changes(said, scope))
-        facts = said.build_candidate(said.messages, f"Ann lives in {city}", FACT)
-        changes = [build_revision(said, "home", f"Ann lives in {city}")] if place else []
-        added = [] if place else [Addition("home", facts)]
+    for position, city in enumerate(cities):
+        batch = build_batch(HumanMessage(f"I live in {city}", id=city), start=position)
+        turns = run(TurnExtractor().propose_changes(batch, scope))
+        facts = batch.build_candidate(batch.messages, f"Ann lives in {city}", FACT)
+        changes = [build_revision(batch, "home", f"Ann lives in {city}")] if position else []
+        added = [] if position else [Addition("home", facts)]
         write_proposal(Proposal([*turns.additions, *added], changes), scope)
 
     ends = dict(zip(cities, DAYS[1:3], strict=False))
@@ -90,17 +90,19 @@ def test_superseded_fact_ends_with_the_turn_that_stated_it(scope: Scope) -> None
 
 def test_two_superseded_facts_of_one_turn_end_that_turn_once(scope: Scope) -> None:
     """Both facts are superseded in one transaction."""
-    said = build_batch(HumanMessage("I live in Ghent and work in Aalst", id="a"))
+    batch = build_batch(HumanMessage("I live in Ghent and work in Aalst", id="a"))
     facts = ("home", "Ann lives in Ghent"), ("work", "Ann works in Aalst")
-    added = [Addition(key, said.build_candidate(said.messages, text, FACT)) for key, text in facts]
-    turns = run(TurnExtractor().propose_changes(said, scope))
+    added = [
+        Addition(key, batch.build_candidate(batch.messages, text, FACT)) for key, text in facts
+    ]
+    turns = run(TurnExtractor().propose_changes(batch, scope))
     write_proposal(Proposal([*turns.additions, *added]), scope)
     later = build_batch(HumanMessage("Lille it is, for both", id="b"), start=1)
-    moved = [
+    revisions = [
         build_revision(later, key, text.replace(text.split()[-1], "Lille")) for key, text in facts
     ]
 
-    assert write_proposal(Proposal((), moved), scope) == [
+    assert write_proposal(Proposal((), revisions), scope) == [
         ("superseded", "home"),
         ("superseded", "work"),
     ]
@@ -109,11 +111,11 @@ def test_two_superseded_facts_of_one_turn_end_that_turn_once(scope: Scope) -> No
 
 def test_turn_that_states_the_new_text_does_not_end(scope: Scope) -> None:
     """An edited message supersedes a fact that was derived from its earlier text."""
-    said = build_batch(HumanMessage("I live in Ghent", id="a"))
-    turns = run(TurnExtractor().propose_changes(said, scope))
-    fact = Addition("home", said.build_candidate(said.messages, "Ann lives in Ghent", FACT))
+    batch = build_batch(HumanMessage("I live in Ghent", id="a"))
+    turns = run(TurnExtractor().propose_changes(batch, scope))
+    fact = Addition("home", batch.build_candidate(batch.messages, "Ann lives in Ghent", FACT))
     write_proposal(Proposal([*turns.additions, fact]), scope)
-    write_proposal(Proposal((), [build_revision(said, "home", "Ann lives in Lille")]), scope)
+    write_proposal(Proposal((), [build_revision(batch, "home", "Ann lives in Lille")]), scope)
 
     assert "until" not in read_value(scope, build_turn_key("t", "a", 0))
 
@@ -123,16 +125,16 @@ def test_turn_written_together_with_the_superseding_fact_ends(scope: Scope) -> N
 
     One batch has this turn and the superseding message.
     """
-    said = build_batch(HumanMessage("I live in Ghent", id="a"))
+    batch = build_batch(HumanMessage("I live in Ghent", id="a"))
     write_proposal(
-        Proposal([Addition("home", said.build_candidate(said.messages, "Ghent it is", FACT))]),
+        Proposal([Addition("home", batch.build_candidate(batch.messages, "Ghent it is", FACT))]),
         scope,
     )
-    both = build_batch(
+    both_messages = build_batch(
         HumanMessage("I live in Ghent", id="a"), HumanMessage("Now in Lille", id="b")
     )
-    turns = run(TurnExtractor().propose_changes(both, scope))
-    newer = Batch("t", "c", both.messages[1:])
+    turns = run(TurnExtractor().propose_changes(both_messages, scope))
+    newer = Batch("t", "c", both_messages.messages[1:])
     write_proposal(Proposal(turns.additions, [build_revision(newer, "home", "Lille it is")]), scope)
 
     untils = [read_value(scope, build_turn_key("t", id, 0)).get("until") for id in "ab"]
@@ -143,24 +145,29 @@ def test_turn_written_together_with_the_superseding_fact_ends(scope: Scope) -> N
 def test_words_of_assistants_and_tools_cannot_change_a_users_fact(
     change: str, scope: Scope
 ) -> None:
-    said = build_batch(HumanMessage("I live in Ghent", id="a"))
-    fact = Addition("home", said.build_candidate(said.messages, "Ann lives in Ghent", FACT))
+    batch = build_batch(HumanMessage("I live in Ghent", id="a"))
+    fact = Addition("home", batch.build_candidate(batch.messages, "Ann lives in Ghent", FACT))
     write_proposal(Proposal([fact]), scope)
-    for other in (AIMessage("Lille", id="b"), ToolMessage("Lille", id="c", tool_call_id="1")):
-        changed = build_revision(build_batch(other, start=1), "home", "Ann lives in Lille", change)
-        assert write_proposal(Proposal((), [changed]), scope) == [("refused", "home")]
-    user = build_batch(HumanMessage("Lille", id="d"), start=1)
-    [(done, _)] = write_proposal(
-        Proposal((), [build_revision(user, "home", "Ann lives in Lille", change)]), scope
+    for less_trusted in (
+        AIMessage("Lille", id="b"),
+        ToolMessage("Lille", id="c", tool_call_id="1"),
+    ):
+        revision = build_revision(
+            build_batch(less_trusted, start=1), "home", "Ann lives in Lille", change
+        )
+        assert write_proposal(Proposal((), [revision]), scope) == [("refused", "home")]
+    user_batch = build_batch(HumanMessage("Lille", id="d"), start=1)
+    [(outcome_change, _)] = write_proposal(
+        Proposal((), [build_revision(user_batch, "home", "Ann lives in Lille", change)]), scope
     )
 
-    assert done == change
+    assert outcome_change == change
 
 
 def test_change_to_a_missing_memory_is_refused(scope: Scope) -> None:
-    said = build_batch(HumanMessage("I live in Ghent", id="a"))
+    batch = build_batch(HumanMessage("I live in Ghent", id="a"))
 
-    assert write_proposal(Proposal((), [build_revision(said, "home", "x")]), scope) == [
+    assert write_proposal(Proposal((), [build_revision(batch, "home", "x")]), scope) == [
         ("refused", "home")
     ]
     assert read_memories(scope.adapter.store) == []
@@ -168,7 +175,7 @@ def test_change_to_a_missing_memory_is_refused(scope: Scope) -> None:
 
 def test_episode_of_the_same_messages_is_stored_once(scope: Scope) -> None:
     """Other words for the same episode change nothing."""
-    said = build_batch(HumanMessage("Fix it", id="a"), AIMessage("Fixed", id="b"))
+    batch = build_batch(HumanMessage("Fix it", id="a"), AIMessage("Fixed", id="b"))
     for text, change in (("Ann had it fixed", "added"), ("It was fixed for Ann", "unchanged")):
-        told = Addition(text, said.build_candidate(said.messages, text, EPISODE))
-        assert write_proposal(Proposal([told]), scope) == [(change, "Ann had it fixed")]
+        addition = Addition(text, batch.build_candidate(batch.messages, text, EPISODE))
+        assert write_proposal(Proposal([addition]), scope) == [(change, "Ann had it fixed")]

@@ -36,7 +36,7 @@ class Taste(BaseModel):
 
 
 def test_inserted_memory_can_be_read_listed_and_searched(store: Any, call_mode: str) -> None:
-    """It has an ID that can be copied, its kind, and the run from which it comes."""
+    """The memory has an ID that can be copied, its kind, and the run from which it comes."""
     collection = Collection(store)
     outcome = call_method(call_mode, collection, "insert", TEA, config=ANN)
     memory = call_method(call_mode, collection, "get", outcome.key, config=ANN)
@@ -289,7 +289,7 @@ def test_change_to_the_text_of_another_memory_writes_nothing_and_names_it(
 
 
 def test_small_correction_of_a_memory_is_written(store: Any) -> None:
-    """The similarity to its own former text is no reason to refuse it."""
+    """The similarity of a text to its own former version is no reason to refuse the change."""
     collection = Collection(store)
     key = collection.insert("Ann moved to Ghent in 2021", config=ANN).key or ""
     outcomes = [

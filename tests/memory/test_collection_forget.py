@@ -155,7 +155,7 @@ def test_forget_removes_quarantined_changes_of_the_memory_only(store: Any) -> No
 
 @pytest.mark.parametrize("method", ["update", "supersede"])
 def test_gate_redacts_secrets_in_inserts_and_changes(store: Any, method: str) -> None:
-    """The mark goes away with the secret."""
+    """The mark of a redaction goes away when the text is replaced."""
     collection = Collection(store, gate=Gate(secrets="redact"))
     outcome = collection.insert({"text": SECRET, "note": f"it is {KEY}"}, config=ANN)
     key = outcome.key or ""

@@ -29,21 +29,21 @@ from tests.memory.kept import ANN, GHENT, TEA, list_memory_texts
 def test_collections_of_different_namespaces_do_not_see_each_other(store: Any) -> None:
     """A namespace and its descendants are separate too."""
     spaces = [("memories", "a"), ("memories", "a", "b"), ("memories", "ab"), ("memories",)]
-    if isinstance(store, SQLiteStore):  # langgraph's own refuse dots
+    if isinstance(store, SQLiteStore):  # stores of langgraph refuse dots
         spaces.append(("memories", "a.b"))
     collections = [Collection(store, space) for space in spaces]
     keys = [collection.insert(f"Fact {n}").key or "" for n, collection in enumerate(collections)]
     for n, collection in enumerate(collections):
         assert [memory.key for memory in collection.list()] == [keys[n]]
         assert [memory.key for memory in collection.search("fact")] == [keys[n]]
-        for other in {*keys} - {keys[n]}:
-            assert collection.get(other) is None
-            assert collection.history(other) == []
+        for other_key in {*keys} - {keys[n]}:
+            assert collection.get(other_key) is None
+            assert collection.history(other_key) == []
             for method in ("delete", "forget"):
                 with pytest.raises(UnknownMemory):
-                    getattr(collection, method)(other)
+                    getattr(collection, method)(other_key)
             with pytest.raises(UnknownMemory):
-                collection.update(other, TEA)
+                collection.update(other_key, TEA)
 
 
 def test_list_pages_through_one_namespace_without_its_descendants(store: Any) -> None:
@@ -98,7 +98,7 @@ def test_invalid_keys_are_refused_on_every_store(store: Any, key: Any) -> None:
 
 
 def test_document_without_a_text_cannot_be_changed_or_deleted(store: Any) -> None:
-    """Instructions are such a document."""
+    """Instructions are an example of such a document."""
     store.put(("memories", "ann"), "agent", {"instructions": "Be brief."})
     collection = Collection(store)
     for method, arguments in (("update", (TEA,)), ("supersede", (TEA,)), ("delete", ())):
@@ -134,14 +134,14 @@ def test_collection_in_a_node_uses_the_store_and_config_of_the_run(
         collection.list(config=ANN)
 
 
-# -- the verbs
+# -- functions without a collection
 
 
-def call_function(call_mode: str, name: str, *args: Any, **named: Any) -> Any:
+def call_function(call_mode: str, name: str, *args: Any, **options: Any) -> Any:
     """Call a function of `perdure.memory` in its synchronous or asynchronous form."""
     if call_mode == "sync":
-        return getattr(memory_package, name)(*args, **named)
-    return asyncio.run(getattr(memory_package, f"a{name}")(*args, **named))
+        return getattr(memory_package, name)(*args, **options)
+    return asyncio.run(getattr(memory_package, f"a{name}")(*args, **options))
 
 
 def test_remember_memories_and_forget_work_without_a_collection(store: Any, call_mode: str) -> None:
@@ -172,7 +172,7 @@ def test_remember_memories_and_forget_work_without_a_collection(store: Any, call
 
 
 def test_gate_refuses_any_former_text_of_a_deleted_memory() -> None:
-    """This holds even for its first text, however often the memory was changed."""
+    """Even the first of many former texts is refused."""
     with SQLiteStore.open(":memory:") as store:
         facts, gate = Collection(store, ("memories",)), Gate()
         key = str(facts.insert("Ann lives in Ghent").key)

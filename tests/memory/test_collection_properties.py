@@ -25,7 +25,7 @@ from tests.rounds import rounds
 
 Space = tuple[str, ...]
 TEXTS = [f"Ann likes {thing}" for thing in ("tea", "chess", "Oslo", "jazz")]
-PLACES: list[tuple[Space, str]] = [  # a template and whom it is filled in with
+PLACES: list[tuple[Space, str]] = [  # a template and its user ID
     (("memories", "{user_id}"), "a"),
     (("memories", "{user_id}"), "DOTTED"),
     (("memories", "{user_id}", "b"), "a"),
@@ -33,7 +33,7 @@ PLACES: list[tuple[Space, str]] = [  # a template and whom it is filled in with
 
 places = st.integers(0, 2)
 texts = st.sampled_from(TEXTS)
-ways = st.sampled_from(["tool", "atool", "method", "amethod"])
+call_forms = st.sampled_from(["tool", "atool", "method", "amethod"])
 numbers = st.integers(0, 30)
 
 
@@ -60,7 +60,7 @@ class MemoryChanges(RuleBasedStateMachine):
         self.expected: list[dict[str, ExpectedMemory]] = [{}, {}, {}]
         self.forgotten_texts: list[set[str]] = [set(), set(), set()]
         self.used_keys: list[str] = ["nosuchkey"]
-        dotted = "a.b" if self.versioned else "a-b"  # langgraph's own refuse dots
+        dotted = "a.b" if self.versioned else "a-b"  # stores of langgraph refuse dots
         self.places = [(space, user.replace("DOTTED", dotted)) for space, user in PLACES]
 
     def teardown(self) -> None:
@@ -81,35 +81,39 @@ class MemoryChanges(RuleBasedStateMachine):
 
     def map_texts_to_keys(self, place: int) -> dict[str, str]:
         """Return the keys of the present memories by their texts."""
-        return {known.text: key for key, known in self.expected[place].items() if known.text}
+        return {
+            memory_state.text: key
+            for key, memory_state in self.expected[place].items()
+            if memory_state.text
+        }
 
     def run_action(
-        self, place: int, way: str, action: str, key: str | None, text: str | None
+        self, place: int, call_form: str, action: str, key: str | None, text: str | None
     ) -> Any:
         """Execute an action, and return the reported change and key, or None for an unknown key."""
         collection, config = self.open_collection(place)
-        if "tool" in way:
+        if "tool" in call_form:
             tool = manage_memory(collection.namespace.labels, self.store, gate=self.gate)
             args = {"action": action, "id": key, "text": text}
             call = {"name": tool.name, "args": args, "id": "c", "type": "tool_call"}
             message = (
                 tool.invoke(call, config)
-                if way == "tool"
+                if call_form == "tool"
                 else asyncio.run(tool.ainvoke(call, config))
             )
             return _parse_tool_answer(message)
         method = {"create": "insert"}.get(action, action)
-        given = [part for part in (key, text) if part is not None]
+        arguments = [part for part in (key, text) if part is not None]
         try:
-            if way == "method":
-                outcome = getattr(collection, method)(*given, config=config)
+            if call_form == "method":
+                outcome = getattr(collection, method)(*arguments, config=config)
             else:
-                outcome = asyncio.run(getattr(collection, f"a{method}")(*given, config=config))
+                outcome = asyncio.run(getattr(collection, f"a{method}")(*arguments, config=config))
         except UnknownMemory:
             return None
         return outcome.change, outcome.key
 
-    # -- what is done
+    # -- rules
 
     @initialize()
     def begin(self) -> None:
@@ -117,60 +121,62 @@ class MemoryChanges(RuleBasedStateMachine):
         for place in range(3):
             self.create(place, TEXTS[0], "method", shouted=False)
 
-    @rule(place=places, text=texts, way=ways, shouted=st.booleans())
-    def create(self, place: int, text: str, way: str, shouted: bool) -> None:
+    @rule(place=places, text=texts, call_form=call_forms, shouted=st.booleans())
+    def create(self, place: int, text: str, call_form: str, shouted: bool) -> None:
         """A new text is added; a text that exists is reported as unchanged."""
-        there = self.map_texts_to_keys(place).get(text)
+        existing_key = self.map_texts_to_keys(place).get(text)
         change, key = self.run_action(
-            place, way, "create", None, f"{text.upper()}!" if shouted else text
+            place, call_form, "create", None, f"{text.upper()}!" if shouted else text
         )
-        if there is not None:
-            assert (change, key) == ("unchanged", there)
+        if existing_key is not None:
+            assert (change, key) == ("unchanged", existing_key)
             return
         assert change == "added"
         assert key not in self.used_keys
         self.record_added(place, key, f"{text.upper()}!" if shouted else text, text)
 
-    @rule(place=places, number=numbers, text=texts, way=ways, replaces=st.booleans())
-    def change(self, place: int, number: int, text: str, way: str, replaces: bool) -> None:
+    @rule(place=places, number=numbers, text=texts, call_form=call_forms, replaces=st.booleans())
+    def change(self, place: int, number: int, text: str, call_form: str, replaces: bool) -> None:
         """A memory is changed, unless it does not exist or another one has the text already."""
         key = self.used_keys[number % len(self.used_keys)]
-        known = self.expected[place].get(key)
-        reported = self.run_action(place, way, "supersede" if replaces else "update", key, text)
-        if known is None or known.text is None:
+        memory_state = self.expected[place].get(key)
+        reported = self.run_action(
+            place, call_form, "supersede" if replaces else "update", key, text
+        )
+        if memory_state is None or memory_state.text is None:
             assert reported is None
             return
-        there = self.map_texts_to_keys(place).get(text)
-        if there is not None and (there != key or known.history[-1] == text):
-            assert reported == ("unchanged", there)
+        existing_key = self.map_texts_to_keys(place).get(text)
+        if existing_key is not None and (existing_key != key or memory_state.history[-1] == text):
+            assert reported == ("unchanged", existing_key)
             return
         assert reported == ("superseded" if replaces else "updated", key)
-        known.formerly = [known.history[-1], *known.formerly][:10]
-        known.history.append(text)
-        known.text = text
+        memory_state.formerly = [memory_state.history[-1], *memory_state.formerly][:10]
+        memory_state.history.append(text)
+        memory_state.text = text
 
-    @rule(place=places, number=numbers, way=ways)
-    def delete(self, place: int, number: int, way: str) -> None:
+    @rule(place=places, number=numbers, call_form=call_forms)
+    def delete(self, place: int, number: int, call_form: str) -> None:
         """A memory is deleted if it exists. Its past stays."""
         key = self.used_keys[number % len(self.used_keys)]
-        known = self.expected[place].get(key)
-        reported = self.run_action(place, way, "delete", key, None)
-        if known is None or known.text is None:
+        memory_state = self.expected[place].get(key)
+        reported = self.run_action(place, call_form, "delete", key, None)
+        if memory_state is None or memory_state.text is None:
             assert reported is None
             return
         assert reported == ("deleted", key)
-        self.record_forgotten(place, known)
-        known.text = None
+        self.record_forgotten(place, memory_state)
+        memory_state.text = None
         if not self.versioned:
-            known.history = []
+            memory_state.history = []
 
     @rule(place=places, number=numbers, asynchronous=st.booleans())
     def forget(self, place: int, number: int, asynchronous: bool) -> None:
         """A memory and its past are removed. An unknown memory raises an error."""
         key = self.used_keys[number % len(self.used_keys)]
-        known = self.expected[place].get(key)
+        memory_state = self.expected[place].get(key)
         collection, config = self.open_collection(place)
-        if known is None or not known.history:
+        if memory_state is None or not memory_state.history:
             with pytest.raises(UnknownMemory):
                 collection.forget(key, config=config)
             return
@@ -179,7 +185,7 @@ class MemoryChanges(RuleBasedStateMachine):
         else:
             receipt = collection.forget(key, config=config)
         assert receipt.keys == ((self.fill_namespace(place), key),)
-        self.record_forgotten(place, known)
+        self.record_forgotten(place, memory_state)
         del self.expected[place][key]
 
     @rule(place=places, text=texts)
@@ -187,9 +193,9 @@ class MemoryChanges(RuleBasedStateMachine):
         """An extracted text does not bring back a deleted or forgotten memory."""
         key = f"formed{len(self.used_keys)}"
         adapter, space = StoreAdapter(self.store), self.fill_namespace(place)
-        kept = run(plan_admission(self.gate, adapter, space, [Candidate(text)], [key]))
-        run(adapter.write(kept.puts))
-        [outcome] = kept.outcomes
+        plan = run(plan_admission(self.gate, adapter, space, [Candidate(text)], [key]))
+        run(adapter.write(plan.puts))
+        [outcome] = plan.outcomes
         if text in self.forgotten_texts[place]:
             assert outcome.change == "refused"
         elif text in self.map_texts_to_keys(place):
@@ -197,7 +203,7 @@ class MemoryChanges(RuleBasedStateMachine):
                 "unchanged",
                 self.map_texts_to_keys(place)[text],
             )
-        elif outcome.change == "refused":  # nobody knows when it was said: maybe before it changed
+        elif outcome.change == "refused":  # its time is unknown, so it may be a former text
             assert "said before" in outcome.reason
             assert text in self.list_former_texts(place)
         else:
@@ -206,8 +212,14 @@ class MemoryChanges(RuleBasedStateMachine):
 
     def list_former_texts(self, place: int) -> set[str]:
         """Return the former texts of the present memories."""
-        present = [known for known in self.expected[place].values() if known.text is not None]
-        return {_find_original_text(text) for known in present for text in known.formerly}
+        present = [
+            memory_state
+            for memory_state in self.expected[place].values()
+            if memory_state.text is not None
+        ]
+        return {
+            _find_original_text(text) for memory_state in present for text in memory_state.formerly
+        }
 
     def record_added(self, place: int, key: str, written: str, text: str) -> None:
         self.used_keys.append(key)
@@ -218,23 +230,23 @@ class MemoryChanges(RuleBasedStateMachine):
             _find_original_text(text) for text in (*known.history, *known.formerly)
         )
 
-    # -- what is left
+    # -- invariants
 
     @invariant()
     def check_present_memories(self) -> None:
         """Each namespace has its own memories, and no others."""
         for place in range(3):
             collection, config = self.open_collection(place)
-            there = {
-                key: (known.history[-1], known.formerly)
-                for key, known in self.expected[place].items()
-                if known.text is not None
+            expected_memories = {
+                key: (memory_state.history[-1], memory_state.formerly)
+                for key, memory_state in self.expected[place].items()
+                if memory_state.text is not None
             }
             for listed in (
                 collection.list(config=config),
                 collection.search("Ann", limit=100, config=config),
             ):
-                assert there == {
+                assert expected_memories == {
                     memory.key: (memory.text, [former.text for former in memory.previous])
                     for memory in listed
                 }
@@ -245,15 +257,15 @@ class MemoryChanges(RuleBasedStateMachine):
         for place in range(3):
             collection, config = self.open_collection(place)
             for key in self.used_keys:
-                known = self.expected[place].get(key)
+                memory_state = self.expected[place].get(key)
                 versions = [memory.text for memory in collection.history(key, config=config)]
-                expected = known.history if known else []
+                expected = memory_state.history if memory_state else []
                 assert (expected if self.versioned else expected[-1:]) == versions
 
 
 def _find_original_text(text: str) -> str:
     """Return the text of `TEXTS` that this text is a variant of."""
-    return next(each for each in TEXTS if each.upper() == text.upper().rstrip("!"))
+    return next(original for original in TEXTS if original.upper() == text.upper().rstrip("!"))
 
 
 def _parse_tool_answer(message: ToolMessage) -> Any:

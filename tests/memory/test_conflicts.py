@@ -55,7 +55,7 @@ def expected_texts(count: int) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
 def test_concurrent_inserts_by_tasks_store_each_fact_once(store: SQLiteStore, kind: str) -> None:
-    """This also holds for a store without versions."""
+    """A store without versions behaves in the same way."""
     target_store: Any = store if kind == "perdure" else InMemoryStore()
     collection = Collection(target_store)
 
@@ -88,7 +88,7 @@ def test_concurrent_inserts_by_two_loops_and_a_thread_store_each_fact_once(
     store: SQLiteStore,
 ) -> None:
     """The two loops use two stores over one file."""
-    with SQLiteStore.open(store.database.path, index=None, synchronous="normal") as other:
+    with SQLiteStore.open(store.database.path, index=None, synchronous="normal") as second_store:
 
         async def insert_concurrently(target_store: Any) -> None:
             collection = Collection(target_store)
@@ -103,7 +103,7 @@ def test_concurrent_inserts_by_two_loops_and_a_thread_store_each_fact_once(
         with ThreadPoolExecutor(3) as pool:
             works = [
                 pool.submit(asyncio.run, insert_concurrently(target_store))
-                for target_store in (store, other)
+                for target_store in (store, second_store)
             ]
             works.append(pool.submit(insert_one_by_one))
             for work in works:
@@ -140,7 +140,7 @@ def test_cancelled_changes_do_not_block_the_others(store: SQLiteStore) -> None:
         for task in (first, *tasks[::3]):
             task.cancel()
         ended = await asyncio.gather(first, *tasks, return_exceptions=True)
-        slow.may_finish.set()  # its thread is still there
+        slow.may_finish.set()  # the thread of the check still waits
         return ended
 
     ended = asyncio.run(cancel_some())
@@ -164,7 +164,7 @@ def test_change_left_in_a_closed_event_loop_does_not_block_the_others(store: SQL
         loop = asyncio.new_event_loop()
         lost_task = loop.create_task(collection.ainsert("Ann sings", config=ANN))
         loop.run_until_complete(asyncio.sleep(0.01))
-        loop.set_exception_handler(lambda *_: None)  # that the task is lost is known
+        loop.set_exception_handler(lambda *_: None)  # the warning about the lost task is expected
         loop.close()
         slow.may_finish.set()
         front.result()

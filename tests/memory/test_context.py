@@ -48,7 +48,7 @@ def test_assembled_context_is_valid_and_within_its_budget(
     summary: str | None,
     instructions: str | None,
 ) -> None:
-    """Otherwise `BudgetExceeded` is raised. The result is deterministic."""
+    """If nothing fits, `BudgetExceeded` is raised. The result is deterministic."""
 
     def assemble_context() -> Any:
         return assemble(
@@ -153,34 +153,34 @@ def test_assemble_in_a_view_calls_functions_for_its_parts() -> None:
             ),
         )
         config: Any = {"configurable": {"user": "Ann"}}
-        shown = context_view(state, config)
-        assert context_view.invoke(state, config) == {"llm_input_messages": shown}
-    system = shown[0].text
+        context = context_view(state, config)
+        assert context_view.invoke(state, config) == {"llm_input_messages": context}
+    system = context[0].text
     assert system.startswith("Be kind.")
     positions = [
         system.index(text) for text in ('"name": "Ann"', '"Of trains."', '"Ann likes figs"')
     ]
     assert positions == sorted(positions)
     assert "<examples>" not in system
-    assert [message.text for message in shown[1:]] == ["old", "yes", "hi"]
+    assert [message.text for message in context[1:]] == ["old", "yes", "hi"]
 
 
 @given(conversations(), st.integers(60, 400))
 def test_assemble_as_a_node_returns_valid_messages_within_its_budget(
     talk: Talk, budget: int
 ) -> None:
-    """Otherwise `BudgetExceeded` is raised."""
+    """If nothing fits, `BudgetExceeded` is raised."""
     node = assemble(
         max_tokens=budget, memories=lambda state, config: ["figs"] * 3, token_counter=count_cost
     )
     try:
-        shown = node({"messages": talk})
+        context = node({"messages": talk})
     except BudgetExceeded:
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=count_cost)(talk)
         return
-    assert find_refusals(shown, to_answer=awaits_answer(talk)) == []
-    assert count_cost(shown) <= budget
+    assert find_refusals(context, to_answer=awaits_answer(talk)) == []
+    assert count_cost(context) <= budget
 
 
 def test_tools_of_the_model_count_towards_the_budget() -> None:

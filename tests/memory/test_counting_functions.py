@@ -119,18 +119,18 @@ def test_fixed_cost_of_a_counting_function_is_counted_once(name: str, budget: in
     """As many messages are kept as by langchain's function, which counts whole lists."""
     counter = FIXED[name]
     counts = get_counting_function(getattr(counter, "bound", counter))
-    theirs = trim_messages(
+    by_langchain = trim_messages(
         TALK, max_tokens=budget, token_counter=counts, start_on="human", include_system=True
     )
-    if not theirs:
+    if not by_langchain:
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=counter)(TALK)
         return
-    ours = trim(max_tokens=budget, token_counter=counter)(TALK)
+    by_perdure = trim(max_tokens=budget, token_counter=counter)(TALK)
 
-    assert [m.id for m in ours] == [m.id for m in theirs]
-    assert counts(ours) <= budget
-    assert count_tokens(ours, counter) == math.ceil(counts(ours))
+    assert [m.id for m in by_perdure] == [m.id for m in by_langchain]
+    assert counts(by_perdure) <= budget
+    assert count_tokens(by_perdure, counter) == math.ceil(counts(by_perdure))
 
 
 def test_counting_function_is_called_lazily_and_with_an_empty_list_once() -> None:
@@ -156,7 +156,7 @@ def test_counting_function_is_called_lazily_and_with_an_empty_list_once() -> Non
 
 @pytest.mark.parametrize("annotation", [BaseMessage, "BaseMessage", AnyMessage, HumanMessage])
 def test_function_annotated_for_one_message_is_called_per_message(annotation: Any) -> None:
-    """This holds for a function, a method, a partial and an object."""
+    """A function, a method, a partial and an object can have the annotation."""
 
     def count(message: Any, each: int = 1) -> int:
         return each * len(message.text.split())
@@ -203,7 +203,7 @@ def test_shortened_message_fits_the_budget_of_a_counting_function() -> None:
 
     assert 800 < count_request_of_500(trimmed) <= 900
     assert 400 < COUNTERS["squares"](squares) <= 900
-    assert trimmed[0].text.count("…") == 2  # around one gap
+    assert trimmed[0].text.count("…") == 2  # the ends around the omitted part
 
 
 async def count_async(messages: Any) -> int:
@@ -369,7 +369,7 @@ def test_dicts_and_pairs_are_converted_to_messages() -> None:
     assert [m.type for m in node.invoke(tuple(FORMS))] == types
     assert [m.type for m in node(ChatPromptValue(messages=node(FORMS)))] == types
     assert count_tokens(FORMS) == count_tokens(node(FORMS))
-    assert isinstance(FORMS[0], tuple)  # they stay as they are
+    assert isinstance(FORMS[0], tuple)  # the input is not changed
 
 
 @pytest.mark.parametrize(

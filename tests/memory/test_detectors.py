@@ -41,7 +41,7 @@ def redact_all(text: str) -> str:
     ],
 )
 def test_service_keys_are_redacted(secret: str) -> None:
-    """Their form identifies them anywhere in a text."""
+    """The form of a key identifies it anywhere in a text."""
     assert redact_all(f"It is {secret}") == "It is [secret]"
 
 
@@ -192,7 +192,7 @@ def test_dates_ids_prices_and_versions_are_not_redacted(text: str) -> None:
     ],
 )
 def test_secrets_are_redacted_in_any_syntax_or_language(text: str, expected: str) -> None:
-    """This includes JSON, markup, headers, commands and addresses.
+    """JSON, markup, headers, commands and addresses are recognized.
 
     Redacting twice changes nothing.
     """
@@ -291,11 +291,11 @@ def test_overlapping_spans_are_merged() -> None:
     assert find_sensitive_spans("abcdefgh", detectors) == [("x", 0, 6), ("y", 6, 8)]
 
 
-# -- the extra
+# -- detectors of the extra `privacy`
 
 
 def test_service_keys_detector_finds_keys_by_detect_secrets() -> None:
-    """It knows the keys of Azure, Twilio and Slack, for example."""
+    """The package detect-secrets knows the keys of Azure, Twilio and Slack, for example."""
     key = "SK" + "1a2b3c4d" * 4
 
     assert [kind for kind, _, _ in service_keys(f"Twilio: {key}")] == ["secret"]

@@ -112,18 +112,20 @@ def test_threads_without_a_user_are_listed_apart_after_a_while(runs: BackgroundR
 
 
 def test_thread_read_by_one_extraction_is_still_due_for_another(runs: BackgroundRuns) -> None:
-    other = Extraction(runs.saver, runs.store, namespace=("notes", "{user_id}"))
+    other_extraction = Extraction(runs.saver, runs.store, namespace=("notes", "{user_id}"))
     runs.send_message("g")
     runs.extraction.extract("g", thread_config("g"))
 
     assert DueThreads(runs.extraction, Pace(0)).list_jobs() == []
-    assert [job.namespace for job in DueThreads(other, Pace(0)).list_jobs()] == [("notes", "ann")]
+    assert [job.namespace for job in DueThreads(other_extraction, Pace(0)).list_jobs()] == [
+        ("notes", "ann")
+    ]
 
 
 def test_concurrent_list_jobs_calls_run_one_after_the_other(
     runs: BackgroundRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds even while threads are extracted."""
+    """Extractions that run meanwhile make no difference."""
     names = [f"t{number}" for number in range(8)]
     for name in names:
         runs.send_message(name)
@@ -168,7 +170,7 @@ def test_invalid_pace_options_are_refused(options: dict[str, Any], message: str)
 
 
 def test_due_threads_refuses_a_saver_that_cannot_list_threads(tmp_path: Path) -> None:
-    """The savers of langgraph cannot."""
+    """The savers of langgraph cannot list threads."""
     with SQLiteStore.open(tmp_path / "m.db") as store:
         extraction = Extraction(InMemorySaver(), store)
         with pytest.raises(ConfigurationError, match=r"SQLiteCheckpointer\.open"):

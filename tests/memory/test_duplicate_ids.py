@@ -267,7 +267,7 @@ def test_node_refuses_a_reducer_that_stores_removals() -> None:
     stored = (
         build_conversation_with_duplicates()
         + node.invoke({"messages": build_conversation_with_duplicates()})["messages"]
-    )  # what operator.add gives
+    )  # the result of operator.add
 
     with pytest.raises(InvalidMessages, match="stored a RemoveMessage instead of applying it"):
         node.invoke({"messages": stored})

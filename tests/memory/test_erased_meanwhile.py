@@ -82,11 +82,11 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 def build_graph(saver: Any, *nodes: Any, state: Any = ChatState, **options: Any) -> Any:
     builder: Any = StateGraph(state)
-    before = START
+    previous = START
     for number, node in enumerate(nodes):
         builder.add_node(str(number), node)
-        builder.add_edge(before, str(number))
-        before = str(number)
+        builder.add_edge(previous, str(number))
+        previous = str(number)
     return builder.compile(checkpointer=saver, **options)
 
 
@@ -258,8 +258,9 @@ def test_profile_patch_is_requested_again_after_an_erasure(
     def answer(body: dict[str, Any]) -> Any:
         request = str(body["messages"])
         gate.wait()
-        about, number = (SECRET, 1) if SECRET in request else ("ships", 2)  # of the user's message
-        return make_patch_answer(make_operation("replace", "/name", about, messages=[number]))
+        # the name, and the number of the user's message
+        name, number = (SECRET, 1) if SECRET in request else ("ships", 2)
+        return make_patch_answer(make_operation("replace", "/name", name, messages=[number]))
 
     with OpenAIServer(answer) as server:
         profile = Profile(Person, store, namespace=("profiles", "{user_id}"))

@@ -115,9 +115,9 @@ def test_forget_all_without_a_user_is_refused_and_deletes_nothing(tmp_path: Path
 def test_sum_of_receipts_adds_counts_and_merges_keys_and_hashes() -> None:
     """The sum is clean only if all receipts are."""
     early, late = (datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2))
-    one = Receipt(1, 2, 3, ((("a",), "k"),), ("y",), ("t",), late, clean=False)
-    other = Receipt(10, 20, 30, ((("b",), "k"),), ("x", "y"), ("t", "u"), early, clean=True)
+    first = Receipt(1, 2, 3, ((("a",), "k"),), ("y",), ("t",), late, clean=False)
+    second = Receipt(10, 20, 30, ((("b",), "k"),), ("x", "y"), ("t", "u"), early, clean=True)
     keys = ((("a",), "k"), (("b",), "k"))
 
-    assert one + other == Receipt(11, 22, 33, keys, ("x", "y"), ("t", "u"), late, clean=False)
-    assert not (other + one).clean
+    assert first + second == Receipt(11, 22, 33, keys, ("x", "y"), ("t", "u"), late, clean=False)
+    assert not (second + first).clean

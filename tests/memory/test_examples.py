@@ -51,10 +51,10 @@ def perdure_store() -> Iterator[SQLiteStore]:
 def call_method(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """A function that calls a method in its synchronous or asynchronous form."""
 
-    def call(owner: Any, name: str, *args: Any, **named: Any) -> Any:
+    def call(owner: Any, name: str, *args: Any, **options: Any) -> Any:
         if request.param == "sync":
-            return getattr(owner, name)(*args, **named)
-        return asyncio.run(getattr(owner, f"a{name}")(*args, **named))
+            return getattr(owner, name)(*args, **options)
+        return asyncio.run(getattr(owner, f"a{name}")(*args, **options))
 
     return call
 
@@ -208,9 +208,9 @@ def test_select_as_of_a_time_returns_past_examples(
     perdure_store: SQLiteStore, call_method: Any
 ) -> None:
     examples = fill_examples(perdure_store)
-    before = datetime.now(UTC)
+    moment = datetime.now(UTC)
     examples.add("Another broken lamp", "Send another", config=AS_ANN)
-    past_examples = call_method(examples, "select", "broken lamp", config=AS_ANN, as_of=before)
+    past_examples = call_method(examples, "select", "broken lamp", config=AS_ANN, as_of=moment)
 
     assert "Send another" not in {example.value["outcome"] for example in past_examples}
     assert "Refund it" in {example.value["outcome"] for example in past_examples}

@@ -77,45 +77,49 @@ def list_types_and_texts(messages: list[BaseMessage]) -> list[tuple[str, str]]:
     return [(message.type, message.text) for message in messages]
 
 
-def messages_after_node(node: Any, talk: Sequence[BaseMessage]) -> list[BaseMessage]:
+def apply_node(node: Any, talk: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages of a state after a graph node ran, under the real reducer."""
     messages: Any = add_messages(list[Any](talk), node.invoke({"messages": talk})["messages"])
     return list[BaseMessage](messages)
 
 
-# -- results that are missing, late or doubled
+# -- results that are missing, late or duplicated
 
 
 @for_each_part
 def test_call_without_a_result_keeps_its_text_and_gets_a_stated_result(part: MessagesNode) -> None:
     """A run was cut off and the user continues. The model learns that the result is unknown."""
     talk = build_conversation(build_calling_message("1", text="90 euros"))
-    shown = part(talk)
+    request = part(talk)
 
-    assert list_types_and_texts(shown)[1:] == [
+    assert list_types_and_texts(request)[1:] == [
         ("ai", "90 euros"),
         ("tool", NO_RESULT),
         ("human", "And?"),
     ]
-    assert find_refusals(shown) == []
-    assert comparison_keys(part(shown)) == comparison_keys(shown)
-    assert comparison_keys(asyncio.run(part.acall(talk))) == comparison_keys(shown)
+    assert find_refusals(request) == []
+    assert comparison_keys(part(request)) == comparison_keys(request)
+    assert comparison_keys(asyncio.run(part.acall(talk))) == comparison_keys(request)
 
 
 @for_each_part
 def test_existing_results_of_parallel_calls_stay(part: MessagesNode) -> None:
     """A result is stated for the call that has none."""
-    shown = part(build_conversation(build_calling_message("1", "2"), build_result("2")))
+    request = part(build_conversation(build_calling_message("1", "2"), build_result("2")))
 
-    assert list_types_and_texts(shown)[1:4] == [("ai", ""), ("tool", "paid 2"), ("tool", NO_RESULT)]
-    assert [m.tool_call_id for m in shown if isinstance(m, ToolMessage)] == ["2", "1"]
-    assert find_refusals(shown) == []
+    assert list_types_and_texts(request)[1:4] == [
+        ("ai", ""),
+        ("tool", "paid 2"),
+        ("tool", NO_RESULT),
+    ]
+    assert [m.tool_call_id for m in request if isinstance(m, ToolMessage)] == ["2", "1"]
+    assert find_refusals(request) == []
 
 
 @for_each_part
 def test_late_result_moves_behind_its_call(part: MessagesNode) -> None:
     """The user wrote before the tool finished."""
-    shown = part(
+    request = part(
         build_conversation(
             build_calling_message("1"),
             HumanMessage("There?"),
@@ -124,7 +128,7 @@ def test_late_result_moves_behind_its_call(part: MessagesNode) -> None:
         )
     )
 
-    assert [text for _, text in list_types_and_texts(shown)] == [
+    assert [text for _, text in list_types_and_texts(request)] == [
         "Pay",
         "",
         "paid 1",
@@ -132,7 +136,7 @@ def test_late_result_moves_behind_its_call(part: MessagesNode) -> None:
         "Done.",
         "And?",
     ]
-    assert find_refusals(shown) == []
+    assert find_refusals(request) == []
 
 
 def test_late_result_belongs_to_the_newest_call_with_its_id() -> None:
@@ -169,48 +173,52 @@ def test_calls_with_equal_ids_get_distinct_ids_and_their_results() -> None:
     talk = build_conversation(
         build_calling_message("0", "0"), build_result("0", "sun"), build_result("0", "rain", "r1")
     )
-    shown = trim(4_000)(talk)
+    request = trim(4_000)(talk)
 
-    assert [text for _, text in list_types_and_texts(shown)] == ["Pay", "", "sun", "rain", "And?"]
-    assert find_refusals(shown) == []
-    assert trim(4_000)(shown) == shown == trim(4_000)(talk)
+    assert [text for _, text in list_types_and_texts(request)] == ["Pay", "", "sun", "rain", "And?"]
+    assert find_refusals(request) == []
+    assert trim(4_000)(request) == request == trim(4_000)(talk)
     assert trim(4_000).invoke({"messages": talk}) == {}
 
 
 def test_identical_call_is_shown_once() -> None:
     """The two calls have the same name, arguments and ID."""
     call: Any = {"name": "pay", "args": {}, "id": "1"}
-    shown = trim(4_000)(
+    request = trim(4_000)(
         build_conversation(AIMessage("", tool_calls=[call, call]), build_result("1"))
     )
 
-    assert [len(m.tool_calls) for m in shown if isinstance(m, AIMessage)] == [1]
-    assert find_refusals(shown) == []
+    assert [len(m.tool_calls) for m in request if isinstance(m, AIMessage)] == [1]
+    assert find_refusals(request) == []
 
 
 @pytest.mark.parametrize("uid", [None, ""])
 def test_call_without_an_id_gets_one_and_a_stated_result(uid: str | None) -> None:
     """No result could name the call otherwise."""
-    shown = trim(4_000)(build_conversation(build_calling_message(uid, text="90 euros")))
+    request = trim(4_000)(build_conversation(build_calling_message(uid, text="90 euros")))
 
-    assert [text for _, text in list_types_and_texts(shown)] == [
+    assert [text for _, text in list_types_and_texts(request)] == [
         "Pay",
         "90 euros",
         NO_RESULT,
         "And?",
     ]
-    assert find_refusals(shown) == []
+    assert find_refusals(request) == []
 
 
 def test_invalid_call_is_shown_only_with_a_result() -> None:
     """The text of its message is always shown."""
     bad: Any = {"name": "pay", "args": "{", "id": "1", "error": "bad"}
     talk = build_conversation(AIMessage("90 euros", invalid_tool_calls=[bad], id="a"))
-    shown = trim(4_000)(talk)
+    request = trim(4_000)(talk)
     with_result = trim(4_000)([*talk[:2], build_result("1", "not JSON"), NEXT])
 
-    assert list_types_and_texts(shown) == [("human", "Pay"), ("ai", "90 euros"), ("human", "And?")]
-    assert [m.invalid_tool_calls for m in shown if isinstance(m, AIMessage)] == [[]]
+    assert list_types_and_texts(request) == [
+        ("human", "Pay"),
+        ("ai", "90 euros"),
+        ("human", "And?"),
+    ]
+    assert [m.invalid_tool_calls for m in request if isinstance(m, AIMessage)] == [[]]
     assert [text for _, text in list_types_and_texts(with_result)] == [
         "Pay",
         "90 euros",
@@ -235,8 +243,8 @@ def test_pending_calls_at_the_end_are_hidden_until_a_result_exists() -> None:
 
     assert list_types_and_texts(trim(4_000)(talk)) == [("human", "Pay")]
     assert trim(4_000).invoke({"messages": talk}) == {}
-    shown = trim(4_000)([*talk, build_result("1")])
-    assert [text for _, text in list_types_and_texts(shown)] == [
+    request = trim(4_000)([*talk, build_result("1")])
+    assert [text for _, text in list_types_and_texts(request)] == [
         "Pay",
         "90 euros",
         "paid 1",
@@ -245,7 +253,7 @@ def test_pending_calls_at_the_end_are_hidden_until_a_result_exists() -> None:
 
 
 def test_stated_result_is_not_written_to_state_or_history(tmp_path: Any) -> None:
-    """This holds for `trim` and `clear_tool_outputs`."""
+    """`trim` and `clear_tool_outputs` state results only in requests."""
     builder = StateGraph(ChatState)
     builder.add_node("trim", trim(4_000)).add_node("clear", clear_tool_outputs(keep=0))
     builder.add_edge(START, "trim").add_edge("trim", "clear")
@@ -268,7 +276,7 @@ def test_late_result_is_trimmed_from_the_state_with_its_call() -> None:
     )
 
     assert trim(4_000).invoke({"messages": talk}) == {}
-    assert [m.id for m in messages_after_node(trim(2, token_counter=len), talk)] == ["h2", "next"]
+    assert [m.id for m in apply_node(trim(2, token_counter=len), talk)] == ["h2", "next"]
 
 
 def test_missing_result_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -333,13 +341,13 @@ def test_messages_before_the_first_question_are_the_oldest_turn(part: MessagesNo
         AIMessage("Done", id="d"),
         NEXT,
     ]
-    shown = part(talk)
+    request = part(talk)
 
-    assert list_types_and_texts(shown)[0] == ("human", NO_USER_MESSAGE)
-    assert comparison_keys(shown[1:]) == comparison_keys(talk)
-    assert comparison_keys(part(shown)) == comparison_keys(shown)
+    assert list_types_and_texts(request)[0] == ("human", NO_USER_MESSAGE)
+    assert comparison_keys(request[1:]) == comparison_keys(talk)
+    assert comparison_keys(part(request)) == comparison_keys(request)
     assert trim(4_000).invoke({"messages": talk}) == {}
-    assert [m.id for m in messages_after_node(trim(2, token_counter=len), talk)] == ["next"]
+    assert [m.id for m in apply_node(trim(2, token_counter=len), talk)] == ["next"]
 
 
 def test_turn_without_a_question_is_trimmed_between_its_ends() -> None:
@@ -348,11 +356,11 @@ def test_turn_without_a_question_is_trimmed_between_its_ends() -> None:
     for n in range(3):
         talk += [build_calling_message(f"{n}", uid=f"a{n}"), build_result(f"{n}")]
 
-    shown = trim(6, token_counter=len)(talk)
-    assert "1 earlier step" in shown[0].text
-    assert [m.id for m in shown[1:]] == ["m", "a1", "r1", "a2", "r2"]
+    request = trim(6, token_counter=len)(talk)
+    assert "1 earlier step" in request[0].text
+    assert [m.id for m in request[1:]] == ["m", "a1", "r1", "a2", "r2"]
     assert [m.id for m in trim(2, token_counter=len)(talk[1:])] == ["a2", "r2"]
-    assert [m.id for m in messages_after_node(trim(3, token_counter=len), [*talk])] == [
+    assert [m.id for m in apply_node(trim(3, token_counter=len), [*talk])] == [
         "m",
         "a2",
         "r2",
@@ -448,16 +456,16 @@ def test_call_in_a_content_block_and_its_output_are_trimmed_together(
     form: str, kept_index: int
 ) -> None:
     """A window with room for one of the two messages has neither."""
-    both = build_block_exchange(form)
-    talk = [HumanMessage("Pay", id="h"), *both, AIMessage("Done", id="d")]
+    exchange = build_block_exchange(form)
+    talk = [HumanMessage("Pay", id="h"), *exchange, AIMessage("Done", id="d")]
     window = trim(3, token_counter=len)
-    shown = trim(4_000)(build_conversation(both[kept_index], AIMessage("Done", id="d")))
+    request = trim(4_000)(build_conversation(exchange[kept_index], AIMessage("Done", id="d")))
 
     assert [m.id for m in window(talk)] == ["h", "d"]
-    assert [m.id for m in messages_after_node(window, talk)] == ["h", "d"]
-    assert find_refusals(shown) == []
+    assert [m.id for m in apply_node(window, talk)] == ["h", "d"]
+    assert find_refusals(request) == []
     if kept_index == 0 and form != "function":  # no message can stand for such an output
-        assert NO_RESULT in shown[1].text
+        assert NO_RESULT in request[1].text
 
 
 @pytest.mark.parametrize(
@@ -476,16 +484,16 @@ def test_call_in_a_content_block_and_its_output_are_trimmed_together(
     ],
 )
 def test_call_in_the_content_only_becomes_a_tool_call_of_the_request(block: Any, args: Any) -> None:
-    """So each provider's client sends it with its result, or with a stated one."""
+    """Each provider's client then sends the call with its result, or with a stated one."""
     talk = build_conversation(AIMessage([block], id="a"), build_result("1"))
-    shown = trim(4_000)(talk)
+    shown_with_result = trim(4_000)(talk)
     shown_without_result = trim(4_000)([talk[0], talk[1], NEXT])
 
-    for request in (shown, shown_without_result):
+    for request in (shown_with_result, shown_without_result):
         [call] = [m for m in request if isinstance(m, AIMessage)]
         assert [(c["name"], c["args"], c["id"]) for c in call.tool_calls] == [("look", args, "1")]
         assert find_refusals(request) == []
-    assert shown[2] is talk[2]
+    assert shown_with_result[2] is talk[2]
     assert NO_RESULT in str(shown_without_result[2].content)
     assert trim(4_000).invoke({"messages": talk}) == {}
 
@@ -493,9 +501,9 @@ def test_call_in_the_content_only_becomes_a_tool_call_of_the_request(block: Any,
 def test_stated_result_of_a_custom_tool_has_openai_form() -> None:
     """OpenAI accepts no other form for a `custom_tool_call`."""
     block = {"type": "custom_tool_call", "call_id": "1", "name": "pay", "input": "q"}
-    shown = trim(4_000)(build_conversation(build_calling_message("1", text=[block])))
+    request = trim(4_000)(build_conversation(build_calling_message("1", text=[block])))
 
-    assert shown[2].content == [{"type": "custom_tool_call_output", "output": NO_RESULT}]
+    assert request[2].content == [{"type": "custom_tool_call_output", "output": NO_RESULT}]
 
 
 def test_screenshot_is_not_cleared() -> None:

@@ -104,8 +104,8 @@ def test_expand_returns_the_last_unshortened_version_of_a_changed_message(
         corrected = ToolMessage(f"true: {long}", tool_call_id="c", id="t1")
         changed = [HumanMessage("right", id="q1"), corrected]
         graph.update_state(THREAD, {"messages": changed}, as_node="respond")
-        cut = {"content": "[The result of look]", "additional_kwargs": {SHORTENED: "cleared"}}
-        cleared = corrected.model_copy(update=cut)
+        clearing = {"content": "[The result of look]", "additional_kwargs": {SHORTENED: "cleared"}}
+        cleared = corrected.model_copy(update=clearing)
         graph.update_state(THREAD, {"messages": [cleared]}, as_node="respond")
         graph.invoke({"messages": []}, THREAD)
 

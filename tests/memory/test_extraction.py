@@ -57,7 +57,7 @@ def make_extraction(saver: Any, store: Any, **options: Any) -> Extraction:
     return Extraction(saver, store, **options)
 
 
-# -- forming
+# -- extracting
 
 
 def test_each_message_is_extracted_once(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
@@ -138,7 +138,7 @@ def test_long_thread_is_extracted_in_batches_with_preceding_messages(
     assert sorted(EXTRACTED) == sorted(read_memory_texts(store))
 
 
-def is_read(extraction: Extraction, thread_id: str) -> bool:
+def is_up_to_date(extraction: Extraction, thread_id: str) -> bool:
     """Return whether the watermark of a thread is at its head, so that the thread is not due."""
     mark = run(read_watermark(extraction.get_adapter(), ANN, thread_id, extraction.extractor.name))
     head = extraction.saver.get_tuple(thread_config(thread_id))
@@ -222,7 +222,7 @@ def test_invalid_arguments_of_an_extraction_are_refused_by_name(
         Extraction(**{"saver": InMemorySaver(), **options})
 
 
-# -- edits, forks, what was trimmed
+# -- edits, forks, trimmed messages
 
 
 def test_message_trimmed_before_the_extraction_is_extracted(
@@ -263,7 +263,7 @@ def test_edited_message_updates_its_memory_and_keeps_the_past(
     assert report.messages == 1
     assert {"user: I live in Bruges.", "user: two"} == set(read_memory_texts(store))
     assert [
-        before["text"] for item in read_memories(store) for before in item.value.get("formerly", ())
+        former["text"] for item in read_memories(store) for former in item.value.get("formerly", ())
     ] == ["user: I live in Ghent."]
 
 
@@ -322,7 +322,9 @@ def test_deleted_and_forgotten_memories_are_not_extracted_again(
     first, second = read_memories(store)
     memories.delete(first.key, config=user_config())
     memories.forget(second.key, config=user_config())
-    store.delete(("perdure", "formed", *ANN), "t")  # so that all is read again
+    store.delete(
+        ("perdure", "formed", *ANN), "t"
+    )  # without the watermark, all messages are read again
     report = extraction.extract("t", user_config())
 
     assert (report.messages, report.added) == (2, 0)
@@ -354,7 +356,7 @@ def test_async_extraction_does_not_compute_in_the_event_loop_thread(
         asyncio.run(extraction.aextract("t", user_config()))
 
 
-# -- room
+# -- item limits
 
 
 def test_extraction_into_a_full_namespace_writes_nothing_until_there_is_room(
@@ -370,15 +372,15 @@ def test_extraction_into_a_full_namespace_writes_nothing_until_there_is_room(
         with pytest.raises(LimitExceeded, match="at most 5 items are allowed"):
             extraction.extract("t", user_config())
         assert read_memory_texts(scope) == []
-    assert not is_read(extraction, "t")
+    assert not is_up_to_date(extraction, "t")
     scope.delete(ANN, "k0")
     report = extraction.extract("t", user_config())
 
     assert (report.messages, report.added, dict(report.refused)) == (2, 2, {})
-    assert is_read(extraction, "t")
+    assert is_up_to_date(extraction, "t")
 
 
-# -- formed anew
+# -- extracting from scratch
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
@@ -394,7 +396,7 @@ def test_extraction_from_scratch_makes_no_duplicates_and_restores_nothing(
     )
     send_messages(graph, "t", *NAMES)
     extraction.extract("t", user_config())
-    before = read_positions(store)
+    positions_before = read_positions(store)
     Collection(target_store).delete(build_turn_key("t", "message 3", 0), config=user_config())
     second_report = extraction.extract("t", user_config(), anew=True)
     send_messages(graph, "t", "one more")
@@ -404,10 +406,10 @@ def test_extraction_from_scratch_makes_no_duplicates_and_restores_nothing(
     assert (last_report.messages, last_report.added) == (1, 1)
     assert len(read_memory_texts(target_store)) == 12
     if kind == "perdure":
-        del before["user: message 3"]
-        now = read_positions(store)
-        assert before == {text: now[text] for text in before}
-        assert max(now, key=lambda text: now[text] or 0) == "user: one more"
+        del positions_before["user: message 3"]
+        positions_after = read_positions(store)
+        assert positions_before == {text: positions_after[text] for text in positions_before}
+        assert max(positions_after, key=lambda text: positions_after[text] or 0) == "user: one more"
 
 
 def read_positions(store: SQLiteStore) -> dict[str, int | None]:
@@ -434,14 +436,14 @@ def test_extraction_from_scratch_resumes_after_a_failure(
     extractor.call_before_answer = fail
     with pytest.raises(RuntimeError, match="tired"):
         extraction.extract("t", user_config(), anew=True)
-    assert not is_read(extraction, "t")
+    assert not is_up_to_date(extraction, "t")
     extraction.extract("t", user_config())
     read_ids = [message.id for batch in extractor.batches for message in batch.messages]
 
     assert sorted(NAMES) == sorted(set(read_ids))
     assert len(read_ids) == 16, "one batch was read twice"
     assert sorted(EXTRACTED) == sorted(read_memory_texts(store))
-    assert is_read(extraction, "t")
+    assert is_up_to_date(extraction, "t")
 
 
 def test_removed_message_of_a_saver_without_history_is_not_extracted(store: SQLiteStore) -> None:
@@ -478,7 +480,7 @@ def test_failed_writes_lose_and_duplicate_no_memory(
 
         assert sorted(EXTRACTED) == sorted(read_memory_texts(store))
         assert [item.version for item in read_memories(store)] == [1] * 12
-        assert is_read(extraction, "t")
+        assert is_up_to_date(extraction, "t")
 
 
 @pytest.mark.parametrize("call_form", ["blocking", "awaiting"])
@@ -543,10 +545,10 @@ def test_extraction_works_with_langgraph_saver_and_store(kind: str, store: SQLit
         "assistant: You said I like tea.",
         "user: I like tea.",
     ]
-    assert is_read(extraction, "t")
+    assert is_up_to_date(extraction, "t")
 
 
-# -- what is due
+# -- watermarks
 
 
 def test_extraction_without_new_messages_advances_the_watermark(
@@ -556,10 +558,10 @@ def test_extraction_without_new_messages_advances_the_watermark(
     send_messages(graph, "t", "I like tea.")
     extraction.extract("t", user_config())
     graph.update_state(thread_config("t"), {"messages": []})
-    assert not is_read(extraction, "t")
+    assert not is_up_to_date(extraction, "t")
     extraction.extract("t", user_config())
 
-    assert is_read(extraction, "t")
+    assert is_up_to_date(extraction, "t")
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
@@ -574,7 +576,7 @@ def test_message_sent_during_an_extraction_keeps_the_thread_due(
     extraction.extract("t", user_config())
 
     assert read_memory_texts(target_store) == ["user: one"]
-    assert not is_read(extraction, "t")
+    assert not is_up_to_date(extraction, "t")
 
 
 # -- reports
@@ -623,7 +625,7 @@ class ForgettingExtractor(TurnExtractor):
 def test_thread_forgotten_during_its_extraction_leaves_no_memories(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """This holds even for its first extraction."""
+    """Even a thread that is extracted for the first time leaves none."""
     send_messages(build_graph(file_saver), "t", "I like tea.")
     extraction = Extraction(file_saver, store, ForgettingExtractor(file_saver, store))
 

@@ -21,7 +21,7 @@ from perdure.stores import PostgresStore, SQLiteStore
 from tests import postgres_server
 from tests.memory.remembered import ANN, AS_ANN, build_fact_put, iter_turn_puts, open_filled_store
 
-UNRELATED_QUERY = "quantum chromodynamics"  # of which nobody spoke
+UNRELATED_QUERY = "quantum chromodynamics"  # no memory is about it
 TEAM = ("memories", "team")
 AT = datetime(2024, 5, 8, tzinfo=UTC)
 MEMORIES = (
@@ -61,10 +61,10 @@ def embed_as_cosines(texts: Sequence[str]) -> list[list[float]]:
 @pytest.fixture
 def langgraph_store() -> InMemoryStore:
     """A store of langgraph whose scores are cosines."""
-    other = InMemoryStore(index={"dims": 2, "embed": embed_as_cosines, "fields": ["text"]})
+    opened = InMemoryStore(index={"dims": 2, "embed": embed_as_cosines, "fields": ["text"]})
     for number in ("0.9", "0.15", "-0.1"):
-        other.put(ANN, number, {"text": number, "kind": "fact"})
-    return other
+        opened.put(ANN, number, {"text": number, "kind": "fact"})
+    return opened
 
 
 def recall_for_ann(query: str, store: Any, **options: Any) -> RecallResult:
@@ -79,7 +79,7 @@ def list_texts(memories: Any) -> list[str]:
 def test_unrelated_query_recalls_nothing_unless_min_score_is_zero(
     store: Any, min_score: float | None
 ) -> None:
-    """This holds for the functions, a view, the tool and a check."""
+    """The functions, a view, the tool and a check agree."""
     options: dict[str, Any] = {"store": store, "config": AS_ANN, "min_score": min_score}
     tool = search_memory(store=store, min_score=min_score)
     by_tool = tool.invoke({"query": UNRELATED_QUERY, "limit": 10}, AS_ANN)
@@ -258,13 +258,16 @@ def test_langgraph_store_has_no_minimum_score_by_default(langgraph_store: InMemo
 
 def test_memory_without_a_score_is_not_below_a_minimum_score() -> None:
     """A store without an index has no scores."""
-    other = InMemoryStore()
-    other.put(ANN, "home", {"text": "Ann lives in Ghent", "kind": "fact"})
+    unindexed_store = InMemoryStore()
+    unindexed_store.put(ANN, "home", {"text": "Ann lives in Ghent", "kind": "fact"})
 
-    assert list_texts(recall_for_ann(UNRELATED_QUERY, other, min_score=0.5).memories) == [
+    assert list_texts(recall_for_ann(UNRELATED_QUERY, unindexed_store, min_score=0.5).memories) == [
         "Ann lives in Ghent"
     ]
-    assert "     -  home: Ann lives in Ghent" in recall_for_ann(UNRELATED_QUERY, other).explain()
+    assert (
+        "     -  home: Ann lives in Ghent"
+        in recall_for_ann(UNRELATED_QUERY, unindexed_store).explain()
+    )
 
 
 def test_explanation_lists_scores_parts_and_memories_below_the_minimum(store: Any) -> None:

@@ -12,7 +12,7 @@ TEXT = "zqquinceqz is her sister's name"
 
 
 def test_queue_file_has_no_text_of_a_forgotten_person(tmp_path: Path) -> None:
-    """This holds after an extraction, and after one whose error quotes the text."""
+    """One extraction succeeded, and one failed with an error that quotes the text."""
     runs = BackgroundRuns(tmp_path)
     try:
         runs.extractor.failures["fails"] = [ValueError(TEXT)] * 9
@@ -21,13 +21,13 @@ def test_queue_file_has_no_text_of_a_forgotten_person(tmp_path: Path) -> None:
         with runs.make_background(retries=1) as background:
             wait_until(lambda: runs.read_memory_texts("done"))
             dead = wait_until(lambda: [job for job in background.jobs() if job.state == "dead"])
-        before = read_all_bytes(tmp_path)
+        bytes_before = read_all_bytes(tmp_path)
         people.forget("ann", runs.saver, runs.store)
-        after = read_all_bytes(tmp_path)
+        bytes_after = read_all_bytes(tmp_path)
     finally:
         runs.close()
 
     assert [job.thread_id for job in dead] == ["fails"]
-    assert b"zqquinceqz" in before
-    assert b"zqquinceqz" not in after
+    assert b"zqquinceqz" in bytes_before
+    assert b"zqquinceqz" not in bytes_after
     assert [path.name for path in tmp_path.iterdir() if "jobs" in path.name]

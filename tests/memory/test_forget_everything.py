@@ -40,7 +40,7 @@ def perdure_store(place: Place) -> Iterator[SQLiteStore]:
         yield store
 
 
-def fill(store: Any) -> None:
+def fill_store(store: Any) -> None:
     """Store items of each kind about Bob, and some about Ann."""
     memory.remember("Bob likes zorbax", store=store, config=BOB)
     memory.remember("Ann likes figs", store=store, config=ANN)
@@ -63,15 +63,15 @@ def test_everything_about_a_person_is_erased_and_other_namespaces_are_listed(
     perdure_store: SQLiteStore, call_mode: str
 ) -> None:
     """All kinds and recorded templates are erased with their notes."""
-    fill(perdure_store)
+    fill_store(perdure_store)
     planned = forget_everything(call_mode, store=perdure_store, config=BOB, dry_run=True)
-    before = perdure_store.find_namespaces("bob")
+    namespaces_before = perdure_store.find_namespaces("bob")
     receipt = forget_everything(call_mode, store=perdure_store, config=BOB)
 
     assert {namespace[0] for namespace in receipt.namespaces} == {*FORGOTTEN_KINDS, RESERVED_LABEL}
     assert receipt.others == (("cities", "bob"),)
     assert (planned.keys, planned.others) == (receipt.keys, receipt.others)
-    assert len(before) > len(FORGOTTEN_KINDS)
+    assert len(namespaces_before) > len(FORGOTTEN_KINDS)
     assert perdure_store.find_namespaces("bob") == [("cities", "bob")]
     assert [item.text for item in memory.memories(store=perdure_store, config=ANN)] == [
         "Ann likes figs"
@@ -83,7 +83,7 @@ def test_everything_about_a_person_is_erased_and_other_namespaces_are_listed(
 
 def test_file_has_no_bytes_of_a_forgotten_person(tmp_path: Path) -> None:
     with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
-        fill(store)
+        fill_store(store)
         store.delete(("cities", "bob"), "k")
         store.forget(("cities", "bob"))
         receipt = memory.forget(everything=True, store=store, config=BOB)
@@ -99,7 +99,7 @@ def test_file_has_no_bytes_of_a_forgotten_person(tmp_path: Path) -> None:
 
 def test_forget_everything_works_in_a_langgraph_store(call_mode: str) -> None:
     store = InMemoryStore()
-    fill(store)
+    fill_store(store)
     receipt = forget_everything(call_mode, store=store, config=BOB)
 
     assert receipt.others == (("cities", "bob"),)
@@ -131,8 +131,8 @@ def test_template_is_recorded_once_at_its_first_use(place: Place) -> None:
 def test_given_templates_are_forgotten_and_invalid_ones_refused(perdure_store: SQLiteStore) -> None:
     perdure_store.put(("cities", "bob"), "k", {"text": "Ghent"})
     perdure_store.put(("towns", "bob"), "k", {"text": "Aalst"})
-    wrong = "expected a list of templates with the label '{user_id}'"
-    with pytest.raises(ConfigurationError, match=wrong):
+    expected_message = "expected a list of templates with the label '{user_id}'"
+    with pytest.raises(ConfigurationError, match=expected_message):
         memory.forget(everything=True, store=perdure_store, config=BOB, namespaces=[("cities",)])
     receipt = memory.forget(
         everything=True, store=perdure_store, config=BOB, namespaces=[("cities", "{user_id}")]
@@ -166,7 +166,7 @@ def test_user_named_like_a_kind_of_namespace_forgets_only_their_own(
     perdure_store: SQLiteStore, user: str
 ) -> None:
     """The receipt does not list namespaces of others."""
-    fill(perdure_store)
+    fill_store(perdure_store)
     memory.forget(
         key=memory.remember("Ann rows", store=perdure_store, config=ANN).key,
         store=perdure_store,
@@ -191,7 +191,7 @@ def test_scope_forgets_its_own_person_only(perdure_store: SQLiteStore) -> None:
         perdure_store.scoped(("acme",)),
         perdure_store.scoped(("umbrella",)),
     ):
-        fill(store)
+        fill_store(store)
     receipt = memory.forget(everything=True, store=perdure_store.scoped(("acme",)), config=BOB)
 
     assert receipt.others == (("cities", "bob"),)
@@ -221,7 +221,7 @@ def test_conversation_named_like_another_person_is_not_forgotten(
     perdure_store: SQLiteStore,
 ) -> None:
     """Anybody may start a thread with any ID, so an ID gives no right to the chat memory."""
-    fill(perdure_store)
+    fill_store(perdure_store)
     config: Any = {"configurable": {"user_id": "dora"}}
     memory.remember("Dora likes oars", store=perdure_store, config=config)
     perdure_store.put(("chat_memory", "doras"), "k", {"text": "hello"})
@@ -237,7 +237,7 @@ def test_conversation_named_like_another_person_is_not_forgotten(
 def test_forget_everything_with_a_namespace_erases_only_this_namespace(
     perdure_store: SQLiteStore,
 ) -> None:
-    fill(perdure_store)
+    fill_store(perdure_store)
     memory.forget(
         everything=True, store=perdure_store, config=BOB, namespace=("notes", "{user_id}", "deep")
     )
@@ -247,7 +247,7 @@ def test_forget_everything_with_a_namespace_erases_only_this_namespace(
 
 
 def test_forget_with_a_key_refuses_options_of_everything(perdure_store: SQLiteStore) -> None:
-    fill(perdure_store)
+    fill_store(perdure_store)
     with pytest.raises(ConfigurationError, match="remove the key"):
         memory.forget("home", store=perdure_store, config=BOB, dry_run=True)
 

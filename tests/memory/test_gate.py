@@ -17,7 +17,7 @@ from perdure.memory.gate import Gate
 from perdure.memory.records import EPISODE, TURN, Candidate, StoreAdapter, Verdict
 from tests.memory.kept import NAMESPACE, judge_candidates, judge_text
 
-# -- at sight
+# -- content and size
 
 
 @pytest.mark.parametrize("explicit", [True, False])
@@ -54,7 +54,7 @@ def test_refusal_for_size_names_the_size_and_the_limit(empty_adapter: StoreAdapt
 
 
 def test_gate_refuses_deeply_nested_fields(empty_adapter: StoreAdapter) -> None:
-    """They cannot be searched for secrets."""
+    """Deeply nested fields cannot be searched for secrets."""
     deep: Any = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
     for _ in range(5_000):
         deep = [deep]
@@ -160,7 +160,7 @@ def test_detector_findings_and_failures_quarantine_a_candidate(
     assert "swordfish99" not in failure_verdict.reason
 
 
-# -- checks of the user's
+# -- a user's own checks
 
 
 def test_checks_run_in_order_on_the_redacted_text(empty_adapter: StoreAdapter) -> None:
@@ -241,7 +241,7 @@ def test_async_judge_runs_detectors_in_another_thread(empty_adapter: StoreAdapte
     assert threading.main_thread() not in threads
 
 
-# -- building one
+# -- options
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.memory.kept import NAMESPACE, judge_candidates, judge_text, write_mem
 def test_known_fact_is_refused_with_the_key_of_its_memory(adapter: StoreAdapter) -> None:
     """Near synonyms count as the same words. Other statements are kept."""
     write_memory(adapter, "tea", "Ann bought green tea.")
-    known, synonym, other, negated = judge_candidates(
+    equal, synonym, different, negated = judge_candidates(
         Gate(),
         adapter,
         Candidate("ann bought green tea", explicit=True),
@@ -33,9 +33,9 @@ def test_known_fact_is_refused_with_the_key_of_its_memory(adapter: StoreAdapter)
         Candidate("Ann never bought green tea"),
     )
 
-    assert (known.action, known.check, known.same_as) == ("refuse", "duplicate", "tea")
+    assert (equal.action, equal.check, equal.same_as) == ("refuse", "duplicate", "tea")
     assert synonym.same_as == "tea"
-    assert [other.action, negated.action] == ["keep", "keep"]
+    assert [different.action, negated.action] == ["keep", "keep"]
 
 
 def test_equal_facts_of_one_call_are_kept_once(adapter: StoreAdapter) -> None:
@@ -55,14 +55,18 @@ def test_equal_fact_after_a_refused_one_is_kept(adapter: StoreAdapter) -> None:
     def by_user(candidate: Candidate) -> Verdict | None:
         return None if candidate.role == "user" else Verdict("refuse", "not the user's")
 
-    other, user = judge_candidates(
+    by_assistant, user = judge_candidates(
         Gate([by_user]),
         adapter,
         Candidate("Ann likes tea", role="assistant"),
         Candidate("Ann likes tea"),
     )
 
-    assert (other.action, other.reason, other.check) == ("refuse", "not the user's", "by_user")
+    assert (by_assistant.action, by_assistant.reason, by_assistant.check) == (
+        "refuse",
+        "not the user's",
+        "by_user",
+    )
     assert user.action == "keep"
 
 
@@ -93,13 +97,17 @@ def test_memories_of_other_namespaces_do_not_make_a_fact_known(adapter: StoreAda
 
 
 def test_former_text_is_refused_unless_it_is_newer_or_explicit(adapter: StoreAdapter) -> None:
-    moved = datetime(2026, 5, 1, tzinfo=UTC)
-    former = {"text": "Ann lives in Ghent", "until": moved.isoformat(), "change": "superseded"}
+    superseded_at = datetime(2026, 5, 1, tzinfo=UTC)
+    former = {
+        "text": "Ann lives in Ghent",
+        "until": superseded_at.isoformat(),
+        "change": "superseded",
+    }
     value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
     run(adapter.write([build_put(NAMESPACE, "home", value)]))
 
     def build_candidate(days: int, explicit: bool = False) -> Candidate:
-        source = Provenance(at=moved + timedelta(days=days))
+        source = Provenance(at=superseded_at + timedelta(days=days))
         return Candidate("ann lives in Ghent.", provenance=source, explicit=explicit)
 
     old_verdict, later_verdict, explicit_verdict = judge_candidates(
@@ -119,10 +127,10 @@ def test_former_text_is_found_behind_many_nearer_memories(
     adapter: StoreAdapter,
 ) -> None:
     write_memory(adapter, "home", "Ann lives in Ghent")
-    before = run(adapter.get(NAMESPACE, "home"))
-    assert before is not None
+    memory = run(adapter.get(NAMESPACE, "home"))
+    assert memory is not None
     value = {"text": "Bo and she share a flat by the sea", "kind": "fact"}
-    put = build_put(NAMESPACE, "home", build_next_value(before, value, "superseded"))
+    put = build_put(NAMESPACE, "home", build_next_value(memory, value, "superseded"))
     run(adapter.write([put]))
     for number in range(40):
         write_memory(
@@ -157,14 +165,14 @@ def test_deleted_text_is_refused_unless_it_is_explicit(adapter: StoreAdapter) ->
 def test_deleted_turn_is_not_extracted_from_its_message_again(
     adapter: StoreAdapter,
 ) -> None:
-    """Its wording does not matter. Other messages and threads are extracted."""
+    """The wording does not matter. Other messages and threads are extracted."""
     source = Provenance(thread_id="t", message_ids=("m1",))
     put = build_put(NAMESPACE, "k", {"text": "user: I sing", "kind": TURN}, provenance=source)
     run(adapter.write([put]))
     memory = run(adapter.get(NAMESPACE, "k"))
     assert memory is not None
     run(adapter.write(build_tombstones(memory, "forgotten")))
-    again, elsewhere, fact = judge_candidates(
+    same_message, other_thread, fact = judge_candidates(
         Gate(),
         adapter,
         Candidate("Ann: I do sing", TURN, provenance=source),
@@ -172,7 +180,11 @@ def test_deleted_turn_is_not_extracted_from_its_message_again(
         Candidate("Ann sings", provenance=source),
     )
 
-    assert [verdict.action for verdict in (again, elsewhere, fact)] == ["refuse", "keep", "keep"]
+    assert [verdict.action for verdict in (same_message, other_thread, fact)] == [
+        "refuse",
+        "keep",
+        "keep",
+    ]
 
 
 def test_tombstone_contains_no_word_of_the_deleted_text(adapter: StoreAdapter) -> None:
@@ -187,7 +199,7 @@ def test_tombstone_contains_no_word_of_the_deleted_text(adapter: StoreAdapter) -
 
 
 def test_stored_tombstone_of_an_earlier_version_still_blocks(adapter: StoreAdapter) -> None:
-    """Its namespace and the digest of a text must not change."""
+    """The namespace of tombstones and the digest of a text must not change."""
     value = {"change": "deleted", "at": "2026-01-02T03:04:05+00:00", "message_ids": []}
     key = "d4ca60b91dce5d2cebfd3e515def85bb"  # of "Ann likes tea."
     adapter.store.put(("perdure", "buried", *NAMESPACE), key, value, index=False)
@@ -203,8 +215,8 @@ def test_tombstone_is_found_among_more_notes_than_one_read_returns(adapter: Stor
     [note] = build_tombstones(memory, "deleted")
     notes = [build_put(note.namespace, f"n{i}", {"n": i}, is_searched=False) for i in range(1_000)]
     run(adapter.write([build_removal(NAMESPACE, "gone"), note, *notes]))
-    gone, new = judge_candidates(
+    deleted, new = judge_candidates(
         Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings")
     )
 
-    assert [gone.check, new.check] == ["tombstone", ""]
+    assert [deleted.check, new.check] == ["tombstone", ""]

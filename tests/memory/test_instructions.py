@@ -180,7 +180,7 @@ def test_concurrent_writers_of_instructions_all_get_a_version(tmp_path: Path) ->
         assert f"-{previous}\n+{version.text}" in version.diff
 
 
-# -- where
+# -- namespaces and keys
 
 
 @given(st.lists(st.text(min_size=1, max_size=20), min_size=2, max_size=5, unique=True))
@@ -276,7 +276,7 @@ def test_instructions_stored_by_langgraph_example_are_read(store: SQLiteStore) -
     assert Instructions(store, ("agent_instructions",), "agent_a").current().text == "Tweet."
 
 
-# -- using them
+# -- using instructions
 
 
 def list_shown_messages(state: Any) -> list[tuple[str, Any]]:
@@ -288,8 +288,8 @@ def build_graph(*nodes: tuple[str, Any], **compiled: Any) -> Any:
     names = [START, *(name for name, _ in nodes), END]
     for name, node in nodes:
         builder.add_node(name, node)
-    for one, other in itertools.pairwise(names):
-        builder.add_edge(one, other)
+    for previous, following in itertools.pairwise(names):
+        builder.add_edge(previous, following)
     return builder.compile(**compiled)
 
 
@@ -362,7 +362,7 @@ def test_version_set_by_a_chain_names_thread_and_checkpoint_of_its_config(
 
 
 def test_missing_or_unsuitable_store_raises_configuration_error() -> None:
-    """This holds outside a graph, without a store, and with one that keeps no versions."""
+    """The store is missing, inside or outside of a graph, or keeps no versions."""
     instructions = Instructions()
     node = use_instructions(instructions)
 
@@ -449,7 +449,7 @@ def test_use_instructions_refuses_invalid_states_and_arguments(store: SQLiteStor
 def test_use_instructions_as_of_a_time_shows_the_version_of_that_time(store: SQLiteStore) -> None:
     """Before the first version, the default is shown."""
     instructions = Instructions(store, default="Answer.")
-    before = datetime.now(UTC)
+    time_before = datetime.now(UTC)
     first = instructions.set("Answer in verse.")
     instructions.set("Answer in prose.")
     node = use_instructions(instructions, as_of="as_of")
@@ -460,6 +460,9 @@ def test_use_instructions_as_of_a_time_shows_the_version_of_that_time(store: SQL
 
     assert first.valid_from is not None
     assert show_instructions(first.valid_from.isoformat()) == "Answer in verse."
-    assert [show_instructions(before), show_instructions(None)] == ["Answer.", "Answer in prose."]
+    assert [show_instructions(time_before), show_instructions(None)] == [
+        "Answer.",
+        "Answer in prose.",
+    ]
     with pytest.raises(InvalidConfig, match="as_of"):
         show_instructions("yesterday")

@@ -99,7 +99,7 @@ def test_window_evicts_the_oldest_messages_from_the_store(store: Any) -> None:
 def test_evicted_messages_stay_in_the_history_until_the_memory_is_cleared(
     file_saver: SQLiteCheckpointer,
 ) -> None:
-    """With `keep_history`, they stay even then."""
+    """With `keep_history`, evicted messages stay even then."""
     history_store = CheckpointerChatMemoryStore(file_saver, keep_history=True)
     for store in (history_store, CheckpointerChatMemoryStore(file_saver)):
         memory = MessageWindowChatMemory(2, id="t", store=store)
@@ -114,7 +114,7 @@ def test_evicted_messages_stay_in_the_history_until_the_memory_is_cleared(
 
 @pytest.mark.parametrize("clear_method", ["memory", "store", "repository", "history"])
 def test_cleared_messages_leave_no_bytes_in_the_file(clear_method: str, tmp_path: Path) -> None:
-    """This includes evicted messages, and what a graph on the same thread wrote."""
+    """Evicted messages, and what a graph on the same thread wrote, are erased too."""
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         store = CheckpointerChatMemoryStore(saver)
         memory = MessageWindowChatMemory(2, id="t", store=store)
@@ -212,7 +212,7 @@ def test_memory_continues_in_a_reopened_file_and_in_a_graph(tmp_path: Path) -> N
 def test_concurrent_adds_over_own_connections_lose_no_message(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path):
-        pass  # made once
+        pass  # create the tables once
 
     def add_messages(who: int) -> None:
         with SQLiteCheckpointer.open(path) as saver:
@@ -257,13 +257,13 @@ def test_equal_system_message_is_ignored() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_different_system_message_replaces_the_former_one(first: bool, store: Any) -> None:
-    """It stands at the end, or first if `always_keep_system_message_first` is set."""
+    """The new message stands last, or first with `always_keep_system_message_first`."""
     memory = MessageWindowChatMemory(5, store=store, always_keep_system_message_first=first)
-    shown = add_and_list_texts(
+    memory_texts = add_and_list_texts(
         memory, SystemMessage("be brief"), HumanMessage("a"), SystemMessage("be kind")
     )
 
-    assert shown == (["be kind", "a"] if first else ["a", "be kind"])
+    assert memory_texts == (["be kind", "a"] if first else ["a", "be kind"])
     assert add_and_list_texts(memory, *(HumanMessage(str(n)) for n in range(6))) == [
         "be kind",
         *"2345",
@@ -307,7 +307,7 @@ def test_results_without_a_call_are_hidden_and_missing_results_stated(store: Any
     memory = MessageWindowChatMemory(9, store=store)
 
     assert list_texts(memory.messages()) == ["a", "", NO_RESULT, "b"]
-    if isinstance(store, InMemoryChatMemoryStore):  # what is only shown is not stored
+    if isinstance(store, InMemoryChatMemoryStore):  # a stated result is not stored
         store.update_messages("default", memory.messages())
         assert list_texts(store.get_messages("default")) == ["a", "", "b"]
 
@@ -379,13 +379,13 @@ def test_window_invariants_hold_for_random_messages(
         assert message in stored or is_empty
         assert not is_empty or size == 1 or isinstance(message, ToolMessage | SystemMessage)
         open_calls: set[str | None] = set()
-        for shown in memory.messages():
-            if isinstance(shown, ToolMessage):
-                assert shown.tool_call_id in open_calls
-                open_calls.discard(shown.tool_call_id)
+        for shown_message in memory.messages():
+            if isinstance(shown_message, ToolMessage):
+                assert shown_message.tool_call_id in open_calls
+                open_calls.discard(shown_message.tool_call_id)
             else:
                 assert not open_calls
-                open_calls = {c["id"] for c in getattr(shown, "tool_calls", [])}
+                open_calls = {c["id"] for c in getattr(shown_message, "tool_calls", [])}
 
 
 # -- bad input

@@ -57,20 +57,20 @@ PARTS: dict[str, Any] = {
 def test_line_after_the_question_states_the_omitted_steps(form: str, question: Any) -> None:
     """The request is valid and within its budget, and the question before the line is unchanged."""
     talk = [HumanMessage("Hi", id="h"), AIMessage("Hello", id="b"), *build_turn(20, question)]
-    shown = PARTS[form](talk)
-    question_message = next(message for message in shown if message.id == "q")
+    request = PARTS[form](talk)
+    question_message = next(message for message in request if message.id == "q")
 
     assert (
-        list_stated_numbers(shown)
+        list_stated_numbers(request)
         == list_stated_numbers([question_message])
-        == [20 - count_exchanges(shown)]
+        == [20 - count_exchanges(request)]
     )
     assert question_message.text.startswith("Which file?")
     assert "They were carried out." in question_message.text
-    assert find_refusals(shown, to_answer=True) == []
+    assert find_refusals(request, to_answer=True) == []
     assert talk[2].content == question
     if form not in ("messages", "view"):
-        assert count_tokens(shown, token_counter()) <= 300
+        assert count_tokens(request, token_counter()) <= 300
 
 
 @pytest.mark.parametrize("form", PARTS)
@@ -84,16 +84,16 @@ def test_no_line_if_everything_fits_or_only_whole_turns_are_omitted(form: str) -
 
 def test_second_trim_adds_to_the_number_of_the_line() -> None:
     """A second application with the same budget changes nothing."""
-    once = trim(600)(build_turn(30))
-    again = trim(300)(once)
+    trimmed_once = trim(600)(build_turn(30))
+    trimmed_twice = trim(300)(trimmed_once)
     chained = view(trim(600), trim(300))(build_turn(30))
 
-    assert list_stated_numbers(once) == [30 - count_exchanges(once)]
-    assert list_stated_numbers(again) == [30 - count_exchanges(again)]
+    assert list_stated_numbers(trimmed_once) == [30 - count_exchanges(trimmed_once)]
+    assert list_stated_numbers(trimmed_twice) == [30 - count_exchanges(trimmed_twice)]
     assert list_stated_numbers(chained) == [30 - count_exchanges(chained)]
-    assert trim(300)(again) == again
-    one = trim(250)(build_turn(3))
-    assert "earlier step" in one[0].text
+    assert trim(300)(trimmed_twice) == trimmed_twice
+    trimmed_to_one_step = trim(250)(build_turn(3))
+    assert "earlier step" in trimmed_to_one_step[0].text
 
 
 def test_agent_requests_state_omitted_steps_and_its_thread_does_not(
@@ -123,7 +123,7 @@ def test_agent_requests_state_omitted_steps_and_its_thread_does_not(
 
 
 def test_trim_as_a_node_only_removes_messages() -> None:
-    """It removes exchanges from the state and does not change other messages."""
+    """`trim` removes exchanges from the state and does not change other messages."""
     talk = build_turn(20)
     update = trim(300).invoke({"messages": talk})
 
@@ -141,17 +141,17 @@ def test_line_states_the_right_number_for_random_turns(
     exchanges: int, size: int, older: int, strategy: Any, has_question: bool
 ) -> None:
     """Each request is within its budget. The line is there unless it has no room."""
-    before: list[AnyMessage] = [HumanMessage("Hi " * 20) for _ in range(older)]
-    talk = [*before, *build_turn(exchanges)][0 if has_question or before else 1 :]
-    cut = trim(size, strategy=strategy, allow_partial=True)
+    older_messages: list[AnyMessage] = [HumanMessage("Hi " * 20) for _ in range(older)]
+    talk = [*older_messages, *build_turn(exchanges)][0 if has_question or older_messages else 1 :]
+    trimming = trim(size, strategy=strategy, allow_partial=True)
     try:
-        shown = cut(talk)
+        request = trimming(talk)
     except BudgetExceeded:
         return
-    missing = exchanges - count_exchanges(shown)
+    missing = exchanges - count_exchanges(request)
 
-    assert list_stated_numbers(shown) in ([missing] if missing else [], [])
-    assert count_tokens(shown) <= size
-    assert find_refusals(shown, to_answer=True) == []
+    assert list_stated_numbers(request) in ([missing] if missing else [], [])
+    assert count_tokens(request) <= size
+    assert find_refusals(request, to_answer=True) == []
     if missing and size > 150:
-        assert list_stated_numbers(shown) == [missing]
+        assert list_stated_numbers(request) == [missing]

@@ -189,7 +189,7 @@ def test_deleted_memory_is_refused_and_keeps_its_past(
 def test_memory_inserted_again_in_the_source_is_merged(
     merge_stores: Merge, namespace: tuple[str, ...], target: SQLiteStore, source: SQLiteStore
 ) -> None:
-    """It comes with its own tombstone, and may change in the source later."""
+    """The memory comes with its own tombstone, and may change in the source later."""
     for key in ("old", "new"):
         open_collection(source, namespace).insert("Lives in Bergen", key=key)
         if key == "old":
@@ -225,7 +225,7 @@ def test_equal_tombstones_of_both_stores_do_not_conflict(
         open_collection(store).forget("home")
     changed = build_notes_namespace("changed", ANN)
     for note in source.search(changed):
-        source.forget(changed, key=note.key)  # counters of changes are not what is tested
+        source.forget(changed, key=note.key)  # the counters of changes are not under test
     source.put(ANN, "figs", {"text": "Likes figs"})
     for merge_stores in (merge, merge_lines):
         report = merge_stores(target, source)
@@ -251,7 +251,7 @@ def test_tombstone_merged_into_the_source_does_not_restore_the_memory(
 def test_quarantine_entries_with_a_forgotten_text_are_refused(
     target: SQLiteStore, source: SQLiteStore
 ) -> None:
-    """So are entries that were discarded in the target."""
+    """Entries that were discarded in the target are refused too."""
     namespace = build_notes_namespace(QUARANTINE, ANN)
     for key, text in (("q", "My PIN is 4711"), ("r", "Lives in Bergen")):
         value = {"text": text, "kind": "fact", "role": "user", "key": key, "fields": {}}
@@ -356,7 +356,7 @@ def test_tombstone_written_during_an_import_counts_in_the_next_batch(
 
 
 def test_export_lists_tombstones_after_the_items_of_their_text(source: SQLiteStore) -> None:
-    """This holds in any namespace."""
+    """The order is the same for any namespace."""
     open_collection(source, AFTER_NOTES).insert("Lives in Bergen", key="home")
     open_collection(source, AFTER_NOTES).delete("home")
     namespaces = [tuple(line["namespace"]) for line in source.export()]

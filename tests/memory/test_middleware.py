@@ -138,8 +138,8 @@ def run_in_graph(step: Any, talk: Talk) -> Any:
 
 def make_large_tool(name: str) -> StructuredTool:
     """Return a tool whose schema has about 300 tokens."""
-    about = "It finds what is asked for, wherever it may be. " * 25
-    return StructuredTool.from_function(lambda what: what, name=name, description=about)
+    description = "It finds what is asked for, wherever it may be. " * 25
+    return StructuredTool.from_function(lambda what: what, name=name, description=description)
 
 
 @pytest.mark.parametrize("call_mode", ["sync", "async"])
@@ -178,12 +178,14 @@ def test_tools_are_counted_once_for_all_requests_with_them() -> None:
     """Other tools are counted when they appear."""
     counter = RecordingCounter()
     memory = MemoryMiddleware(trim(max_tokens=4_000, token_counter=counter))
-    one, other = make_large_tool("one"), make_large_tool("other")
+    first_tool, second_tool = make_large_tool("one"), make_large_tool("other")
     with OpenAIServer(["a0", "a1", "a2"]) as server:
-        agent: Any = create_agent(make_client(server), [one, other], middleware=[memory])
+        agent: Any = create_agent(
+            make_client(server), [first_tool, second_tool], middleware=[memory]
+        )
         for n in range(2):
             agent.invoke(build_user_input(f"q{n}"))
-        create_agent(make_client(server), [other], middleware=[memory]).invoke(
+        create_agent(make_client(server), [second_tool], middleware=[memory]).invoke(
             build_user_input("q2")
         )
     assert counter.counted == [["one", "other"], ["other"]]

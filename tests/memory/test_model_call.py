@@ -59,7 +59,7 @@ def test_model_object_is_used_unchanged() -> None:
 def test_named_model_needs_its_key_only_when_it_is_called(
     name: str, has_langchain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This holds with and without langchain, in async calls, and with bound tools."""
+    """The behaviour is the same with and without langchain, in async calls, and with tools."""
     if not has_langchain and ":" not in name:
         with pytest.raises(MissingDependency, match=r'\.\[agents\].*such as "openai:gpt-5-mini"'):
             load_chat_model(name)
@@ -93,7 +93,7 @@ def test_invalid_model_name_is_refused_at_once(name: Any, has_langchain: bool) -
 
 
 def test_missing_package_of_a_named_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the provider's package, or langchain, which knows the providers."""
+    """The package is the provider's, or langchain, which knows the providers."""
     with pytest.raises(MissingDependency, match="langchain-ollama"):
         load_chat_model("ollama:llama3")
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)

@@ -151,7 +151,7 @@ def list_former_texts(store: Any) -> list[str]:
 def test_lone_surrogate_in_an_answer_becomes_a_question_mark(
     store: SQLiteStore, script_model: SettingFactory
 ) -> None:
-    """This holds for facts, profiles, instructions and quotations."""
+    """Facts, profiles, instructions and quotations are treated alike."""
     half = "half \ud83d"
     profile = Profile(Person, store, namespace=("profiles", "{user_id}"))
     learn = Instructions(store, default="Be kind.")
@@ -306,7 +306,7 @@ def _build_supersede_change(body: dict[str, Any], word: str, text: str) -> dict[
 def test_invalid_operation_is_refused_and_the_others_are_applied(
     invalid_change: dict[str, Any], store: SQLiteStore, script_model: SettingFactory
 ) -> None:
-    """It names a memory that was not shown, or rests on no message."""
+    """The operation names a memory that was not shown, or rests on no message."""
     other_key = Collection(store).insert("Bo is rich.", config=user_config("bo")).key
     if invalid_change.get("memory") == "KEY":
         invalid_change = {**invalid_change, "memory": other_key}
@@ -359,10 +359,10 @@ def test_messages_and_memories_cannot_break_out_of_their_quotation(
 def test_unusable_answer_is_requested_again_with_the_reason(
     store: SQLiteStore, script_model: SettingFactory
 ) -> None:
-    """It may be broken JSON, have another form, or be only text."""
+    """The answer is broken JSON, has another form, or is only text."""
     broken = Answer({"content": None, "tool_calls": [TRUNCATED_CALL]}, "tool_calls")
-    other = build_facts_answer({"action": "remember", "messages": [1]})
-    setting = script_model(broken, other, build_facts_answer(TEA))
+    invalid_action = build_facts_answer({"action": "remember", "messages": [1]})
+    setting = script_model(broken, invalid_action, build_facts_answer(TEA))
     setting.send_messages(build_message("I like green tea."))
     report = setting.make_extraction().extract("t", user_config())
     _, data = setting.read_request()
@@ -453,7 +453,7 @@ def test_permanent_failure_of_the_model_is_not_retried(
 
 def test_model_call_over_its_timeout_fails(store: SQLiteStore) -> None:
     gate = threading.Event()
-    # a server of its own: the request may come when the next test has begun
+    # its own server, because the request may arrive during the next test
     with ScriptedServer([Held("late", gate)]) as server:
         setting = ExtractionSetting(server, store)
         setting.send_messages(build_message("I like green tea."))
@@ -495,7 +495,7 @@ def test_long_thread_takes_several_calls_with_earlier_messages(
     assert "[1] 2024-05-01 10:00 Wed user: Hello there." in data
 
 
-# -- at the same time
+# -- concurrency
 
 
 def test_change_applies_to_a_memory_changed_during_the_model_call(
@@ -546,8 +546,8 @@ def test_conflict_before_writing_is_planned_again_without_a_model_call(
 def test_concurrent_model_extractions_of_one_thread_store_memories_once(
     store: SQLiteStore, script_model: SettingFactory
 ) -> None:
-    other = {"action": "insert", "text": "Green tea is what Ann drinks.", "messages": [1]}
-    setting = script_model(build_facts_answer(TEA), build_facts_answer(other))
+    same_fact = {"action": "insert", "text": "Green tea is what Ann drinks.", "messages": [1]}
+    setting = script_model(build_facts_answer(TEA), build_facts_answer(same_fact))
     setting.send_messages(build_message("I like green tea."))
     extraction = setting.make_extraction()
 
@@ -733,8 +733,10 @@ def test_profile_or_instructions_in_another_store_are_refused(
 ) -> None:
     """They could not be written in one transaction. The model is not called."""
     setting = script_model()
-    with SQLiteStore.open(":memory:", index=None) as other:
-        value: Any = Profile(Person, other) if option == "profile" else Instructions(other)
+    with SQLiteStore.open(":memory:", index=None) as other_store:
+        value: Any = (
+            Profile(Person, other_store) if option == "profile" else Instructions(other_store)
+        )
         setting.send_messages(build_message("I like green tea."))
         with pytest.raises(ConfigurationError, match="same store"):
             setting.make_extraction(**{option: value}).extract("t", user_config())

@@ -59,15 +59,15 @@ def check_notes(store: Any) -> None:
     assert [entry.text for entry in Quarantine(store, ("memories", "{user_id}")).list(ANN)]
 
 
-def export(source: SQLiteStore, target: SQLiteStore) -> None:
+def move_by_export(source: SQLiteStore, target: SQLiteStore) -> None:
     target.import_lines(map(json.dumps, source.export()))
 
 
-def merge(source: SQLiteStore, target: SQLiteStore) -> None:
+def move_by_merge(source: SQLiteStore, target: SQLiteStore) -> None:
     target.import_from(source)
 
 
-@pytest.mark.parametrize("move", [export, merge])
+@pytest.mark.parametrize("move", [move_by_export, move_by_merge])
 def test_export_and_merge_include_notes(
     store: SQLiteStore, tmp_path: Path, move: Callable[..., None]
 ) -> None:

@@ -71,13 +71,13 @@ class FailingStore(SQLiteStore):
     writes = 0
 
     def batch(self, ops: Any) -> Any:
-        given = list(ops)
-        if not any(hasattr(op, "value") for op in given):
-            return super().batch(given)
+        operations = list(ops)
+        if not any(hasattr(op, "value") for op in operations):
+            return super().batch(operations)
         self.writes += 1
         if self.writes not in self.failing_writes:
-            return super().batch(given)
+            return super().batch(operations)
         if self.writes % 2:
             raise OSError("the disk is gone")
-        super().batch(given)
+        super().batch(operations)
         raise OSError("the disk is gone, after it was written")
