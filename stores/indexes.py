@@ -162,7 +162,7 @@ class CandidatePool:
 class SnapshotOutdated(Exception):
     """Raised if a read uses a database snapshot that is older than the search index in memory.
 
-    The read must be repeated on a newer snapshot of the database.
+    The read must be retried on a newer snapshot of the database.
     """
 
 
@@ -170,14 +170,15 @@ class _State(NamedTuple):
     """The counters and the embedding model that all search indexes of a store depend on."""
 
     erasures: int  # counter of erasures
-    # counter that increases whenever vectors are stored for items that had been stored without them
+    # counter that is incremented whenever vectors are stored for existing items that had none
     embedded: int
-    closed: int  # sequence number of the newest version that has been replaced or deleted
+    # sequence number of the most recent replacement, deletion or expiry of a version
+    closed: int
     model: Model | None
 
     @property
     def number(self) -> int:
-        """The number that the store gave to the embedding model, or 0 if the store has no model."""
+        """The number assigned to the store's embedding model, or 0 if the store has no model."""
         return 0 if self.model is None else self.model.number
 
 
@@ -191,7 +192,7 @@ class _NamespaceRow(NamedTuple):
 
 
 class _CachedIndex:
-    """The cached search index of a namespace, and the database state that the index contains."""
+    """The cached search index of a namespace, and the database state that the index reflects."""
 
     def __init__(self, erasures: int) -> None:
         self.lock = threading.Lock()
@@ -218,9 +219,9 @@ class Indexes:
     # maximum bytes of all cached indexes; the most recently searched index always stays
     budget: int
     approximate_above: int
-    # A function that writes to the database in the background, or None if the store is read-only.
+    # Callback that writes to the database in the background, or None if the store is read-only.
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
-    # A function that is called after an erasure by this process or by another process.
+    # Callback that runs after an erasure by this process or by another process.
     on_erasure: Callable[[], None]
     warned_lacking: bool = False  # whether the warning about missing vectors was logged
     # guards the cache; code that holds the lock must not read from the database
@@ -237,8 +238,8 @@ class Indexes:
     def load_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
         """Load the rows of a selection, with the data by which a query ranks them.
 
-        A search at a past time ranks the current items, and the versions that have been replaced or
-        deleted since that time. If words of the query may be misspelt, the indexes are read a
+        A search as of a past time ranks the current items and the versions that have been replaced
+        or deleted since that time. If words of the query may be misspelt, the indexes are read a
         second time for similar words.
 
         Raises:
@@ -295,7 +296,7 @@ class Indexes:
         chosen_ids: Ints | None,
         read_view: _ReadView,
     ) -> Flow[list[Any]]:
-        """Call a function with each index view that contains rows, and return the results.
+        """Call a function with each non-empty index view, and return the results.
 
         Args:
             sources: The path of each namespace, and a function that loads its view.
@@ -316,8 +317,8 @@ class Indexes:
 
     def purge_erased(self) -> Flow[None]:
         """Drop all erased data from the indexes in memory. Each search does this as well."""
-        # Ignore `SnapshotOutdated`, because it means that another thread has already dropped the
-        # erased data from the indexes in memory.
+        # Ignore `SnapshotOutdated`, which means that another thread has already dropped the erased
+        # data from the indexes in memory.
         with suppress(SnapshotOutdated):
             yield from self._parse_state_and_drop_erased_data((yield self.sql("store_state"))[0])
 
@@ -326,7 +327,7 @@ class Indexes:
     def _parse_state_and_drop_erased_data(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store.
 
-        If items have been erased, their data is dropped from memory first.
+        If items have been erased since the last call, drop their data from memory first.
         """
         erasures, embedded, closed, model = state_row
         state = _State(
@@ -351,7 +352,7 @@ class Indexes:
     def _purge_index(
         self, cached: _CachedIndex, key: _Key, namespace: _NamespaceRow | None, state: _State
     ) -> Flow[None]:
-        """Update an index after an erasure, and drop the words that no item contains any more."""
+        """Update an index after an erasure, and drop the words that no longer occur in any item."""
         with cached.lock:
             if cached.erasures >= state.erasures:
                 return
@@ -361,14 +362,14 @@ class Indexes:
             elif cached.changes != namespace.changes:
                 index = yield from self._bring_up_to_date(cached, namespace, state)
                 index.compact()
-                # An erasure deletes the stored index, so all items must be saved again.
+                # An erasure deletes the stored index, so the index must be saved again in full.
                 cached.unsaved = namespace.items
             cached.erasures = state.erasures
 
     def _get_cached_index(self, key: _Key, state: _State, *, may_cache: bool) -> _CachedIndex:
         """Return the cached index of a namespace, or a new one.
 
-        If `may_cache` is true, a new index is added to the cache.
+        A new index is added to the cache only if `may_cache` is true.
         """
         with self._lock:
             cached = self._cached.get(key)
@@ -424,12 +425,12 @@ class Indexes:
     def _load_view_of_closed_versions(
         self, path: bytes, version_ids: Sequence[int], state: _State, *, may_cache: bool
     ) -> Flow[IndexView]:
-        """Load an index view of versions that have been replaced or deleted in a namespace.
+        """Load an index view of the replaced or deleted versions in a namespace.
 
-        The view is a view of an index of past versions. The index contains all replaced or deleted
-        versions that any search in this process has loaded. The view has no measured vector
-        separation, because the measured value would depend on which versions earlier searches have
-        loaded.
+        The view belongs to an index of past versions, which contains all replaced or deleted
+        versions that searches in this process have loaded. The view has no measured vector
+        separation, because the measurement would depend on which versions earlier searches happened
+        to load.
         """
         cached = self._get_cached_index((path, True), state, may_cache=may_cache)
         closed = np.array(version_ids, np.int64)
@@ -459,13 +460,13 @@ class Indexes:
     def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
         """Load the search data of some versions.
 
-        A version that is excluded from search is returned with no words and no vectors.
+        Versions that are excluded from search are returned without words and vectors.
         """
         rows = yield self.sql("search_data_by_ids", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
-        # The rows are sorted by id. If their order varied between two searches, their scores could
-        # differ in the last bit.
+        # The rows are sorted by id, because scores computed in another order could differ in the
+        # last bit from one search to the next.
         rows = sorted(rows, key=lambda row: row[0])
         entries = self._build_indexed_items(
             [(*row, *searched[row[0]]) for row in rows], state.model
@@ -477,9 +478,9 @@ class Indexes:
     def _bring_up_to_date(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Update the index of a namespace to the current state of the database, and return it.
+        """Bring the index of a namespace up to date with the database, and return it.
 
-        If the update of an index fails, the index is discarded.
+        If the update fails, the index is discarded.
         """
         try:
             if cached.model_number != state.number:
@@ -538,11 +539,11 @@ class Indexes:
         namespace: _NamespaceRow,
         state: _State,
     ) -> Flow[None]:
-        """Remove items from an index if they have been replaced or deleted in the database.
+        """Remove from an index the items that have been replaced or deleted in the database.
 
-        If few versions were replaced or deleted since the last update, their ids are read from the
-        database. If many versions were replaced or deleted, the ids of all current items are read
-        from the database, and items with other ids are removed.
+        If only a few versions have been replaced or deleted since the last update, their ids are
+        read from the database. Otherwise, the ids of all current items are read, and items with
+        other ids are removed.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
@@ -588,12 +589,12 @@ class Indexes:
     def _refresh_expiries(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Read the expiry again for the items that have expired according to the index.
+        """Refresh the cached expiry times of items that have expired according to the index.
 
-        An index caches the expiry of each item. The expiry in the database may be later than the
-        cached expiry, because reading an item can restart its time to live. If `until` is in the
-        future, the expiries between `now` and `until` are not final. The next search reads these
-        expiries again.
+        An index caches each item's expiry time. An item's expiry time in the database may be later
+        than the cached one, because reading the item can restart its time to live. If `until` is in
+        the future, expiry times between `now` and `until` can still change, so the next search
+        refreshes them again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
         if expiring := index.find_ids_expiring_between(since, until):
@@ -659,7 +660,7 @@ class Indexes:
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
-    """Return whether the stored index lacks so many items that the index must be stored again."""
+    """Return whether the stored index lacks so many items that it should be saved again."""
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)
 
@@ -668,7 +669,7 @@ def _is_worth_saving(unsaved: int, items: int) -> bool:
 
 
 def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
-    """Return a dict from each of `words` to the rows of an index view that contain the word.
+    """Return a dict that maps each of `words` to the rows of an index view that contain the word.
 
     Words that no row contains are left out.
     """
@@ -679,7 +680,7 @@ def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordH
 def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
     """Return the words of a query that may be misspelt.
 
-    A word may be misspelt if no row contains the word or one of its synonyms.
+    A word may be misspelt if neither the word nor one of its synonyms occurs in any row.
     """
     if not (query.corrects_words and len(pool)):
         return []
@@ -694,7 +695,7 @@ def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
 def _find_rows_of_most_similar_words(
     read_views: Callable[[_ReadView], Flow[list[Any]]], unknown_words: Sequence[str]
 ) -> Flow[dict[str, WordHits]]:
-    """Find the most similar word for each unknown word, and return the rows that contain it."""
+    """Return, for each unknown word, the rows that contain the most similar known word."""
     similar_words = yield from read_views(
         lambda _, view: [view.vocabulary.similar_words(word) for word in unknown_words]
     )
@@ -713,10 +714,10 @@ def _find_rows_of_most_similar_words(
 
 
 def _merge_rows_by_word(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
-    """Merge the dicts from words to rows that several namespaces have returned.
+    """Merge the dicts from words to rows that were built for several namespaces.
 
-    The rows of each namespace are numbered from 0. The merged numbers continue from one namespace
-    to the next, so that each row has a number of its own.
+    The rows of each namespace are numbered from 0. In the merged result, the numbers continue from
+    one namespace to the next, so that each row has a unique number.
 
     Args:
         parts: For each namespace, the number of its rows and the rows of its words.

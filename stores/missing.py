@@ -1,8 +1,8 @@
-"""Computation of the vectors of items that have no vectors yet.
+"""Computation of vectors for items that have none.
 
-An item has no vectors while it is being put, after its embedder has failed, or after the embedding
-model was replaced. If the embedder fails for an item, searches find the item by its words until its
-vectors can be computed.
+An item has no vectors while it is being put, if its embedder failed, or after the embedding model
+was replaced. If an item could not be embedded, searches find it by keywords only until its vectors
+can be computed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MissingEmbeddings:
     async def embed_puts(self, puts: Sequence[Put]) -> Model | None:
         """Compute the vectors of new items.
 
-        If the embedder fails, store its error in each put instead.
+        If the embedder fails, store the error message in each put instead.
 
         Returns:
             The model of the vectors, or None if no vectors are stored.
@@ -61,9 +61,9 @@ class MissingEmbeddings:
         return model
 
     async def embed_some_pending_items(self, put_count: int) -> None:
-        """Compute missing vectors after a put of `put_count` items.
+        """Compute some of the missing vectors after a put of `put_count` items.
 
-        Vectors are computed for at most `put_count + 16` items that have no vectors yet.
+        At most `put_count + 16` of the items that lack vectors are embedded.
 
         Items whose embedding has failed more than `_MAX_RETRIED_ATTEMPTS` times are skipped.
         """
@@ -98,7 +98,7 @@ class MissingEmbeddings:
     def _read_pending_rows(
         self, prefix: bytes, after_id: int, limit: int, attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
-        """Return rows of items whose vectors are missing, with ids greater than `after_id`.
+        """Return the rows of items that lack vectors, starting after the row id `after_id`.
 
         Items with more than `attempts` failed attempts are skipped.
         """
@@ -106,12 +106,11 @@ class MissingEmbeddings:
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), attempts, limit))
 
     def count_missing(self) -> Flow[int]:
-        """Return the number of items whose vectors for the recorded model are missing."""
+        """Return how many items lack vectors of the recorded model."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
-        # Items can have vectors of an earlier model only if the store had another model before, and
-        # if the store saves vectors in the database. In all other cases, only pending items lack
-        # vectors.
+        # Outdated vectors can remain in the database only if the store saves vectors and had
+        # another model before. In all other cases, only pending items lack vectors.
         if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
             rows_of_count = yield self._sql("count_pending")
         else:
@@ -155,8 +154,8 @@ class MissingEmbeddings:
                 await self._runner.write(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                # Raise the error if the embedder failed for two groups of rows and succeeded for
-                # none, because the cause is then probably the embedder and not the text of one row.
+                # Raise the error if embedding failed for two groups of rows and succeeded for none,
+                # because the cause is then probably the embedder and not the text of one row.
                 if last_error is not None and not embedded_count:
                     raise
                 last_error = exc
@@ -182,8 +181,8 @@ class MissingEmbeddings:
         """Return the effect of embedding texts."""
         embedder = self._embeddings.embedder
         assert embedder is not None
-        # The embedder is slow, so a separate thread runs it, not one of the threads that read from
-        # the database.
+        # The embedder is slow, so it runs in a separate thread and not in the threads that read
+        # from the database.
         if self._embeddings.in_process:
             embed = partial(embedder.embed, chunks)
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
@@ -199,7 +198,7 @@ class MissingEmbeddings:
     # -- vectors of another model
 
     async def reembed(self, progress: Progress | None) -> int:
-        """Compute all vectors again with the current model, and return how many were computed."""
+        """Recompute all vectors with the current model, and return how many were computed."""
         model = self._require_model()
         if self._embeddings.embed_quickly is not None:
             number = await self._runner.write(
@@ -227,9 +226,9 @@ class MissingEmbeddings:
         return embedded_count
 
     async def _drop_old_vectors(self, model_number: int, progress: Progress | None) -> int:
-        """Drop the stored vectors of earlier models.
+        """Drop stored vectors that were computed with earlier models.
 
-        Stored vectors are not needed if searches compute the vectors of the current model.
+        If searches compute the vectors with the current model, stored vectors are not needed.
         """
         dropped_count = 0
         while rows := (

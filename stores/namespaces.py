@@ -1,8 +1,8 @@
 """Checks of namespaces and keys, and the encoding of a namespace as a path of bytes.
 
 A path consists of the labels of a namespace in UTF-8, each followed by a NUL byte. No label
-contains a NUL byte. Paths sort in the same order as tuples of labels. All paths under a prefix are
-adjacent in sorted order, so a range condition selects them.
+contains a NUL byte. Paths sort in the same order as the tuples of labels that they encode. All
+paths under a prefix are adjacent in sort order, so a range condition can select them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
 
 
 def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
-    """Return whether a namespace meets all conditions of a `list_namespaces` call.
+    """Return whether a namespace meets every condition of a `list_namespaces` call.
 
     A `"*"` in a condition matches any one label.
     """
@@ -156,7 +156,7 @@ def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence
 
 
 def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> bool:
-    """Return whether a namespace begins or ends with the labels in `condition.path`."""
+    """Return whether a namespace starts or ends with the labels in `condition.path`."""
     pattern: Sequence[str] = condition.path
     if condition.match_type == "suffix":
         pattern, namespace = pattern[::-1], namespace[::-1]
@@ -180,7 +180,7 @@ def check_match_condition(condition: MatchCondition) -> None:
 
 
 def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
-    """Return the longest path prefix that every namespace must have to meet the conditions."""
+    """Return the longest path prefix that the conditions require of every namespace."""
     longest = b""
     for condition in conditions:
         if condition.match_type == "prefix":

@@ -1,8 +1,8 @@
-"""The normal form of a text. Two texts that consist of the same words have equal normal forms.
+"""Normal forms of texts, which are equal if the texts consist of the same words in the same order.
 
-The normal form ignores letter case, punctuation, white space and variants of letters. Tombstones
-contain hashes of normal forms of texts. The computation of normal forms must not change, because
-the hashes in stored tombstones would no longer match any text.
+The normal form ignores letter case, punctuation, white space and variants of letters. A tombstone
+stores the hash of a text's normal form. The computation of normal forms must not change. Otherwise,
+the hashes in existing tombstones would no longer match any text.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _IGNORED: Final = re.compile(
     r"[!\"'()*,./:;?@\[\\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb\u0964\u060c\u061b"
     r"\u061f\u06d4\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f-]"
 )
-# punctuation that has a meaning inside a word or number: in 10.5, in 2024-03-01, in "it's", in -5
+# punctuation that is significant inside a word or number: in 10.5, in 2024-03-01, in "it's", in -5
 _MEANINGFUL_INSIDE: Final = re.compile(
     r"[.,:/'\u2212-](?=\w)(?:(?<=\d[.,:/-])(?=\d)|(?<=[^\W\d]')(?=[^\W\d])"
     r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"
 )
 _MAY_HAVE_MEANINGFUL: Final = re.compile(r"[\d']")
-# matches punctuation that has a meaning at the start or end of a word, as in A-, 5* and .NET
+# matches punctuation that is significant at the start or end of a word, as in A-, 5* and .NET
 _SIGNS_AT_WORD_ENDS: Final = re.compile(
     r"(?<=\d)[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
     r"|(?<=[^\W\d_])(?<![^\W_]{4})[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
@@ -33,13 +33,13 @@ _SIGNS_AT_WORD_ENDS: Final = re.compile(
 _SIGN_REPLACEMENTS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
 _EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
 _SUPERSCRIPTS: Final = re.compile(
-    # A superscript is replaced by ^ and digits, as in x^2. After a unit of length, a superscript is
-    # replaced by digits only: m² becomes m2.
+    # Superscripts are replaced with ^ and digits, as in x^2, except after a unit of length, where
+    # they become plain digits: m² becomes m2.
     "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"
 )
-# Matches 30 combining marks after one letter. Sorting a longer sequence of marks would take
-# quadratic time, so a joiner is inserted after each 30 marks (the Stream-Safe Text Format of
-# Unicode Standard Annex 15).
+# Matches a run of 30 combining marks after one letter. Sorting a longer run would take quadratic
+# time, so a joiner is inserted after every 30 marks (the Stream-Safe Text Format of Unicode
+# Standard Annex 15).
 _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
@@ -67,11 +67,11 @@ def normalize_text(text: str) -> str:
 
 
 def unify_letter_variants(text: str) -> str:
-    """Return the text with all variants of a letter replaced by one form, by Unicode normalisation.
+    """Replace the variants of each letter with a single form, using Unicode normalisation.
 
-    Callers remove punctuation from the returned text. A punctuation mark at the start or end of a
-    word that has a meaning, such as the asterisk in `5*`, is replaced by a special character, so
-    that callers do not remove it.
+    The returned text still contains punctuation, which the callers remove. Punctuation that is
+    significant at the start or end of a word, such as the asterisk in `5*`, is replaced with a
+    special character, so that callers do not remove it.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(

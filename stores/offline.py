@@ -2,8 +2,8 @@
 
 The default embedder runs no neural network and needs no network access. The table was computed from
 the vocabulary of sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec.
-`weights/NOTICE` names the origin of the table, and the script `benchmarks/static_embedder.py`
-computes the table again.
+`weights/NOTICE` states the origin of the table, and the script `benchmarks/static_embedder.py`
+recomputes the table.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from perdure.stores.vectors import Floats, normalize_rows
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
 # Id of the token [UNK], which stands for an unknown word. The table's row for [UNK] is zero, so
-# unknown words have no effect on the vector of a text.
+# unknown words do not affect a text's vector.
 _UNKNOWN_ID = 1
 # maximum characters of a word; a longer word is unknown, as in BERT's tokenizer
 _MAX_WORD_LENGTH = 100
-# maximum number of words in each of the two caches of token ids, which together take at most 10 MB
+# maximum number of words in each of the two token id caches, which together take at most 10 MB
 _MEMO_SIZE = 1 << 16
 # maximum characters of a run whose token ids are cached; longer runs are URLs or scripts without
 # spaces, which seldom recur
 _MAX_MEMO_LENGTH = 32
-# Minimum average number of letters in the word pieces of a known word. A word whose pieces are
-# shorter counts as unknown.
+# Minimum average length, in letters, of the word pieces of a known word. A word with shorter pieces
+# counts as unknown.
 _MIN_PIECE_LENGTH = 3
-# Minimum share of a query's letters that must be in known words. English queries have a share of
-# 0.7 or more, and "xyzzy plugh" has a share of 0.
+# Minimum share of a query's letters that must be in known words. The share is 0.7 or more for
+# English queries, and 0 for "xyzzy plugh".
 _MIN_KNOWN_SHARE = 0.5
-# number of tokens whose vectors are summed at a time, which limits the memory to 1 MB
+# maximum number of token vectors to sum at a time, which limits memory use to 1 MB
 _TOKENS_AT_ONCE = 4096
 
 # Control characters that Python's str.split() treats as white space. BERT's tokenizer drops them,
@@ -83,8 +83,8 @@ def _normalize_character_for_wordpiece(char: str) -> str:
 class _TokenMemo(dict[str, tuple[int, ...]]):
     """A cache of the token ids of words.
 
-    The token ids of a new word are computed at the first look-up. The token ids of a long word are
-    not cached, because long words seldom recur.
+    Token ids are computed the first time a word is looked up. Token ids of long words are not
+    cached, because long words seldom recur.
     """
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
@@ -103,9 +103,9 @@ class WordPieceTokenizer:
     """Splits text into token ids as BERT's uncased tokenizer does.
 
     The tokenizer adds no [CLS] and [SEP] tokens and does not truncate texts. `[UNK]` and `[PAD]` in
-    a text are ordinary text. Character classes are taken from the Unicode tables of Python, which
-    are newer than the tables that BERT's own tokenizer uses. The older and the newer Unicode tables
-    lead to different results only in writing systems for which BERT's vocabulary has no tokens.
+    a text are ordinary text. Character classes come from Python's Unicode tables, which are newer
+    than those of BERT's own tokenizer. The two versions of the tables give different results only
+    for writing systems that have no tokens in BERT's vocabulary.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
@@ -116,23 +116,23 @@ class WordPieceTokenizer:
         self._longest = max(map(len, tokens), default=1)
         self._fold = _FoldedCharacters()
         self._memo = _TokenMemo(self._tokenize_word)
-        # The texts `lake`, `Lake,` and `"lake` share one cache entry for the word `lake`.
+        # The strings `lake`, `Lake,` and `"lake` share one cache entry, for the word `lake`.
         self._parts_memo = _TokenMemo(self._split_into_pieces)
 
     def token_ids(self, text: str) -> list[int]:
         """Return the ids of a text's tokens, in order."""
-        # Scan the text once for each of the seven control characters. The seven scans together are
-        # four times faster than one regular expression.
+        # Scanning the text once for each of the seven control characters is four times as fast as
+        # using one regular expression.
         for control in _CONTROL_SPACES:
             if control in text:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
     def compute_share_of_letters_in_known_words(self, text: str) -> float:
-        """Return the share of a text's letters that belong to words of the vocabulary.
+        """Return the share of a text's letters that are in known words.
 
-        A word belongs to the vocabulary if the word or its stem can be split into word pieces that
-        are not too short.
+        A word counts as known if it, or its stem, can be split into word pieces that are long
+        enough.
         """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown_words = [word for word in words if not self._has_long_pieces(word)]
@@ -144,7 +144,7 @@ class WordPieceTokenizer:
         return 1 - unknown_letters / sum(map(len, words)) if words else 1.0
 
     def _has_long_pieces(self, word: str) -> bool:
-        """Return whether the word pieces of a word are long enough to represent its meaning."""
+        """Return whether the pieces of a word are long enough to carry its meaning."""
         return len(word) >= _MIN_PIECE_LENGTH * len(self._parts_memo[word]) - 1
 
     def clear_memo(self) -> None:
@@ -160,7 +160,7 @@ class WordPieceTokenizer:
     def _split_into_pieces(self, word: str) -> tuple[int, ...]:
         """Return the token ids of a word.
 
-        The word is split from left to right. At each position, the longest token of the vocabulary
+        The word is split from left to right. At each position, the longest token in the vocabulary
         that matches the following characters is chosen.
         """
         if len(word) > _MAX_WORD_LENGTH:
@@ -182,14 +182,14 @@ class WordPieceTokenizer:
 class StaticEmbedder:
     """The default embedder: English, offline, 12,000 texts of 50 words per second on one core.
 
-    The vector of a text is the normalised mean of its tokens' rows. The vector of a text is zero if
-    the text is in a language other than English (see `perdure.stores.text.detect_language`), or if
-    every token of the text has a zero row in the table. A zero vector has no similarity to any
-    other vector. The table has rows for word pieces of other languages, but the numbers in these
-    rows do not represent the meaning of the word pieces. The table's rows for the most frequent
-    punctuation marks are zero. The vector depends on no other text. The order of words does not
-    count. Texts are not truncated, so the vector of a long text is an average with little meaning.
-    Embed a long text in chunks (`perdure.stores.text`).
+    The vector of a text is the normalised mean of its tokens' rows. A text has a zero vector if it
+    is in a language other than English (see `perdure.stores.text.detect_language`), or if all its
+    tokens have zero rows in the table. A zero vector is not similar to any other vector. The table
+    also has rows for word pieces of other languages, but these vectors carry no meaning. The rows
+    of the most frequent punctuation marks are zero, so these marks have no effect. The vector
+    depends on no other text. The order of words does not count. Texts are not truncated, so the
+    vector of a long text is an average with little meaning. Embed a long text in chunks
+    (`perdure.stores.text`).
 
     The table is read once in each process, at the first use, in about 15 ms. OS threads may share
     an object.
@@ -217,8 +217,8 @@ class StaticEmbedder:
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query.
 
-        The vector is zero in the cases in which `embed` returns zero. In addition, the vector is
-        zero if most letters of the query are in words that the vocabulary does not contain.
+        The vector is zero if `embed` would return zero for the text, or if most of the query's
+        letters are in words that are not in the vocabulary.
         """
         is_known = (
             detect_language(text) == ENGLISH
@@ -247,11 +247,11 @@ _weights_lock = threading.Lock()
 def _load_table_tokenizer_and_foreign_ids() -> tuple[
     NDArray[np.int8], WordPieceTokenizer, frozenset[int]
 ]:
-    """Return the table of vectors, the tokenizer, and the ids of tokens that are not English.
+    """Return the embedding table, the tokenizer, and the ids of non-English tokens.
 
-    The files with the table and the vocabulary are read once in a process. The ids are those of
-    tokens that are stop words of other languages or letters of other writing systems. A text
-    without such a token counts as English without further checks.
+    The table and vocabulary files are read once per process. Non-English tokens are stop words of
+    other languages and letters of other writing systems. A text that contains none of these tokens
+    counts as English without further checks.
 
     Returns:
         The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.
@@ -266,7 +266,7 @@ def _load_table_tokenizer_and_foreign_ids() -> tuple[
 def _read_table_tokenizer_and_foreign_ids() -> tuple[
     NDArray[np.int8], WordPieceTokenizer, frozenset[int]
 ]:
-    """Read and check the table of vectors and the list of its tokens."""
+    """Load and validate the embedding table and the list of its tokens."""
     folder = files("perdure.stores") / "weights"
     try:
         with (folder / "static-en-256.npy").open("rb") as file:

@@ -1,12 +1,12 @@
 """The components of an open store, its checked options, and the runner of its operations.
 
 The options of a store are checked before its database is opened. When the database is opened, the
-options are compared with the settings that the database has recorded.
+options are compared with the settings recorded in it.
 
-A put of an item is a coroutine that awaits effects, as `perdure.effects` describes. An effect is a
-step that blocking and async callers perform differently. A put awaits one effect for each read,
-each write and each call of the embedder. A database snapshot stays open only during the effect that
-reads, and never while the put waits for the embedder. A read of a store is a blocking call. If the
+Putting an item is implemented as a coroutine that awaits effects (see `perdure.effects`). An effect
+is a step that blocking and async callers perform in different ways. The coroutine awaits one effect
+for each read, each write and each embedder call. A database snapshot is held open only while
+reading, never while waiting for the embedder. Reading from a store is a blocking call. If the
 caller is a coroutine, the call runs in a worker thread.
 
 Requests that coroutines make in the same iteration of an event loop are executed as one batch,
@@ -63,10 +63,10 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
-# maximum number of requests in one batch; all results of a batch are delivered together, so a
-# larger batch would delay the first request
+# maximum number of requests in a batch; the results of a batch are delivered together, so a larger
+# batch would delay its first request
 _MAX_BATCH = 16
-# a request that a coroutine has submitted, and the `Promise` that receives its result
+# a request submitted by a coroutine, and the `Promise` that receives its result
 _Request = tuple[Any, Promise[Any]]
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
@@ -74,8 +74,8 @@ TRANSCRIPT_PREFIX: Final = "transcript_"
 _WORDS_SETTING: Final = "words"  # name of the recorded setting that says how words are stored
 _WORD_STORAGE: Final = ("clear", "sealed", "keyed")
 
-# The type of numbers in pydantic models. The type `float` is not used, because pydantic would also
-# accept Fraction and Decimal objects for it.
+# Number type for pydantic models. Plain `float` is not used, because pydantic would also accept
+# Fraction and Decimal objects for it.
 _Number = int | InstanceOf[float]
 _Minutes = Annotated[_Number, Field(gt=0, lt=math.inf)]
 _Natural = Annotated[int, Field(ge=0)]
@@ -118,7 +118,7 @@ class TTLOptions(TypedDict, total=False):
 class IndexOptions(TypedDict, total=False):
     """The options of the search index.
 
-    The options combine langgraph's `IndexConfig` with the arguments of `embedder_from`.
+    The options are those of langgraph's `IndexConfig` and the arguments of `embedder_from`.
     """
 
     embed: Required[Any]
@@ -130,7 +130,7 @@ class IndexOptions(TypedDict, total=False):
 
 
 class Options(BaseModel):
-    """The validated options of a store, including the options that its database needs."""
+    """The validated options of a store, including those of its database."""
 
     model_config = _STRICT
 
@@ -180,7 +180,7 @@ def check_store_options(**options: Any) -> Options:
 def resolve_searched_fields(
     sql: NamedSQL, chosen: Sequence[str] | None, word_storage: str, *, read_only: bool
 ) -> Flow[list[str]]:
-    """Return the JSON paths of the values that searches read in items, and record the paths.
+    """Return the JSON paths whose text is searched, and record them in the database.
 
     The paths that the caller chose take precedence over the recorded paths. If the stored indexes
     were built with other paths or another analyzer, they are dropped, and the next search builds
@@ -215,7 +215,7 @@ def resolve_searched_fields(
 
 
 def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
-    """Return whether the setting that records how words are indexed has valid fields."""
+    """Return whether the recorded setting for the storage of words is valid."""
     fields = words.get("fields")
     return (
         words.get("kept") in _WORD_STORAGE
@@ -229,10 +229,10 @@ def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
 
 
 def add_transcript_tables_to_script(script: str) -> str:
-    """Return a schema script that creates a store's tables and the tables of transcripts.
+    """Return a schema script that creates a store's tables and the transcript tables.
 
-    The tables of transcripts have the same columns as the tables of the store. Searches of the
-    store do not read the tables of transcripts.
+    The transcript tables have the same columns as the tables of the store, and searches of the
+    store do not read them.
     """
     return f"{script};\n{script.replace('store_', TRANSCRIPT_PREFIX)}"
 
@@ -241,7 +241,7 @@ def add_transcript_tables_to_script(script: str) -> str:
 class StoreParts:
     """The components of an open store or scope.
 
-    A scope is a store that is limited to a namespace prefix.
+    A scope is a store that is restricted to a namespace prefix.
     """
 
     database: Database
@@ -253,8 +253,8 @@ class StoreParts:
     runner: OperationRunner
     ttl: TTLConfig | None
     now: Callable[[], int]  # the present time in microseconds
-    # Encoded namespace prefix of the scope. The store can use only namespaces that begin with this
-    # prefix.
+    # Encoded namespace prefix of the scope. The store can access only namespaces that begin with
+    # this prefix.
     root: bytes = b""
 
     @classmethod
@@ -323,10 +323,10 @@ class StoreParts:
         return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
     def scope_to(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
-        """Return the components of a scope, which contains only the namespaces under a path.
+        """Return the components of a scope, which is restricted to the namespaces under a path.
 
-        The scope cannot access any namespace outside its path. Error messages show the namespaces
-        of the scope without the scope's own prefix.
+        The scope cannot access namespaces outside its path. Error messages show namespaces relative
+        to the scope.
 
         Args:
             prefix: The path of the scope.
@@ -357,7 +357,7 @@ class StoreParts:
         """Return the components of a store whose table names begin with `table_prefix`.
 
         The tables must have the same columns as the tables of this store, whose names begin with
-        `store_`. Items in the tables with `table_prefix` are searched by words only.
+        `store_`. Items in these tables have no vectors, so searches use keywords only.
 
         Args:
             table_prefix: The prefix of the table names that replaces `store_`.
@@ -376,8 +376,8 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            # Nothing is cleared after an erasure, because no cache outside the index contains parts
-            # of a text.
+            # No cache has to be cleared after an erasure, because only the index holds parts of
+            # texts.
             on_erasure=lambda: None,
         )
         runner = OperationRunner(database, writer)
@@ -389,7 +389,7 @@ class StoreParts:
         return self.reader.records
 
     def resolve_prefix(self, prefix: Any) -> bytes:
-        """Return the path of a caller's namespace prefix, with the path of the scope before it."""
+        """Return the full path of a namespace prefix that the caller gave relative to the scope."""
         return self.root + check_namespace_prefix_and_build_path(prefix)
 
     def build_item_selection(
@@ -400,7 +400,7 @@ class StoreParts:
         as_of: Any = None,
         newest_first: bool = False,
     ) -> Selection:
-        """Build the criteria that select the items of a read or a search.
+        """Build the criteria that select the items to read or search.
 
         Args:
             prefix: The namespace prefix.
@@ -451,8 +451,8 @@ class StoreParts:
     ) -> None:
         """Restart the time to live of items that were read, unless restarting is turned off.
 
-        The argument of the call takes precedence over the configuration. By default, the time to
-        live of an item is restarted whenever the item is read, as in langgraph's stores.
+        The argument of the call takes precedence over the configuration. By default, reading an
+        item restarts its time to live, as in langgraph's stores.
         """
         if refresh_ttl is None:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)
@@ -482,7 +482,7 @@ def _parse_filter_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
 def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
     """Parse a filter from its JSON.
 
-    Parsed filters are cached, because an agent usually uses the same few filters again and again.
+    Parsed filters are cached, because an agent usually reuses the same few filters.
     """
     return parse_filter(orjson.loads(text), fields)
 
@@ -505,7 +505,7 @@ def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmb
 def _build_word_hasher(key: bytes) -> Callable[[str], str]:
     """Return a function that hashes words with a key.
 
-    Equal words have equal hashes. Without the key, a hash reveals only whether two words are equal.
+    Equal words have equal hashes. Without the key, hashes reveal only which words are equal.
     """
 
     def mask_word(word: str) -> str:
@@ -535,8 +535,8 @@ class _WriteRequest(NamedTuple):
 class OperationRunner:
     """Runs the operations of a store, which are coroutines that await effects.
 
-    An effect is a step, such as a database write, that blocking and async callers perform
-    differently. The methods `read`, `write` and `put` build effects.
+    An effect is a step, such as a database write, that blocking and async callers perform in
+    different ways. The methods `read`, `write` and `put` build effects.
     """
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
@@ -549,8 +549,8 @@ class OperationRunner:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
         with closing(operation):
-            # Open the database before a put is checked. The database has recorded which JSON paths
-            # of a value are searched, and the check needs these paths.
+            # Open the database before a put is checked, because the check needs the searched JSON
+            # paths, which are recorded in the database.
             self.database.connect()
             return run(operation)
 
@@ -571,22 +571,22 @@ class OperationRunner:
     def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
         """Return the effect of a slow call.
 
-        A blocking caller makes the call itself, and a coroutine runs the call in a worker thread.
+        A blocking caller runs the function directly, and a coroutine runs it in a worker thread.
         """
         return Effect(call, lambda: self.call_reader(call))
 
     def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect that runs the SELECT statements of a flow on one database snapshot."""
+        """Return an effect that runs a flow's SELECT statements on a single database snapshot."""
         return self.call_in_thread(lambda: self.database.read(make_flow))
 
     def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return the effect that runs the SQL statements of a flow in one transaction."""
+        """Return an effect that runs the SQL statements of a flow in a single transaction."""
         return Effect(
             lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
         )
 
     def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
-        """Return the effect that stores puts and deletes in one transaction.
+        """Return an effect that stores puts and deletes in a single transaction.
 
         Args:
             puts: The puts and deletes.
@@ -607,8 +607,7 @@ class OperationRunner:
     def _write_puts(self, write: Callable[..., Any], request: _WriteRequest) -> Any:
         """Write the puts of a request by calling `write`, a method of the database.
 
-        Two writes to the same namespace, or to scopes with the same limit, are executed one after
-        the other.
+        Writes to the same namespace, or to scopes with the same limit, run one after another.
         """
         puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
@@ -621,10 +620,9 @@ class OperationRunner:
     async def _write_batch(self, requests: list[_Request]) -> None:
         """Write requests of several callers in one transaction.
 
-        All puts in `requests` have no required version and no limit, so they fail only if the
-        database fails. If the transaction fails, or if two puts have the same key, each request
-        gets its own transaction, so that the request of one caller cannot fail because of another
-        caller's request.
+        None of the puts has a required version or a limit, so they fail only if the database fails.
+        If the transaction fails, or if two puts have the same key, each request runs in its own
+        transaction, so that one caller's request cannot make another caller's request fail.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]
@@ -674,7 +672,7 @@ class CallBatcher:
         return promise.future  # type: ignore[return-value]
 
     def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[_Request]) -> None:
-        """Run the requests that were collected in one iteration of the event loop.
+        """Run the requests collected in one iteration of the event loop.
 
         Cancelled requests are left out.
         """

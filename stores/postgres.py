@@ -24,8 +24,8 @@ _SQL: Final = {
     tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
-# maximum number of values for which a condition has one parameter per value; more values are passed
-# as one JSON array
+# maximum number of values that a condition passes as separate parameters; more values are passed as
+# one JSON array
 _MAX_INLINE_VALUES: Final = 4
 _READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
 _IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
@@ -34,22 +34,22 @@ _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
 
 class JSONBLocation(JSONLocation):
-    """The location of a JSON value inside a column of bytes.
+    """The location of a JSON value inside a `bytea` column.
 
-    SQL conditions cast the column to jsonb.
+    SQL conditions convert the bytes to jsonb.
 
     A path is a tuple of labels.
     """
 
     @property
     def supports_indexes(self) -> bool:
-        """Whether indexes can be created for JSON paths of the column."""
+        """Whether JSON paths of the column can be indexed."""
         return False
 
     def convert_document_condition_to_row_condition(self, condition: Condition) -> Condition:
-        """Turn a condition on a JSON document into a condition on the document's row.
+        """Convert a condition on a JSON document to an SQL condition on the row that contains it.
 
-        The returned SQL condition parses the JSON document of a row only once. A row whose document
+        The returned SQL condition parses each row's JSON document only once. A row whose document
         cannot be parsed is always selected.
         """
         text, read_json = condition.text, _READ_JSON.format(self.column)
@@ -62,10 +62,10 @@ class JSONBLocation(JSONLocation):
         return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[tuple[str, ...]]:
-        """Return the suffixes that extend a JSON path of this location to the value of `key`.
+        """Return the path suffixes that may lead from this location to the value of `key`.
 
-        In a path of Postgres, the label "0" and the array position 0 look the same, so a condition
-        on the path may select too many rows.
+        In a Postgres path, the label "0" and the array index 0 look the same, so a condition on the
+        path may select too many rows.
         """
         step_lists = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_path(key)))
         if any(
@@ -79,7 +79,8 @@ class JSONBLocation(JSONLocation):
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
-        If `keys` contains 1, the condition is also true for the JSON value `true`, as in SQLite.
+        As in SQLite, a 1 in `keys` also matches the JSON value `true`, and a 0 also matches
+        `false`.
         """
         values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(values) <= _MAX_INLINE_VALUES:
@@ -94,7 +95,7 @@ class JSONBLocation(JSONLocation):
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
         """Return the SQL condition that a JSON value lies between two inclusive bounds.
 
-        One of the bounds may be None, which leaves the range open at that end.
+        Either bound may be None, which leaves the range open at that end.
         """
         if isinstance(low, str) or isinstance(high, str):
             sign, operand = (">=", low) if high is None else ("<=", high)
@@ -113,7 +114,7 @@ class JSONBLocation(JSONLocation):
         )
 
     def _build_path_condition(self, text: str, *params: Any) -> Condition:
-        """Return the condition that an SQL expression is true for at least one JSON path."""
+        """Return a condition that holds if an SQL expression is true for at least one JSON path."""
         return join_with_or([Condition(text, (list(path), *params)) for path in self.paths])
 
 
@@ -121,8 +122,8 @@ class PostgresStore(PostgresOwner, WholeStore):
     """A langgraph store in Postgres, for asyncio and for OS threads.
 
     Any number of processes and machines may use one database. A store and a `PostgresCheckpointer`
-    may use one database together. Use the store with `with` or `async with`, or call `close`. The
-    first use opens the database.
+    can share a database. Use the store with `with` or `async with`, or call `close`. The first use
+    opens the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a

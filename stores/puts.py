@@ -1,7 +1,6 @@
-"""Checks and encoding of puts and deletes, and the flows that write puts and deletes.
+"""Validation and encoding of puts and deletes, and the flows that write them.
 
-A put does not delete the previous version of the key. The put records the time at which the
-previous version was replaced.
+A put keeps the previous version of the key, and records when that version was replaced.
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ class Put:
     # time to live in microseconds after the last put or read; None means that the item never
     # expires
     ttl: int | None = None
-    # Required number of the key's current version. If the current version has another number, the
-    # put fails. 0 means that the key must not exist.
+    # Version number that the key must currently have for the put to succeed. 0 means that the key
+    # must not exist.
     if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
     is_searched: bool = True  # whether searches with a query find the item
@@ -87,12 +86,12 @@ class Put:
     embedding_error: str | None = None  # error message if the vectors could not be computed
     # paths of the value that are searched, or None for the store's default paths
     fields: list[str] | None = None
-    # maximum numbers of items and bytes in scopes, which the put must not exceed
+    # limits on the number of items and bytes in scopes, which the put must not exceed
     limits: Sequence[Limit] = ()
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the put has neither a required version (`if_version`) nor limits.
+        """Whether the put has no required version (`if_version`) and no limits.
 
         An unconditional put fails only if the database fails.
         """
@@ -106,7 +105,7 @@ class Put:
 
 @dataclass(slots=True)
 class PutPreparer:
-    """Checks puts, and computes all data of a put that does not depend on the database."""
+    """Validates puts, and computes all data of a put that does not depend on the database."""
 
     fields: list[str]  # default paths whose text is searched
     max_bytes: int
@@ -163,7 +162,7 @@ class PutPreparer:
         return self.add_limits_and_chunks_to_embed(put)
 
     def add_limits_and_chunks_to_embed(self, put: Put) -> Put:
-        """Add the limits of the scope, and the chunks of text to embed, to a put."""
+        """Add to a put the scope limits to check and the text chunks to embed."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:
             put.chunks = self.embeddings.split_texts(
@@ -174,7 +173,7 @@ class PutPreparer:
     def tokenize_value_and_detect_question(
         self, value: Mapping[str, Any], fields: str | None
     ) -> tuple[list[str], bool]:
-        """Return the tokens of the text in a value, and whether the text ends with a question.
+        """Return the tokens of a value's text, and whether the text ends with a question.
 
         Args:
             value: The value.
@@ -190,9 +189,9 @@ class PutPreparer:
         return words, ends_with_question(texts[-1])
 
     def describe_index_computation(self, file_model: Model | None) -> list[Any]:
-        """Return a description of how the words and the vectors of an index are computed.
+        """Return a description of how the words and vectors of an index are computed.
 
-        A stored index whose description differs from the current description cannot be used.
+        A stored index can be used only if its description equals the current one.
         """
         number = (
             file_model.number
@@ -202,7 +201,7 @@ class PutPreparer:
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]
 
     def parse_fields(self, stored: str | None) -> Sequence[str]:
-        """Parse the stored list of JSON paths whose text is searched in an item."""
+        """Parse the stored list of JSON paths at which an item's text is searched."""
         return self.fields if stored is None else json.loads(stored)
 
     def derive_vectors(
@@ -227,7 +226,7 @@ class PutPreparer:
 
 
 def are_small_enough_to_check_in_event_loop(values: Sequence[Any]) -> bool:
-    """Return whether the given values are few and small enough to be checked on an event loop."""
+    """Return whether values are few and small enough to check without blocking an event loop."""
     remaining = _BRIEF_COST
     parts = [value for value in values if value is not None]  # A value of None stands for a delete.
     if len(values) > _MAX_BRIEF_VALUES or not {dict}.issuperset(map(type, parts)):
@@ -293,17 +292,17 @@ class NewVersion(NamedTuple):
 class WriteTotals:
     """Data that is collected from all puts of a transaction, such as the growth of each namespace.
 
-    `ItemWriter.finish_writes` writes this data at the end of the transaction.
+    `ItemWriter.finish_writes` writes the collected data at the end of the transaction.
     """
 
     model: int | None = None  # number of the model of the vectors
-    # Pairs of a put and the id of its new version. The list contains the puts whose new version
-    # needs a row in the table `store_search_data`.
+    # Puts whose new version needs a row in the table `store_search_data`, each paired with the id
+    # of the version.
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
-    # number of items that the transaction adds to each namespace, minus the items that it removes
+    # net growth of each namespace, in items
     items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
-    # growth in the number of items in all namespaces together, not counting expired items
+    # net growth in the number of unexpired items across all namespaces
     item_growth: int = 0
     byte_growth: int = 0
 
@@ -325,10 +324,10 @@ class ItemWriter:
     def write_puts(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
         """Write puts and deletes of different keys in one transaction.
 
-        One round trip to the database reads the current versions of all keys, and another round
-        trip writes all changes. On Postgres, deletes without a required version or limit are
-        executed as one statement. The statement for deletes can be repeated if the connection was
-        lost and it is unknown whether the first attempt was committed.
+        One round trip to the database reads the current versions of all keys, and a second one
+        writes all changes. On Postgres, deletes that have neither a required version nor limits are
+        executed as a single statement. This statement is idempotent, so it can be retried if the
+        connection was lost and it is unknown whether the first attempt was committed.
 
         Args:
             puts: The puts and deletes.
@@ -352,10 +351,10 @@ class ItemWriter:
         now: int,
         statements: Sequence[Statement] = (),
     ) -> Flow[None]:
-        """Write the totals of a transaction, and check that no scope exceeds its limits."""
+        """Write the data collected in a transaction, and check that no scope exceeds its limits."""
         statements_at_end = [*statements, *self._build_index_error_and_size_statements(totals)]
-        # A put that deletes an item, or makes an item smaller, is allowed even in a scope that
-        # exceeds its limit.
+        # Deletes, and puts that make an item smaller, are allowed even in a scope that exceeds its
+        # limit.
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
             if statements_at_end:
@@ -373,7 +372,7 @@ class ItemWriter:
     def _build_index_error_and_size_statements(self, totals: WriteTotals) -> list[Statement]:
         """Build the statements that write the collected data of all puts in a transaction.
 
-        The statements write index rows, embedding errors and the sizes of namespaces.
+        The statements write index rows, embedding errors and namespace sizes.
         """
         statements, rows = [], []
         for put, row in totals.index_rows:
@@ -395,7 +394,7 @@ class ItemWriter:
     def _plan_puts(
         self, puts: Sequence[Put], now: int, totals: WriteTotals, model: Model | None
     ) -> Flow[list[Statement]]:
-        """Read the current versions of all keys, and build the statements that store the puts."""
+        """Read the current version of each key, and build the statements that store the puts."""
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.build_id_statement(count),
@@ -446,7 +445,7 @@ class ItemWriter:
     def read_present_version(self, put: Put) -> Flow[Row]:
         """Return the row of a key's current version.
 
-        The columns of the row are those of the SQL statement `find_present`. If the key does not
+        The row has the columns that the SQL statement `find_present` returns. If the key does not
         exist, all columns are None.
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
@@ -456,8 +455,8 @@ class ItemWriter:
     ) -> list[Statement]:
         """Build the statements that end current versions.
 
-        A version is ended when it is replaced, deleted or expired. Each element of
-        `end_times_and_ids` is a pair of an end time and a version id.
+        A version ends when it is replaced or deleted, or when it expires. `end_times_and_ids`
+        contains pairs of an end time and a version id.
         """
         if not end_times_and_ids:
             return []
@@ -471,9 +470,9 @@ class ItemWriter:
     def build_add_statements(
         self, additions: Sequence[NewVersion], ids: Sequence[int], totals: WriteTotals
     ) -> Flow[list[Statement]]:
-        """Build the statements that add new versions.
+        """Build the statements that insert new versions.
 
-        Before these statements, the transaction must close the current version of each key with
+        The transaction must first close the current version of each key with
         `build_close_statements`.
 
         Args:
@@ -555,8 +554,8 @@ class ItemWriter:
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
-        # The limit belongs to a scope that contains the caller's scope. The error message must not
-        # reveal the size of the containing scope to the caller.
+        # The limit belongs to an enclosing scope, and the error message must not reveal the size of
+        # that scope to the caller.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
                 "the limit of an outer scope would be exceeded: delete items of that scope first"
@@ -604,7 +603,7 @@ class ItemWriter:
     def store_vectors(
         self, vectors_of_rows: Sequence[tuple[int, bytes | None]], model: Model
     ) -> Flow[None]:
-        """Store vectors for versions that had been stored without vectors."""
+        """Store vectors for versions that were stored without any."""
         number = None
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)
@@ -645,9 +644,9 @@ class ItemWriter:
     def close_and_count_expired_items(
         self, now: int, limit: int, namespace_paths: Container[bytes]
     ) -> Flow[int]:
-        """End the current versions of at most `limit` expired items, and return their number.
+        """End the current versions of at most `limit` expired items, and return how many ended.
 
-        Items in namespaces other than `namespace_paths` are skipped.
+        Items outside `namespace_paths` are skipped.
         """
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in namespace_paths]
         if rows:

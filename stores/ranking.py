@@ -13,17 +13,17 @@ score is a sum of parts:
     recency      the newest rows of a conversation gain a share of their other parts
     question     a row that is only a question loses a share, as it seldom is an answer
 
-A word of the query counts once in each row. If a row contains a word of the query, the score of the
-word is added to the row's score. If only a neighbour of the row contains the word, a share of the
-word's score is added to the row's score. A query with the words of a message therefore also finds
-the reply to the message. If several neighbours of a row contain the word, only the highest share
-counts, so the number of matching neighbours has no effect. A longer row gains less from the words
-of its neighbours, because it has enough words of its own. All constants of the parts of a score
-were chosen with `benchmarks/recall.py`.
+A word of the query counts once in each row. Each row that contains a word of the query receives the
+word's score. If only a neighbour of a row contains the word, the row receives a share of the word's
+score, so a query with the words of a message also finds the reply to it. If several neighbours of a
+row contain the word, only the highest share counts, regardless of how many neighbours match. A
+longer row gains less from the words of its neighbours, because it contains enough words of its own.
+The constants that weight the parts of a score were tuned with `benchmarks/recall.py`.
 
-The score of the best row is computed from the evidence that the row is relevant to the query. The
-scores of different searches can be compared, whether a scope has one row or 100,000 rows, and
-whether a query is short or long. Evidence is counted in nats:
+The score of the best row is derived from evidence, which says how strongly words and vectors
+indicate that the row is relevant. Scores are therefore comparable between searches, whatever the
+length of the query and the size of the scope (from one row to 100,000 rows). Evidence is counted in
+nats:
 
     words     the sum of -ln of the share of messages in the language that contain a word of the
               query which the row has, multiplied by the share of this sum in the sum over all the
@@ -32,14 +32,14 @@ whether a query is short or long. Evidence is counted in nats:
     chance    minus ln n, because the best of many rows has more evidence by chance
 
 The last term is the correction for the number of comparisons of Karlin and Altschul, PNAS 87
-(1990). The constants from which evidence is computed were chosen with `benchmarks/quiet.py`.
+(1990). The constants in the computation of evidence were tuned with `benchmarks/quiet.py`.
 
-The score of each row has an upper limit, which is computed from the evidence of that row alone.
-The evidence of a row is computed from the query's words in the row and in its neighbours, and from
-the nearest vector of the row and its neighbours. A share of ln n is subtracted. If neither words
-nor vectors show that a row is relevant, the score of the row is below the minimum score of
-`recall`, and the row ranks behind all rows with evidence. The upper limit of a row's score does not
-depend on the other rows that match the query. Decision 0033 has the measurements.
+The score of each row is capped according to the evidence of that row alone. This evidence is
+computed from the query's words in the row and in its neighbours, and from the nearest vector of the
+row and its neighbours. A share of ln n is subtracted. A row that neither words nor vectors show to
+be relevant scores below the minimum score of `recall`, and ranks behind all rows with evidence. The
+cap on a row's score does not depend on which other rows match the query. Decision 0033 has the
+measurements.
 """
 
 from __future__ import annotations
@@ -64,66 +64,62 @@ Bools = NDArray[np.bool_]
 # third number is the length up to which a row that ends with a question mark counts as only a
 # question.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-# The recency of a row is 1 for the newest row of a scope. The recency of an older row halves for
-# each fifth (0.2) of the scope's rows that are newer than the row.
+# Half-life of a row's recency, as a share of the scope's rows. The newest row has a recency of 1,
+# and the recency of an older row halves for each fifth (0.2) of the scope's rows that are newer.
 _RECENCY_HALF_LIFE: Final = 0.2
-# Number of hypothetical rows, unrelated to the query, that are included when the mean cosine of a
-# scope is computed. In a scope with one row, the mean would otherwise be equal to the cosine of
-# this row.
+# Number of hypothetical, unrelated rows that are included in the mean cosine of a scope. Without
+# them, the mean of a one-row scope would equal that row's own cosine.
 _PRIOR_ROWS: Final = 4
-# number of word counts that are computed at a time; an array with this number of counts takes 512
-# kB
+# maximum number of term frequencies to compute at a time; an array of this many takes 512 kB
 _BLOCK_COUNTS: Final = 1 << 17
 # Amount that is added to the trust factor of vectors if `VectorCalibration.gain` is 1. With the
 # usual trust of 1, the weight of vectors is then 1.6 times their usual weight. `_GAIN_WEIGHT`,
 # `_THREAD_VECTOR_WEIGHT` and `_NEAREST_PER_THREAD` were chosen with benchmarks/recall.py; see
 # decision 0037.
 _GAIN_WEIGHT: Final = 0.6
-# The weight of the score that rows gain from the vectors of their thread, as a share of the weight
-# of the rows' own vectors.
+# Weight of the score that a row gains from the vectors of its thread, relative to the weight of the
+# row's own vectors.
 _THREAD_VECTOR_WEIGHT: Final = 0.6
-# Maximum number of rows that count in the vector score of a thread. The rows with the highest
-# vector scores are chosen.
+# Maximum number of rows that count towards a thread's vector score. The rows with the highest
+# vector scores are used.
 _NEAREST_PER_THREAD: Final = 3
-# Number that is subtracted from the score of a row to rank the row behind all other rows. The
-# number is higher than any score.
+# Amount that is subtracted from a row's score to rank the row last. It is larger than any score.
 _BELOW_ALL: Final = 2.0
-# Minimum length penalty of a row. A penalty of 0 could cause a division by zero.
+# Minimum length penalty of a row, which prevents a division by zero.
 _MIN_PENALTY: Final = np.float32(1e-6)
-# Assumed share of messages that contain a word, for a word that is in no frequency list. This
-# constant and the following constants were chosen with benchmarks/quiet.py.
+# Assumed share of messages that contain a word that is in no frequency list. This constant and the
+# following constants were tuned with benchmarks/quiet.py.
 _UNLISTED_FREQUENCY: Final = 2.4e-6
-# Number of hypothetical messages that are counted in addition to the rows of a scope when perdure
-# estimates which share of messages contains a word. The hypothetical messages contain the word with
-# the frequency `_UNLISTED_FREQUENCY`.
+# Number of hypothetical messages that are added to a scope's rows when the share of messages that
+# contain a word is estimated. The word occurs in the hypothetical messages at the frequency
+# `_UNLISTED_FREQUENCY`.
 _PRIOR_MESSAGES: Final = 30.0
-# Exponent of the share of the query's information that a row contains. The evidence of the row's
-# words is multiplied by the share raised to this power.
+# Exponent that reduces the word evidence of rows that contain only some of the query's words. The
+# evidence is multiplied by the row's share of the query's total information, raised to this power.
 _COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
-# evidence in nats that increases the logit of a score by 1, and so multiplies the odds by e
+# evidence, in nats, that increases the logit of a score by 1 and so multiplies the odds by e
 _NATS_PER_LOGIT: Final = 4.0
-# Maximum logit of a score. The exponential function of a much larger logit would exceed the range
-# of a 32-bit float.
+# Maximum logit of a score. The exponential of a much larger logit would overflow a 32-bit float.
 _MAX_LOGIT: Final = 80.0
-# Exponent for the rarity of a word. `compute_word_weight` raises the rarity to this power.
+# Exponent to which `compute_word_weight` raises the rarity of a word.
 _RARITY_POWER: Final = 1.5
-# Evidence in nats that is added to the evidence of the best row if the query and the rows are about
+# Evidence, in nats, that is added to the best row's evidence if the query and the rows are about
 # the same person.
 _PERSON_NATS: Final = 2.25
-# If at least this share of the rows contain a word, the word counts as no evidence. A word that
-# nearly all rows contain does not distinguish relevant rows from other rows.
+# If at least this share of the rows contain a word, the word counts as no evidence, because it does
+# not distinguish relevant rows from the others.
 _NEARLY_ALL: Final = 0.85
-# Minimum number of rows in a scope for which `_NEARLY_ALL` is applied. In a smaller scope, every
-# word counts as evidence.
+# Minimum number of rows in a scope for `_NEARLY_ALL` to apply. In a smaller scope, every word
+# counts as evidence.
 _MIN_ROWS_NEARLY_ALL: Final = 5
-# The upper limit of a row's score is computed from the evidence of the row minus this share of ln
-# n, in which n is the number of rows.
+# Share of ln n (n is the number of rows) that is subtracted from a row's evidence when the upper
+# limit of its score is computed.
 _CHANCE_SHARE: Final = 0.25
-# Evidence in nats. The score of a row with less evidence is below MIN_SCORE.
+# Threshold of evidence, in nats. A row with less evidence than this scores below MIN_SCORE.
 _SLIGHT_NATS: Final = 1.45
-# Factor for evidence above `_SLIGHT_NATS`. For each nat of evidence above `_SLIGHT_NATS`, the upper
-# limit of the row's score increases by 15 further nats.
+# Slope of the score limit above `_SLIGHT_NATS`. Each nat of evidence above that threshold raises
+# the limit by 15 nats in addition to the nat itself.
 _LIMIT_SLOPE: Final = 15.0
 
 
@@ -166,16 +162,16 @@ class Term(NamedTuple):
 
     rows: Ints  # rows that contain the word, without duplicates
     tf: Floats  # number of occurrences of the word in each of `rows`
-    # For each synonym of the word, the rows that contain the synonym, and the similarity of the
-    # synonym to the word.
+    # For each synonym of the word, the rows that contain the synonym, and its similarity to the
+    # word.
     synonyms: Sequence[tuple[Ints, float]] = ()
     message_frequency: float = (
-        # share of all messages in the query's language that contain the word; 0 if the share is
-        # unknown
+        # share of all messages in the query's language that contain the word; 0 if unknown
         0.0
     )
-    names_actor: bool = False  # whether the word is part of the name of a speaker of a message
-    # whether the word names the person whom nearly all rows of the scope are about
+    # whether the word is part of a speaker's name
+    names_actor: bool = False
+    # whether nearly all rows of the scope are about the person whom the word names
     names_subject: bool = False
 
 
@@ -188,21 +184,20 @@ class Ranked:
     All arrays are float32[n].
     """
 
-    # The score of each row. Scores can be compared only within one search, until
-    # `with_scores_comparable_between_searches` has converted them to numbers from 0 to 1.
+    # Each row's score. Scores from different searches are not comparable until
+    # `with_scores_comparable_between_searches` has mapped them to the range 0 to 1.
     scores: Scores
     parts: Mapping[str, Scores] = field(default_factory=dict)
     # The evidence in nats that the best row is relevant to the query. The evidence that the best of
     # n random rows would have by chance is already subtracted. If the query has no words, the field
     # is the highest nearness of a vector to the query, from 0 to 1; see `_compute_nearness`.
     evidence: float = 0.0
-    # For each row, the odds that the row is relevant, divided by the odds of the best row. None if
-    # the query has no words.
+    # Each row's odds of being relevant, relative to those of the best row. None if the query has no
+    # words.
     odds: Scores | None = None
-    # Numbers by which the rows are ranked. If the field is None, the rows are ranked by their
-    # scores.
+    # Sort key of each row. If None, the rows are ranked by their scores.
     order: Floats | None = None
-    # the maximum evidence of each row, in nats, which limits the row's score
+    # maximum evidence of each row, in nats, which caps the row's score
     limits: Scores | None = None
 
     @classmethod
@@ -215,7 +210,7 @@ class Ranked:
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
     def with_rows_lacking_vectors_last(self, cosines: Floats) -> Ranked:
-        """Return a ranking in which rows without a vector (NaN) come last and have a score of 0."""
+        """Return the ranking with rows that have no vector (NaN) moved to the end and scored 0."""
         has_vector = np.isfinite(cosines)
         order = self.values_to_rank_by - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
@@ -224,13 +219,13 @@ class Ranked:
     def values_to_rank_by(self) -> Floats:
         """The sort key of each row.
 
-        The row with the highest key is ranked first. Two rows with equal scores may have different
-        sort keys.
+        The row with the highest sort key ranks first. Rows with equal scores can still have
+        different sort keys.
         """
         return self.scores if self.order is None else self.order
 
     def explain_row(self, row: int) -> dict[str, float]:
-        """Return the parts whose sum is the score of one row, by the name of the part."""
+        """Return the parts that add up to the score of one row, keyed by name."""
         total = sum(float(part[row]) for part in self.parts.values())
         scale = float(self.scores[row]) / total if total else 0.0
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
@@ -238,15 +233,14 @@ class Ranked:
     def with_scores_comparable_between_searches(self) -> Ranked:
         """Return the ranking with scores that are comparable between searches.
 
-        A score is odds / (1 + odds), in which the odds say how likely it is that the row is
-        relevant to the query. The odds that the best row is relevant are `exp(evidence /
-        _NATS_PER_LOGIT)`. If the best row is no better than the best of n random rows, the expected
-        evidence is 0 and the score of the best row is 0.5. The odds of any other row are the odds
-        of the best row multiplied by `sqrt(score / best_score)`. The odds of a row cannot be higher
-        than `exp(limit / _NATS_PER_LOGIT)`, in which `limit` is the element of `limits` for the
-        row. If the limit lowers the score of a row, the row is ranked by the lowered score. If the
-        query has no words, the score of the best row is the nearness of its vector to the query,
-        from 0 to 1; see `_compute_nearness`.
+        A score is odds / (1 + odds), where `odds` are the odds that the row is relevant to the
+        query. The odds that the best row is relevant are `exp(evidence / _NATS_PER_LOGIT)`. If the
+        best row is no better than the best of n random rows would be, its expected evidence is 0,
+        which gives a score of 0.5. The odds of every other row are the best row's odds multiplied
+        by `sqrt(score / best_score)`. The odds of a row are capped at `exp(limit /
+        _NATS_PER_LOGIT)`, where `limit` is the row's element of `limits`. If the cap lowers a row's
+        score, the row is ranked by the lowered score. If the query has no words, the best row's
+        score is the nearness of its vector to the query, from 0 to 1; see `_compute_nearness`.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -287,8 +281,8 @@ def rank_rows(
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    # If the query has no words, rows are ranked by vectors alone, so the measured weight of vectors
-    # is not used. `USUAL` gives vectors their usual weight.
+    # If the query has no words, rows are ranked by vectors alone. Their measured weight then does
+    # not matter, and `USUAL` gives them their usual weight.
     calibration = calibration if terms else USUAL
     nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
@@ -357,12 +351,12 @@ def _divide_by_best(scores: Scores) -> Scores:
 def _compute_vector_weight(
     cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: VectorCalibration
 ) -> float:
-    """Return the weight of vectors in the score of a row, from 0 to 1.
+    """Return the weight of vectors in a row's score, from 0 to 1.
 
     The weight of words is the rest.
 
-    If no row contains a word of the query, only vectors can rank the rows, so the function uses a
-    trust of 1, whatever the calibration says.
+    If no row contains a word of the query, only vectors can rank the rows, so the measured trust is
+    ignored and a trust of 1 is used.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -374,10 +368,10 @@ def _compute_vector_weight(
 def _score_threads_by_vectors(
     vector_scores: Scores, row_contexts: RowContexts, weights: Weights, gain: float
 ) -> Scores:
-    """Return the score that each row receives for the vectors of all rows in its thread.
+    """Return how much each row's score gains from the vectors of all rows in its thread.
 
-    The vector score of a thread is the sum of the vector scores of its `_NEAREST_PER_THREAD` best
-    rows, divided by the highest sum of all threads.
+    A thread's vector score is the sum of the `_NEAREST_PER_THREAD` highest vector scores among its
+    rows, divided by the highest such sum of any thread.
     """
     starts, run_of_row, remaining = (
         row_contexts.run_starts,
@@ -389,8 +383,8 @@ def _score_threads_by_vectors(
         highest = np.maximum.reduceat(remaining, starts)
         thread_values += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
-        # If several rows of a thread have the same highest score, only the first of them is
-        # removed.
+        # If several rows of a thread share the highest score, only the first is removed, so that
+        # the others can count in the next iteration.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * row_contexts.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * gain * weights.vector
@@ -403,9 +397,9 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
 
     Cosines below the mean and NaN give 0.
 
-    With many embedders, even unrelated texts have a high cosine. The mean cosine of all rows with
-    the query is subtracted, so that results are comparable between embedders and between scopes. If
-    all cosines are about equal, the cosines are returned without scaling.
+    With many embedders, even unrelated texts have a high cosine similarity. Subtracting the mean
+    over all rows makes the results comparable between embedders and between scopes. If all cosines
+    are nearly equal, they are returned unscaled.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -422,11 +416,11 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
 def _compute_nearness(
     cosines: Floats | None, row_count: int, calibration: VectorCalibration
 ) -> Scores:
-    """Return the nearness of each row to the query, from 0 to 1.
+    """Return the nearness of each row's vector to the query, scaled to the range 0 to 1.
 
-    A row whose cosine is at most the mean cosine of the scope has the nearness 0, and so does a row
-    without a vector (NaN). A cosine of 1 gives the nearness 1. Each nearness is multiplied by
-    `VectorCalibration.trust`, the measured usefulness of the vectors from 0 to 1.
+    Rows without a vector (NaN), and rows whose cosine is at most the scope's mean cosine, have a
+    nearness of 0. A cosine of 1 gives the nearness 1. Each nearness is multiplied by
+    `VectorCalibration.trust`, a measure of how useful the vectors are, from 0 to 1.
     """
     if cosines is None:
         return np.zeros(row_count, np.float32)
@@ -457,12 +451,13 @@ def inverse_document_frequency(count: int, rows: int) -> float:
 def compute_word_information(term: Term, row_count: int) -> float:
     """Return the information content of a word in nats.
 
-    The information content is -ln(share), where `share` is the share of messages with the word.
+    The information content is -ln(share), where `share` is the share of messages that contain the
+    word.
 
-    The share of messages with the word is counted over all messages in the language of the query.
-    If the share in the language is unknown and the word is not part of a speaker's name, the share
-    of the scope's rows that contain the word is used. One row with the word is left out of this
-    share. A word that most messages contain has a high share and therefore little information.
+    The share is the word's frequency in all messages in the query's language. If that frequency is
+    unknown and the word is not part of a speaker's name, the share is estimated from the rows of
+    the scope. The estimate leaves out one row that contains the word, so that a word found in a
+    single row counts as rare. A word that occurs in most messages carries little information.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -476,22 +471,21 @@ def compute_word_information(term: Term, row_count: int) -> float:
 def _compute_evidence_in_nats_by_word(
     terms: Sequence[Term], row_count: int, row_contexts: RowContexts | None
 ) -> list[float]:
-    """Return, for each word of a query, the evidence that a row with the word is relevant.
+    """Return how strongly each word of a query indicates that a row with the word is relevant.
 
-    Evidence is measured in nats. The evidence of a word is the word's information content, which
-    `compute_word_information` computes, with two exceptions.
+    This evidence is measured in nats. The evidence of a word is its information content (see
+    `compute_word_information`), with two exceptions.
 
-    The first exception concerns words whose frequency in the language is unknown. The information
-    content of such a word is computed from the rows of the scope. The evidence of such a word is
-    twice its information content, up to a maximum. Without the factor 2, a word that two of n rows
-    contain would have an evidence of about ln n. The value ln n is subtracted from the evidence of
-    a search, because the best of n random rows has this evidence by chance, so the word would have
-    no effect.
+    First, if a word's frequency in the language is unknown, its information content is estimated
+    from the rows of the scope and doubled, up to a maximum. Without doubling, the evidence of a
+    word that two of n rows contain would be only about ln n. The word would then have no effect,
+    because ln n is subtracted from the evidence of a search, as the best of n random rows reaches
+    that much by chance.
 
-    The second exception concerns words that nearly all rows contain. The evidence of such a word is
-    0, unless nearly all rows contain every word of the query.
+    Second, a word that nearly all rows contain has an evidence of 0, unless nearly all rows contain
+    every word of the query.
 
-    Rows that consist only of a question are ignored when the information content is computed.
+    Rows that consist only of a question are ignored when information content is computed.
     """
     is_only_question = (
         np.zeros(row_count, bool) if row_contexts is None else row_contexts.is_only_question
@@ -512,17 +506,17 @@ def _compute_evidence_in_nats_by_word(
 
 
 def is_in_nearly_all(count: int, n: int) -> bool:
-    """Return whether a word is too common to show which rows are relevant.
+    """Return whether a word is too common to indicate which rows are relevant.
 
-    The word is contained in `count` of `n` rows.
+    `count` of the `n` rows contain the word.
     """
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
 def compute_word_weight(term: Term, row_count: int) -> float:
-    """Return the weight of a word in the score of a row.
+    """Return the weight of a word in a row's score.
 
-    A word has a higher weight if it is rare in the rows of the scope or in the language.
+    Words that are rare in the rows of the scope or in the language have a higher weight.
     """
     rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
     return inverse_document_frequency(_count_rows_with_word(term, row_count), row_count) * math.pow(
@@ -538,15 +532,14 @@ def _count_rows_with_word(term: Term, row_count: int) -> int:
 def iter_blocks_of_word_counts(
     terms: Sequence[Term], row_count: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
-    """Yield the words of a query in blocks, with the counts of each word in all rows.
+    """Yield the words of a query in blocks, with the term frequencies of each word in all rows.
 
-    A block is a group of words. The counts of a block are an array float32[words, n], which is
-    small enough for the CPU cache. Words that no row contains are left out. The Okapi BM25 score of
-    a block is `weights @ (counts / (counts + compute_length_penalty(...)))`.
+    A block is a group of words. The term frequencies of a block are an array float32[words, n] that
+    is small enough for the CPU cache. Words that no row contains are left out. The Okapi BM25 score
+    of a block is `weights @ (counts / (counts + compute_length_penalty(...)))`.
 
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) of the BM25
-    formula is omitted, as in Lucene since version 8, because a constant factor does not affect the
-    order of rows.
+    formula is omitted, as in Lucene 8 and later, because it does not affect the ranking.
     """
     block_size = max(1, _BLOCK_COUNTS // max(row_count, 1))
     matching = [term for term in terms if len(term.rows) or term.synonyms]
@@ -575,7 +568,7 @@ def compute_length_penalty(
 
 
 class _WordScores(NamedTuple):
-    """The scores that rows receive for the words of a query.
+    """The scores and the evidence that rows receive for the words of a query.
 
     Attributes:
         own: The score of the row's own words; float32[n].
@@ -628,14 +621,14 @@ def _score_rows_by_words(
             )
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
-            # If the query names a speaker, each row of this speaker counts as if the row contained
-            # the speaker's name.
+            # If the query names a speaker, that speaker's rows are treated as if they contained the
+            # name.
             if term.names_actor and actor is not None:
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )
-    # BM25 reduces the count 1 of a word to `1 / (1 + penalty)`. Multiply the evidence by `1 +
-    # penalty`, so that a word that occurs once in a row has its full evidence.
+    # With a term frequency of 1, BM25 yields only `1 / (1 + penalty)`. Multiply by `1 + penalty`,
+    # so that a word that occurs once in a row counts in full.
     evidence_of_rows *= 1 + penalty
     if row_contexts is None:
         return _WordScores(own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows)
@@ -656,24 +649,24 @@ def _score_rows_by_words(
 class RowContexts:
     """The neighbours of each row in its thread, and the recency of each row.
 
-    `compute_row_contexts` computes this object once for the rows of a scope, and many searches use
-    the object.
+    `compute_row_contexts` computes this object once for the rows of a scope, and many searches
+    reuse it.
 
-    A row receives a share of the score of each neighbour in its thread. Row i and row i + k are
-    neighbours at a distance of k. `share_from_previous[k - 1][i]` is the share of the score of row
-    i that row i + k receives. `share_from_next[k - 1][i]` is the share of the score of row i + k
-    that row i receives. If row i and row i + k belong to different threads, both shares are 0.
+    Each row receives a share of the score of each neighbour in its thread. Rows i and i + k are
+    neighbours at distance k. `share_from_previous[k - 1][i]` is the share of row i's score that is
+    passed on to row i + k. `share_from_next[k - 1][i]` is the share of row i + k's score that is
+    passed on to row i. Both shares are 0 if rows i and i + k belong to different threads.
     """
 
-    # Index of the first row of each run. A run consists of all rows of a thread, or of adjacent
-    # rows that belong to no thread.
+    # Index of the first row of each run. A run consists of all rows of one thread, or of
+    # consecutive rows that belong to no thread.
     run_starts: NDArray[np.intp]
     run_of_row: NDArray[np.intp]  # index of the run to which each row belongs
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]
-    # For each row, the factor by which the score of the row's thread is multiplied before it is
-    # added to the score of the row.
+    # For each row, the factor that scales the score of the row's thread before it is added to the
+    # row's score.
     thread_share: Scores
     is_only_question: Bools  # whether the row is only a question
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
@@ -682,7 +675,7 @@ class RowContexts:
 def compute_row_contexts(
     thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> RowContexts:
-    """Compute the neighbours of each row, and which share of their scores the row receives.
+    """Find the neighbours of each row, and the shares of their scores that the row receives.
 
     Args:
         thread_codes: A code for each row's thread, negative for none; int[n]. The rows of a thread
@@ -723,9 +716,9 @@ def compute_row_contexts(
 def _raise_scores_by_neighbours(
     scores: Scores, row_contexts: RowContexts, weights: Weights
 ) -> Scores:
-    """Raise the score of each row to the highest weighted score of its neighbours.
+    """Raise each row's score to the highest weighted score among its neighbours.
 
-    A row whose own score is higher keeps its own score.
+    A row whose own score is higher keeps it.
 
     The result is float32[..., n].
     """

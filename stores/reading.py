@@ -1,4 +1,4 @@
-"""Encoding and decoding of item rows, and flows for reads and for searches without a query."""
+"""Encoding and decoding of item rows, and flows that read items or search them without a query."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from perdure.stores.values import decode_json_value
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# number of rows that are read at a time when namespaces or past versions are read in pages
+# number of rows to read per page when namespaces or past versions are read
 _PAGE_ROWS = 256
 # maximum rows for which an index is used; for more rows, reading in order is faster
 _MAX_INDEX_ROWS = 2_000
@@ -70,7 +70,7 @@ def from_microseconds(microseconds: int) -> datetime:
 def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
     """Check provenance, and return it as a JSON object without empty fields.
 
-    The JSON object is stored with the item. Filters on provenance are applied to the JSON object.
+    The object is stored with the item, and filters on provenance are applied to it.
 
     Raises:
         ConfigurationError: A field has a wrong type.
@@ -109,7 +109,7 @@ class RecordCodec:
     """Encodes and encrypts the parts of item rows, and decodes rows to items."""
 
     seal: Seal
-    # Length in bytes of the scope's namespace prefix. The prefix is removed from the namespaces of
+    # Length in bytes of the scope's namespace prefix, which is removed from the namespaces of
     # decoded items.
     root: int = 0
 
@@ -121,7 +121,7 @@ class RecordCodec:
     # -- parts of a row
 
     def encode_text(self, text: str, associated_data: AssociatedData) -> str | bytes:
-        """Return the stored form of a text, which is encrypted if the store has a key.
+        """Encode a text for storage, encrypting it if the store has a key.
 
         `associated_data` identifies the row that contains the text.
         """
@@ -147,7 +147,7 @@ class RecordCodec:
         )
 
     def encode_vectors(self, vectors: bytes | None, row: int) -> bytes | None:
-        """Return the stored form of a row's vectors, which are given as concatenated bytes."""
+        """Encode a row's concatenated vectors for storage, with encryption if there is a key."""
         if vectors is None or not self.is_encrypted:
             return vectors
         return self.seal.seal(vectors, ("vectors", row))
@@ -209,7 +209,7 @@ def value_associated_data(path: bytes, key: str, version: int) -> AssociatedData
 
 
 def provenance_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
-    """Return the associated data that binds an encrypted provenance to its row."""
+    """Return the associated data that binds encrypted provenance to its row."""
     return ("provenance", path.decode(), key, version)
 
 
@@ -224,8 +224,8 @@ class Selection:
     now: int  # current time in microseconds; items that have expired by this time are excluded
     filter: Filter | None = None
     provenance: Filter | None = None
-    # Time in microseconds. If it is set, versions that were current at this time in the past are
-    # selected. If it is None, the versions that are current now are selected.
+    # Point in time, in microseconds, as of which versions are selected. If None, the current
+    # versions are selected.
     as_of: int | None = None
     newest_first: bool = False  # order within a namespace
 
@@ -241,13 +241,13 @@ class ItemReader:
 
     sql: NamedSQL
     records: RecordCodec
-    # the column with the values of items, for SQL conditions on the JSON of a value
+    # column that contains the values of items, for SQL conditions on their JSON
     values: JSONLocation
 
     # -- one key
 
     def read_row(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
-        """Return the row of one version of a key, or None if the key had no current version.
+        """Return the row of a key's current or past version, or None if no version existed then.
 
         If `as_of` is None, the version that is current at `now` is returned. If `as_of` is a time
         in the past, the version that was current at `as_of` is returned.
@@ -268,7 +268,7 @@ class ItemReader:
     ) -> Flow[list[tuple[Row, StoredItem]]]:
         """Return one page of the items under a prefix, each with its database row.
 
-        The items are ordered by namespace, and then by the time at which each item was created.
+        The items are ordered by namespace, then by creation time.
         """
         if selection.as_of is None:
             sql, params = yield from self._build_page_statement(selection)
@@ -322,9 +322,9 @@ class ItemReader:
         ]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
-        """Return the replaced or deleted versions that a search at a past time must rank.
+        """Return the replaced or deleted versions that a search as of a past time must rank.
 
-        The result contains the versions that match the filters and were current at the time
+        The result contains the versions that match the filters and were current at
         `selection.as_of`.
         """
         closed: list[Row] = yield self.sql(
@@ -349,7 +349,7 @@ class ItemReader:
     def _choose_sql_condition_and_index_hint(
         self, selection: Selection
     ) -> Flow[tuple[Condition, str]]:
-        """Return the SQL condition for the filter of a selection, and an `INDEXED BY` clause.
+        """Return the SQL condition for a selection's filter, and an `INDEXED BY` clause.
 
         The `INDEXED BY` clause is empty if no index is selective enough.
         """
@@ -371,7 +371,7 @@ class ItemReader:
     def _build_matching_statement(
         self, selection: Selection, condition: Condition, index_hint: str, columns: str, limit: int
     ) -> Statement:
-        """Build the statement that selects current items which may match an SQL condition."""
+        """Build the statement that selects the current items that may match an SQL condition."""
         sql = self.sql["matching"].format(
             columns=columns, condition=condition.with_numbered_parameters(5), indexed=index_hint
         )
@@ -380,7 +380,7 @@ class ItemReader:
         )
 
     def _build_page_statement(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
-        """Return the SQL that reads a page of current items, and the parameters of its filter."""
+        """Return the SQL that reads one page of current items, and the parameters of its filter."""
         condition, index_hint = yield from self._choose_sql_condition_and_index_hint(selection)
         sql = self.sql["page"].format(
             condition=condition.with_numbered_parameters(6),
@@ -390,7 +390,7 @@ class ItemReader:
         return sql, condition.params
 
     def read_query_plan(self, selection: Selection) -> Flow[QueryPlan]:
-        """Return the plan with which the database executes a search that has no query text."""
+        """Return the query plan that the database uses for a search without query text."""
         sql, params = yield from self._build_page_statement(selection)
         bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
         plan_rows = yield Statement(self.sql["explain"].format(query=sql), bounds)
@@ -477,7 +477,7 @@ def build_path_index_name(path: str) -> str:
 def with_expiry(row: Row, now: int) -> Row:
     """Return the row of a version.
 
-    If the version has expired, its end time is set to the expiry.
+    If the version has expired, its end time is set to its expiry time.
     """
     is_alive = row[7] is None or row[7] > now
     return row if is_alive else (*row[:6], row[7], *row[7:])

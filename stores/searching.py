@@ -63,11 +63,11 @@ _PERSONAL_PRONOUNS: Final = frozenset(
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-# If the rows of a search have more speakers than this number, the search does not check whether the
-# query names a speaker. Rows with so many speakers do not come from a conversation.
+# Maximum number of speakers for which a search checks whether the query names a speaker. Rows with
+# more speakers than this do not come from a conversation.
 _MAX_NAMED_ACTORS: Final = 1_000
-# Names that stand for the role of an actor. A query that contains one of these words, such as
-# "user", seldom refers to the speaker.
+# Names that denote a speaker's role and not a person. A word such as "user" in a query seldom
+# refers to the speaker.
 _ROLE_NAMES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
 )
@@ -83,8 +83,8 @@ class SearchQuery:
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = (
-        # The period that the query is about, as its start (included) and its end (excluded) in
-        # seconds since 1970. Rows with messages from the period score higher.
+        # The period that the query asks about, as its start (inclusive) and its end (exclusive) in
+        # seconds since 1970. Rows with messages from this period score higher.
         None
     )
     min_score: float | None = None  # lowest score of a result
@@ -169,7 +169,7 @@ class Searcher:
     ) -> list[FoundItem]:
         """Return the best results for a query.
 
-        If the query is None, return one page of the selected items.
+        Without a query, return one page of the selected items.
 
         Results with equal scores are ordered by age, newest first.
 
@@ -181,9 +181,9 @@ class Searcher:
             refresh_ttl: Whether to restart the time to live of the items; None means the default.
         """
         parts, page = self._parts, check_limit_and_offset(limit, offset)
-        # One SQL statement reads a page of items, so a snapshot is not needed. If the filter may
-        # use an index of the database, more statements choose the index, so all statements read one
-        # snapshot.
+        # A page of items is read by one SQL statement and needs no snapshot. If the filter may use
+        # an index of the database, additional statements choose the index, so all statements must
+        # read the same snapshot.
         if query is None:
             by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
@@ -259,7 +259,7 @@ class Searcher:
         has_vector_scores = "vector" in ranked.parts
 
         def is_result(place: int) -> bool:
-            """Return whether the score of a row is high enough for the row to be a result."""
+            """Return whether a row scores high enough to be a result."""
             score = ranked.scores[place]
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 
@@ -286,11 +286,11 @@ class Searcher:
     def _build_query_words_and_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
         """Return the words of a query with their synonyms, and the terms to look up in the indexes.
 
-        The first part of the result is a dict from each word to its stem and its synonyms.
+        The first element of the result maps each word to its stem and its synonyms.
         """
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
-        # If words are hashed with a key, synonyms are not searched.
+        # Synonyms are not looked up if words are hashed with a key.
         uses_synonyms = by_words and vector is not None and self._mask is None
         query_words = islice(
             extract_query_words_with_stems(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
@@ -315,8 +315,8 @@ class Searcher:
     ) -> Ranked | None:
         """Score the rows of a pool.
 
-        Return None if no row contains a word of the query, and no row has a vector that can be
-        compared with the query.
+        Return None if no row contains a word of the query or has a vector that can be compared with
+        the query.
         """
         if not len(pool):
             return None
@@ -352,7 +352,7 @@ class Searcher:
             and is_by_named_actor is None
             and is_in_period is None
         ):
-            # If only vectors contribute to the scores, the rows are ranked by their cosines.
+            # If only vectors contribute to the scores, rank the rows by cosine similarity.
             return Ranked.from_cosines(cosines)
         mentions_subject = any(
             term.names_subject for term in terms
