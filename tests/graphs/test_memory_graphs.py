@@ -28,7 +28,7 @@ from perdure.memory import (
 )
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.scripted import make_client
+from tests.memory.scripted_models import make_client
 from tests.openai_server import Answer, OpenAIServer
 
 

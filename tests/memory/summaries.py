@@ -24,7 +24,7 @@ from perdure.memory.summary import (
     summarize,
 )
 from perdure.memory.tokens import token_counter
-from tests.memory.scripted import (
+from tests.memory.scripted_models import (
     ScriptedServer,
     make_client,
 )

@@ -8,7 +8,7 @@ from perdure.effects import run
 from perdure.memory.gate import Gate, plan_admission
 from perdure.memory.records import TURN, Candidate, ChangePlan, Outcome, StoreAdapter
 from perdure.stores import Provenance
-from tests.memory.kept import NAMESPACE
+from tests.memory.collection_helpers import NAMESPACE
 
 SECRET = "My password is swordfish99"
 

@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import recall, use_memories
 from perdure.memory.records import TURN, build_put
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.remembered import ANN, AS_ANN, build_fact_put, open_filled_store
+from tests.memory.recall_helpers import ANN, AS_ANN, build_fact_put, open_filled_store
 
 FACTS = (
     "Ann lives in Ghent",

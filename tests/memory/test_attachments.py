@@ -15,7 +15,13 @@ from perdure import SQLiteCheckpointer
 from perdure.memory import Extraction, recall
 from perdure.memory.quotation import read_message_text, render_message
 from perdure.stores import SQLiteStore
-from tests.memory.threads import ANN, build_graph, read_memory_texts, send_messages, user_config
+from tests.memory.extraction_threads import (
+    ANN,
+    build_graph,
+    read_memory_texts,
+    send_messages,
+    user_config,
+)
 
 PNG = base64.b64encode(bytes(range(256)) * 3).decode()
 SIGNED = "https://bucket.example/u/7f.png?X-Amz-Signature=5d41402abc4b2a76b9719d911017c592"

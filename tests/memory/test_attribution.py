@@ -23,7 +23,7 @@ from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import Attribution, manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.scripted import make_client
+from tests.memory.scripted_models import make_client
 from tests.openai_server import Answer, OpenAIServer
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t"}}

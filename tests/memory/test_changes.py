@@ -25,7 +25,7 @@ from perdure.memory.records import EPISODE, FACT, StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores import SQLiteStore
 from perdure.stores.normal_form import hash_normal_form
-from tests.memory.threads import ANN, read_memories
+from tests.memory.extraction_threads import ANN, read_memories
 
 DAYS = [datetime(2026, month, 1, tzinfo=UTC) for month in range(1, 6)]
 

@@ -21,7 +21,15 @@ from perdure.errors import (
 from perdure.memory.collection import Collection
 from perdure.memory.extractors import build_turn_key
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.kept import ANN, BO, COFFEE, GHENT, TEA, call_method, list_memory_texts
+from tests.memory.collection_helpers import (
+    ANN,
+    BO,
+    COFFEE,
+    GHENT,
+    TEA,
+    call_method,
+    list_memory_texts,
+)
 
 
 class Taste(BaseModel):

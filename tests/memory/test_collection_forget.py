@@ -15,7 +15,7 @@ from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Verdict
 from perdure.stores import SQLiteStore
-from tests.memory.kept import ANN, GHENT, TEA, call_method, list_memory_texts
+from tests.memory.collection_helpers import ANN, GHENT, TEA, call_method, list_memory_texts
 from tests.stores.erasing import read_all_bytes
 
 # -- deleting and forgetting

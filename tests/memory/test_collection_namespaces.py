@@ -21,7 +21,7 @@ from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, StoreAdapter
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
-from tests.memory.kept import ANN, GHENT, TEA, list_memory_texts
+from tests.memory.collection_helpers import ANN, GHENT, TEA, list_memory_texts
 
 # -- namespaces
 

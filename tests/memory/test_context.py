@@ -17,7 +17,7 @@ from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import Instructions, assemble, trim, use_instructions, view
 from perdure.stores import Provenance
 from tests.memory.conversations import Talk, conversations, find_newest_question, total_cost
-from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.provider_rules import awaits_answer, find_refusals
 
 
 def count_cost(messages: list[BaseMessage]) -> int:

@@ -25,7 +25,7 @@ from perdure.memory.collection import Collection
 from perdure.memory.examples import ExampleSelector
 from perdure.memory.records import render_memory_line
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.remembered import AS_ANN
+from tests.memory.recall_helpers import AS_ANN
 
 REFUND = "A customer wants a refund for a broken lamp"
 LATE = "A parcel is late and the customer asks where it is"

@@ -42,7 +42,7 @@ from tests.memory.conversations import (
     search_block,
     search_result_block,
 )
-from tests.memory.providers import find_refusals
+from tests.memory.provider_rules import find_refusals
 
 PARTS: dict[str, MessagesNode] = {
     "trim": trim(4_000),

@@ -20,7 +20,7 @@ from perdure.memory.summary import SummaryState, summarize
 from perdure.memory.thread_messages import read_history
 from perdure.memory.tool_outputs import aexpand, expand
 from perdure.memory.trim import trim
-from tests.memory.scripted import ScriptedServer, make_client, make_numbered_script
+from tests.memory.scripted_models import ScriptedServer, make_client, make_numbered_script
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 Expand = Callable[..., list[BaseMessage]]

@@ -30,7 +30,7 @@ from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, bui
 from perdure.memory.gate import Gate
 from perdure.memory.thread_messages import read_watermark
 from perdure.stores import SQLiteStore
-from tests.memory.threads import (
+from tests.memory.extraction_threads import (
     ANN,
     FailingStore,
     build_graph,

@@ -19,7 +19,13 @@ from perdure.memory.recall import RecallResult, check_recall
 from perdure.settings import MIN_SCORE
 from perdure.stores import PostgresStore, SQLiteStore
 from tests import postgres_server
-from tests.memory.remembered import ANN, AS_ANN, build_fact_put, iter_turn_puts, open_filled_store
+from tests.memory.recall_helpers import (
+    ANN,
+    AS_ANN,
+    build_fact_put,
+    iter_turn_puts,
+    open_filled_store,
+)
 
 UNRELATED_QUERY = "quantum chromodynamics"  # no memory is about it
 TEAM = ("memories", "team")

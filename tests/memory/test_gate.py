@@ -15,7 +15,7 @@ from perdure.effects import arun
 from perdure.errors import ConfigurationError
 from perdure.memory.gate import Gate
 from perdure.memory.records import EPISODE, TURN, Candidate, StoreAdapter, Verdict
-from tests.memory.kept import NAMESPACE, judge_candidates, judge_text
+from tests.memory.collection_helpers import NAMESPACE, judge_candidates, judge_text
 
 # -- content and size
 

@@ -16,7 +16,7 @@ from perdure.memory.records import (
     build_removal,
 )
 from perdure.stores import Provenance
-from tests.memory.kept import NAMESPACE, judge_candidates, judge_text, write_memory
+from tests.memory.collection_helpers import NAMESPACE, judge_candidates, judge_text, write_memory
 
 # -- novelty
 

@@ -27,7 +27,7 @@ from perdure.memory.summary import HEADING, Summary
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, find_newest_question
-from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.provider_rules import awaits_answer, find_refusals
 from tests.memory.summaries import present_messages
 from tests.user_names import has_letter_or_digit
 

@@ -33,7 +33,7 @@ from perdure.memory.adapters import (
 from perdure.memory.chat_history import select_messages_for_provider
 from perdure.memory.tool_calls import NO_RESULT, list_call_ids
 from tests.memory.conversations import conversations
-from tests.memory.providers import find_refusals
+from tests.memory.provider_rules import find_refusals
 
 
 class PersistentChatMemoryStore:

@@ -19,7 +19,7 @@ from perdure.errors import BudgetExceeded
 from perdure.memory import MemoryMiddleware, assemble, clear_tool_outputs, trim, view
 from perdure.memory.tokens import count_tokens, token_counter
 from tests.memory.fake_models import make_tool_calling_model
-from tests.memory.providers import find_refusals
+from tests.memory.provider_rules import find_refusals
 
 LINE = re.compile(r"\[(\d+) earlier steps? of your work on this message left out")
 

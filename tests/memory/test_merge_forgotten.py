@@ -16,7 +16,7 @@ from perdure.memory import Collection
 from perdure.memory.collection import Quarantine
 from perdure.memory.records import NOTE_KINDS, QUARANTINE, TURN, build_notes_namespace
 from perdure.stores import Provenance, SQLiteStore, TransferReport
-from tests.memory.remembered import ANN, build_fact_put, iter_turn_puts
+from tests.memory.recall_helpers import ANN, build_fact_put, iter_turn_puts
 from tests.store_backends import BACKENDS
 
 AFTER_NOTES = ("users", "ann")  # comes after the notes in the order of namespaces

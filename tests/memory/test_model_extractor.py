@@ -23,8 +23,7 @@ from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.profile import Profile
 from perdure.stores import SQLiteStore
-from tests.memory.scripted import TOO_LONG, ScriptedServer, make_client
-from tests.memory.threads import (
+from tests.memory.extraction_threads import (
     ANN,
     build_graph,
     read_memories,
@@ -32,6 +31,7 @@ from tests.memory.threads import (
     send_messages,
     user_config,
 )
+from tests.memory.scripted_models import TOO_LONG, ScriptedServer, make_client
 from tests.openai_server import Answer, Failure, Held, Reply
 
 MAY = "2024-05-01T10:00:00+00:00"

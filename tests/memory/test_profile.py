@@ -30,7 +30,7 @@ from perdure.memory.records import Candidate, StoreAdapter, Verdict, build_put
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
-from tests.memory.patch_oracle import NotApplicable, apply_reference_patch
+from tests.memory.reference_patch import NotApplicable, apply_reference_patch
 from tests.memory.test_profile_patch import draw_document_and_patch, make_op
 from tests.rounds import rounds
 

@@ -19,7 +19,7 @@ from perdure.memory.profile import (
     copy_and_check_json,
     is_same_json,
 )
-from tests.memory.patch_oracle import NotApplicable, apply_reference_patch
+from tests.memory.reference_patch import NotApplicable, apply_reference_patch
 
 MAX_BYTES = 100_000
 

@@ -27,7 +27,7 @@ from perdure.memory.recall import (
 )
 from perdure.memory.records import Memory, build_put
 from perdure.stores import Provenance, PutItem, SQLiteStore
-from tests.memory.remembered import (
+from tests.memory.recall_helpers import (
     ANN,
     AS_ANN,
     build_fact_put,

@@ -11,7 +11,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.recall import RecallReport, check_recall
 from perdure.stores import SQLiteStore
-from tests.memory.remembered import ANN, AS_ANN, build_fact_put, open_filled_store
+from tests.memory.recall_helpers import ANN, AS_ANN, build_fact_put, open_filled_store
 
 PUTS = (
     build_fact_put("home", "Ann lives in Ghent"),

@@ -30,7 +30,13 @@ from perdure.memory.records import Memory, StoreAdapter, convert_item_to_memory
 from perdure.memory.thread_messages import Watermark, read_watermark
 from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.threads import ANN, FailingStore, Graph, read_memories, read_memory_texts
+from tests.memory.extraction_threads import (
+    ANN,
+    FailingStore,
+    Graph,
+    read_memories,
+    read_memory_texts,
+)
 from tests.rounds import rounds
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)

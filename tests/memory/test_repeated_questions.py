@@ -16,7 +16,7 @@ from perdure.graphs import chat_graph
 from perdure.memory import recall, remember_turns, search_memory, use_memories
 from perdure.memory.records import TURN, build_put
 from perdure.stores import Provenance, PutItem
-from tests.memory.remembered import ANN, AS_ANN, build_fact_put, open_filled_store
+from tests.memory.recall_helpers import ANN, AS_ANN, build_fact_put, open_filled_store
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 UNRELATED_TEXTS = (

@@ -37,7 +37,7 @@ from perdure.memory import (
 )
 from perdure.memory.extraction import DueThreads, Extraction, Pace
 from perdure.memory.middleware import MemoryMiddleware
-from tests.memory.scripted import make_client
+from tests.memory.scripted_models import make_client
 from tests.openai_server import Answer, OpenAIServer
 
 

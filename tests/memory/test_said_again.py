@@ -24,7 +24,7 @@ from perdure.memory.records import FACT, TOMBSTONES, build_notes_namespace
 from perdure.stores import SQLiteStore
 from tests.backends import Place
 from tests.durability.processes import forkserver_context
-from tests.memory.threads import ANN, Graph, read_memory_texts
+from tests.memory.extraction_threads import ANN, Graph, read_memory_texts
 
 BEES = "I keep bees"
 TURN = f"user: {BEES}"

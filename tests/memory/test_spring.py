@@ -44,8 +44,8 @@ from perdure.memory.tool_calls import NO_RESULT
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
-from tests.memory.providers import find_refusals
-from tests.memory.scripted import make_client
+from tests.memory.provider_rules import find_refusals
+from tests.memory.scripted_models import make_client
 from tests.openai_server import Answer, Failure, OpenAIServer
 
 

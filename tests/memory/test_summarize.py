@@ -26,8 +26,8 @@ from perdure.memory import ChatState, expand
 from perdure.memory.nodes import MODEL_INPUT_KEY, view
 from perdure.memory.summary import HEADING, PROMPT, Summary, SummaryState, summarize
 from tests.memory.conversations import comparison_keys, conversations
-from tests.memory.providers import awaits_answer, find_refusals
-from tests.memory.scripted import (
+from tests.memory.provider_rules import awaits_answer, find_refusals
+from tests.memory.scripted_models import (
     ScriptedServer,
     make_client,
     make_numbered_script,

@@ -21,7 +21,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidMessages, SummaryFailed
 from perdure.memory.summary import summarize
 from tests.memory.conversations import comparison_keys
-from tests.memory.scripted import (
+from tests.memory.scripted_models import (
     BLANK,
     CALLS,
     CUT_OFF,

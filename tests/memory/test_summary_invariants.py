@@ -22,7 +22,7 @@ from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import ModelInput
 from perdure.memory.summary import Summarize, summarize
 from tests.memory.conversations import comparison_keys, conversations, find_newest_question
-from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.provider_rules import awaits_answer, find_refusals
 from tests.memory.summaries import invoke_async
 
 _KEEPS = st.sampled_from([("messages", 1), ("messages", 4), ("tokens", 40), ("messages", 6)])

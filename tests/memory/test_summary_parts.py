@@ -8,7 +8,7 @@ import pytest
 from langchain_core.messages import AnyMessage, HumanMessage
 
 from perdure.errors import SummaryFailed
-from tests.memory.scripted import TOO_LONG, ScriptedServer, make_numbered_script
+from tests.memory.scripted_models import TOO_LONG, ScriptedServer, make_numbered_script
 from tests.memory.summaries import (
     COUNTER,
     invoke_async,

@@ -30,7 +30,7 @@ from tests.memory.fake_models import (
     make_failing_model,
     make_tool_calling_model,
 )
-from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.provider_rules import awaits_answer, find_refusals
 from tests.memory.summaries import list_texts
 
 THREAD: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 500}

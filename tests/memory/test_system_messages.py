@@ -29,7 +29,7 @@ from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.summary import HEADING
 from tests.memory.conversations import Talk, comparison_keys, conversations
-from tests.memory.scripted import make_client
+from tests.memory.scripted_models import make_client
 from tests.openai_server import OpenAIServer
 
 PROMPT, CONTEXT = "You are the clerk. Never tell prices.", "The user looks at /orders."

@@ -31,7 +31,7 @@ from perdure.graphs import chat_graph
 from perdure.memory import ChatState, trim
 from perdure.memory.adapters import ThreadMessageHistory
 from perdure.memory.tool_calls import NO_RESULT
-from tests.memory.scripted import make_client
+from tests.memory.scripted_models import make_client
 from tests.openai_server import OpenAIServer
 
 CALL = {"name": "f", "args": {}, "id": "c1", "type": "tool_call"}

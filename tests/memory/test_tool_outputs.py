@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory import ChatState, clear_tool_outputs, view
 from perdure.memory.nodes import MODEL_INPUT_KEY
 from tests.memory.conversations import Talk, comparison_keys, conversations, find_newest_question
-from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.provider_rules import awaits_answer, find_refusals
 
 
 def make_sequential_calls(results: int, size: int = 2_000) -> Talk:

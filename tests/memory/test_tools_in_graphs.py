@@ -21,8 +21,8 @@ from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
-from tests.memory.kept import ANN, BO, GHENT, TEA, call_tool, list_memory_texts
-from tests.memory.scripted import ScriptedServer, make_client
+from tests.memory.collection_helpers import ANN, BO, GHENT, TEA, call_tool, list_memory_texts
+from tests.memory.scripted_models import ScriptedServer, make_client
 from tests.openai_server import Answer, Reply
 
 

@@ -40,7 +40,7 @@ from perdure.memory.thread_messages import (
     read_history,
 )
 from perdure.stores.text import split_into_chunks
-from tests.memory.threads import build_graph, send_messages, thread_config
+from tests.memory.extraction_threads import build_graph, send_messages, thread_config
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)
 

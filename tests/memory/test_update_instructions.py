@@ -32,7 +32,7 @@ from perdure.memory.quotation import join_newest_units
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
-from tests.memory.scripted import CALLS
+from tests.memory.scripted_models import CALLS
 from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
 
 CONVERSATION = [HumanMessage("Shorter, please.", id="h"), AIMessage("Yes.", id="a")]

@@ -46,7 +46,7 @@ from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.update_profile import ProfileUpdate, update_profile
 from perdure.stores import SQLiteStore
-from tests.memory.scripted import CALLS, CUT_OFF, EMPTY, TOO_LONG, make_client
+from tests.memory.scripted_models import CALLS, CUT_OFF, EMPTY, TOO_LONG, make_client
 from tests.memory.test_profile import patch_fields
 from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
 

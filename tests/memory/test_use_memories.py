@@ -34,8 +34,8 @@ from perdure.memory.context import build_query, use_memories
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import ModelInput
 from perdure.stores import SQLiteStore
-from tests.memory.remembered import AS_ANN, build_fact_put, iter_turn_puts, open_filled_store
-from tests.memory.scripted import ScriptedServer, make_client
+from tests.memory.recall_helpers import AS_ANN, build_fact_put, iter_turn_puts, open_filled_store
+from tests.memory.scripted_models import ScriptedServer, make_client
 from tests.openai_server import Answer
 
 NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)

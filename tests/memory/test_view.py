@@ -45,7 +45,7 @@ from tests.memory.conversations import (
     find_newest_question,
     total_cost,
 )
-from tests.memory.providers import awaits_answer, find_refusals
+from tests.memory.provider_rules import awaits_answer, find_refusals
 
 BUDGET = 250
 

@@ -32,8 +32,8 @@ from perdure.memory import (
 )
 from perdure.memory.thread_messages import REMEMBER_TURN
 from perdure.stores import SQLiteStore
+from tests.memory.collection_helpers import call_tool
 from tests.memory.fake_models import FakeModel
-from tests.memory.kept import call_tool
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t"}}
 GUEST: Any = {
