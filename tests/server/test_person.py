@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -569,6 +571,29 @@ def test_a_message_that_a_node_makes_of_the_input_of_a_colleague_is_not_remember
         remembered = [text for text in team.memories("mia") if "canoe" in text]
         assert remembered == ["user: Where is the canoe of mia?"] * 2
         assert [text for text in team.memories("tom") if "canoe" in text] == []
+
+
+def test_a_colleague_does_not_see_the_memories_that_the_model_was_shown(team: Desk) -> None:
+    """Neither on the pages nor by REST; the thread itself can be read."""
+    thread_id = begun(team, "mia")
+    link = re.search(r"/ui/seen[^\"]*", team.page("tom", f"/ui/thread?id={thread_id}"))
+    assert link is not None
+    views: Any = {"checkpoint_ns": "perdure:views"}
+    gets = [
+        unescape(link[0]),
+        f"/ui/checkpoints?id={thread_id}&ns=perdure:views",
+        f"/threads/{thread_id}/items?checkpoint_ns=perdure:views",
+    ]
+    posts = [f"/threads/{thread_id}/{path}" for path in ("history", "state/checkpoint")]
+
+    for user, status in (("mia", 200), ("tom", 403)):
+        headers = {"authorization": f"Bearer {user}"}
+        with httpx.Client(base_url=team.url, headers=headers, timeout=60) as http:
+            replies = [http.get(path) for path in gets]
+            replies += [http.post(path, json={"checkpoint": views}) for path in posts]
+        assert [reply.status_code for reply in replies] == [status] * len(replies)
+        shown = "".join(reply.text for reply in replies)
+        assert ("Magpie" in shown) == (user == "mia")
 
 
 def test_messages_that_a_colleague_adds_to_the_state_are_not_remembered(team: Desk) -> None:

@@ -407,6 +407,7 @@ async def prepare_run(
     if permitted_thread is None and (body.checkpoint_ids_by_namespace or not may_create):
         permitted_thread = await threads.get_permitted_row(thread_id)
     for namespace, checkpoint_id in body.checkpoint_ids_by_namespace.items():
+        await call.require_model_view_access(thread_id, namespace)
         checkpoint = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
         await get_checkpoint(call, build_checkpoint_config(thread_id, checkpoint))
 

@@ -114,6 +114,7 @@ async def get_state_at(
         await call.permit_thread_row(thread_id),
         build_checkpoint_config(thread_id, body.checkpoint),
     )
+    await call.require_model_view_access(thread_id, config["configurable"]["checkpoint_ns"])
     checkpoint = await get_checkpoint(call, config)
     async with _open_graph(runs, call, thread) as graph:
         state = None
@@ -173,6 +174,7 @@ async def search_history(
         await call.permit_thread_row(thread_id),
         build_checkpoint_config(thread_id, body.checkpoint),
     )
+    await call.require_model_view_access(thread_id, config["configurable"]["checkpoint_ns"])
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
     options: JSONObject = {"limit": body.limit, "filter": body.metadata}
     options["before"] = build_checkpoint_config(thread_id, before) if before else None
@@ -209,6 +211,7 @@ async def list_items(
     the `position` of the first item on this page as `before`.
     """
     await call.permit_thread(thread_id)
+    await call.require_model_view_access(thread_id, checkpoint_ns)
     history = await call.saver.ahistory(
         thread_id,
         channel=channel,

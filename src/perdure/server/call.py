@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.records import VIEWS_NAMESPACE
 from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
@@ -158,6 +159,35 @@ class Call:
         """Check that the action on a thread is permitted, and return the row of the thread."""
         await self.authorize_arguments({"thread_id": thread_id})
         return await self.threads.get_permitted_row(thread_id)
+
+    async def require_model_view_access(
+        self, thread_id: str, checkpoint_ns: str = VIEWS_NAMESPACE
+    ) -> None:
+        """Refuse to show the model views of a thread to a user who may not see its memories.
+
+        A model view contains the memories that a run has recalled. The person of the thread may see
+        it, and a caller who may act for the person. If the thread belongs to nobody, everybody who
+        has access to the thread may see its views.
+
+        Args:
+            thread_id: The thread, to which the caller has access.
+            checkpoint_ns: The namespace of the checkpoints to show. A namespace other than that of
+                model views is not checked.
+
+        Raises:
+            Forbidden: The caller may not see the model views.
+        """
+        if checkpoint_ns != VIEWS_NAMESPACE:
+            return
+        identity = self.identity
+        person = self.threads.find_person(await self.threads.get_permitted_row(thread_id))
+        may_act = identity.may_act_for_others and identity.acting_for is None
+        if person not in (None, "", identity.person) and not may_act:
+            raise Forbidden(
+                f"the model views of the thread {thread_id!r} may contain memories of the person "
+                "to whom the thread belongs; only this person, and callers who may act for the "
+                "person, may see them"
+            )
 
     async def authorize_memory_selection(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check that the action is permitted, and return arguments that select the memories."""

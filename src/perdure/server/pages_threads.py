@@ -216,7 +216,9 @@ class ThreadTarget(NamedTuple):
 
 async def _permit_thread(call: CurrentCall, id: str, ns: str = "") -> ThreadTarget:
     """Check that the caller may use the thread, and return it as the target of the request."""
-    return ThreadTarget(call, id, ns, await call.permit_thread(id))
+    thread = await call.permit_thread(id)
+    await call.require_model_view_access(id, ns)
+    return ThreadTarget(call, id, ns, thread)
 
 
 PermittedThread = Annotated[ThreadTarget, Depends(_permit_thread)]
@@ -281,6 +283,7 @@ async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Respons
 @routes.page("/ui/seen", "threads:read")
 async def show_model_view(request: Request, target: PermittedThread, view: str) -> Response:
     """Show the messages that a model was given in one call."""
+    await target.call.require_model_view_access(target.id)
     # Read the newest view whose id is less than `end_id`. The id of a view followed by "~" sorts
     # directly after the id of the view, so the newest view before `end_id` is the requested view.
     # No view has the id `end_id`, and an id that does not exist is compared with other ids as text.
