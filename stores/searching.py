@@ -401,11 +401,10 @@ class Searcher:
     ) -> SearchQuery | None:
         """Compute the vector of a query if the embedding model runs in another process.
 
-        Return a copy of the query that contains the vector. If no vector was computed, the copy
-        contains None, and the query is searched by words.
+        Return a copy of the query with its vector. If no vector was computed, the copy's vector is
+        None, and the search uses keywords only.
 
-        The coroutine of the caller waits for the model, so that no worker thread is blocked by the
-        wait.
+        The caller's coroutine awaits the model, so that no worker thread is blocked.
         """
         if query is None or not self.awaits_vectors:
             return query
@@ -415,7 +414,7 @@ class Searcher:
     def _add_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
         """Return the query with its vector.
 
-        If the query has no vector yet, the vector is computed in the thread of the caller.
+        If the query has no vector yet, it is embedded in the caller's thread.
         """
         if query.is_embedded:
             return query
@@ -424,10 +423,10 @@ class Searcher:
         return replace(query, vector=run(self._embed_query(query, selection)), is_embedded=True)
 
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
-        """Return the vector of a query, or None if the query is searched by words alone.
+        """Return the vector of a query, or None if the search uses keywords only.
 
-        If the model runs in this process and knows no word of the query, its vector is zero, which
-        has no similarity to any other vector.
+        If the model runs in this process and knows none of the query's words, the query's vector is
+        zero, which is not similar to any vector.
         """
         if query.mode == "text":
             return None
@@ -462,7 +461,7 @@ class Searcher:
 def _find_named_actor_codes_and_name_words(
     pool: CandidatePool, words: Collection[str]
 ) -> tuple[list[int], set[str]]:
-    """Return the actors whom the query mentions by name, and all words of their names.
+    """Return the actors mentioned by name in the query, and all words of their names.
 
     An actor whose name is only a role, such as "user", is never returned.
     """
@@ -479,10 +478,10 @@ def _find_named_actor_codes_and_name_words(
 
 
 def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
-    """Return the words that name the person whom nearly all memories (rows) are about.
+    """Return the words that name the person whom nearly all memories in the pool are about.
 
     Models that extract memories may write both "Ann likes figs" and "The user likes figs" about one
-    person. The result is an empty set if there is no such person, or if the rows are messages of a
+    person. The result is empty if there is no such person, or if the memories are messages of a
     conversation with an assistant, because such a conversation is not about one person.
     """
     row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
@@ -509,8 +508,8 @@ def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
 def _iter_rows_by_score(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
     """Yield all rows by score, highest first.
 
-    At first, only the best `count` rows and the rows with the same score as the last of them are
-    sorted.
+    To save time, only the best `count` rows and any rows tied with the last of them are sorted at
+    first. The remaining rows are sorted only if the caller reads on.
     """
     groups = [np.arange(len(scores))]
     if 0 < count < len(scores):

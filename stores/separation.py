@@ -1,4 +1,4 @@
-"""Measurement of how well an embedder separates related rows from random rows, without labels.
+"""Measure, without labelled data, how well an embedder separates related rows from random rows.
 
 Three samples of cosines are taken from the vectors of a namespace:
 
@@ -8,24 +8,22 @@ Three samples of cosines are taken from the vectors of a namespace:
 
 The separation of a sample is the distance between the mean cosine of the sample and the mean cosine
 of random rows, in standard deviations (d' of signal detection theory). The separation shows how
-much more similar the vectors of related rows are than the vectors of random rows. The separation
-can be compared between embedding models, although two random texts have a cosine of 0.1 with one
-model and of 0.8 with another. If the vectors of an embedder do not represent any meaning, the
-separation is near 0.
+much more similar the vectors of related rows are than those of random rows. It is comparable
+between embedding models, although the cosine of two random texts may be 0.1 with one model and 0.8
+with another. If an embedder's vectors carry no meaning, the separation is near 0.
 
-A search uses the measured separation for three purposes. The class `VectorCalibration` has one
-attribute for each purpose. `trust` reduces the weight of vectors in scores, if the vectors of
-related rows are no more similar than those of random rows. `gain` increases the weight of vectors,
-and adds the vectors of a whole thread to the score of its rows. `gain` is above 0 if the rows are
-long, and if the vectors of neighbouring rows are clearly more similar than those of random rows.
-`gain` is 0 for short rows, because the vector of a short message contains little information about
-the question that the message answers. `origin` is the lowest cosine that two unrelated rows are
-expected to have. A search needs `origin` to compute how near a vector is to the query. Decision
-0037 has the measurements.
+The measured separation affects search scores in three ways, each of them an attribute of
+`VectorCalibration`. `trust` reduces the weight of vectors if the vectors of related rows are no
+more similar than those of random rows. `gain` increases the weight of vectors, and adds the vectors
+of the whole thread to each row's score. `gain` is positive if the rows are long and the vectors of
+neighbouring rows are clearly more similar than those of random rows. It is 0 for short rows,
+because the vector of a short message says little about the question that the message answers.
+`origin` is the lowest cosine to be expected between two unrelated rows. A search uses it as the
+baseline when it converts cosines to scores. Decision 0037 has the measurements.
 
-The samples are taken from the rows that were stored first in a namespace, so the measured
-separation depends on no other rows. The separation is not stored in the database, because every
-process and every backend computes the same value from the same rows.
+The samples are taken from the oldest rows of a namespace, so rows that are added later do not
+affect the measured separation. The separation is not stored in the database, because every process
+and every backend computes the same value from the same rows.
 """
 
 from __future__ import annotations
@@ -42,25 +40,22 @@ from numpy.typing import NDArray
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
-# Maximum number of rows of a namespace whose vectors are compared in order to measure the
-# separation.
+# Maximum number of rows per namespace that are used to measure the separation.
 MAX_ROWS: Final = 512
-# Maximum number of rows of a namespace among which perdure looks for two rows that share a rare
-# word.
+# Maximum number of rows per namespace that are searched for pairs of rows sharing a rare word.
 MAX_WORDED: Final = 256
-# minimum number of rows with vectors; the separation of fewer rows is not measured
+# minimum number of rows with vectors; with fewer rows, the separation is not measured
 _MIN_ROWS: Final = 16
 _MAX_PAIRS: Final = 512  # maximum number of pairs in each sample
-# maximum number of pairs of rows that are compared because they share one particular word
+# maximum number of pairs of rows that are compared for each shared word
 _MAX_PAIRS_PER_WORD: Final = 4
 _RARE_DIVISOR: Final = 8  # a word is rare if it occurs in at most 1/8 of the rows
-# The two rows of a random pair are chosen so that their indexes differ by 0.382 or 0.236 times the
-# number of measured rows.
+# The two rows of a random pair are 0.382 or 0.236 times the number of measured rows apart.
 _STRIDES: Final = (0.382, 0.236)
-# Weight of the default separation `_PRIOR` in an average with the measured separation, as a number
-# of pairs of rows. In small samples, the default keeps chance from having a large effect.
+# Weight of the default separation `_PRIOR` when it is averaged with the measured separation,
+# expressed as a number of row pairs. The default limits the effect of chance in small samples.
 _PRIOR_PAIRS: Final = 16
-# Separation that is assumed for the vectors of a namespace if no pairs of rows are measured.
+# Default separation, assumed for a namespace in which no pairs of rows have been measured.
 _PRIOR: Final = 1.0
 # minimum standard deviation of cosines; smaller values are rounding errors
 _MIN_SPREAD: Final = 1e-3
@@ -72,17 +67,16 @@ _USELESS, _USEFUL = 0.2, 0.5
 # standard deviations. Below the first threshold, `VectorCalibration.gain` is 0. Above the second
 # threshold, `gain` is 1 if the rows are long. Between the two thresholds, `gain` rises linearly.
 _STRONG, _STRONGEST = 1.1, 2.0
-# Two thresholds for the mean number of words in a row. Below the first threshold,
-# `VectorCalibration.gain` is 0. Above the second threshold, `gain` is not reduced. Between the two
-# thresholds, `gain` rises linearly.
+# Two thresholds for the mean number of words per row. `VectorCalibration.gain` is 0 below the first
+# threshold, rises linearly between the two, and is not reduced above the second.
 _SHORT, _LONG = 40, 100
-# The lowest cosine that two unrelated rows can have is estimated as the mean cosine of random pairs
-# of rows minus this number of standard deviations.
+# The lowest cosine to be expected between two unrelated rows is estimated as the mean cosine of
+# random pairs minus this many standard deviations.
 _DEVIATIONS: Final = 4.0
 
 
 class SampleMoments(NamedTuple):
-    """The number of values in a sample, the sum of the values, and the sum of their squares."""
+    """The count, the sum and the sum of squares of the values in a sample."""
 
     size: int = 0
     total: float = 0.0
@@ -90,12 +84,12 @@ class SampleMoments(NamedTuple):
 
     @classmethod
     def from_values(cls, values: Floats) -> Self:
-        """Return the number of values, their sum, and the sum of their squares."""
+        """Return the count, the sum and the sum of squares of the values."""
         exact = values.astype(np.float64)
         return cls(len(exact), float(exact.sum()), float((exact * exact).sum()))
 
     def merge(self, other: SampleMoments) -> SampleMoments:
-        """Return the statistics of two samples combined into one sample."""
+        """Return the combined statistics of two samples."""
         return SampleMoments(
             self.size + other.size, self.total + other.total, self.squares + other.squares
         )
@@ -115,15 +109,14 @@ _NO_MOMENTS: Final = SampleMoments()
 
 
 class VectorCalibration(NamedTuple):
-    """The weight of vectors in the scores of a search.
+    """The weight of vectors in search scores.
 
-    The weight is computed from the measured difference between the cosines of related rows and the
-    cosines of random rows.
+    The weight depends on how far the measured cosines of related rows exceed those of random rows.
 
     Attributes:
-        trust: The share of their usual weight that the vectors have, 0 to 1.
-        gain: The share of the additional weight that the vectors have, 0 to 1.
-        origin: The lowest cosine that two unrelated rows are expected to have.
+        trust: The factor by which the usual weight of vectors is multiplied, from 0 to 1.
+        gain: The fraction of the maximum additional weight that vectors get, from 0 to 1.
+        origin: The lowest cosine to be expected between two unrelated rows.
     """
 
     trust: float = 1.0
@@ -139,7 +132,7 @@ USUAL: Final = VectorCalibration()
 class VectorSeparation:
     """Samples of cosines that show how well vectors separate related rows from random rows.
 
-    The samples of cosines come from one or several namespaces.
+    The cosines are sampled from one or more namespaces.
 
     Attributes:
         neighbours: Cosines of rows that follow each other in a thread.
@@ -164,7 +157,7 @@ class VectorSeparation:
 
     @cached_property
     def calibration(self) -> VectorCalibration:
-        """The weight of vectors in a search of the namespaces that were measured."""
+        """The weight of vectors in search scores, computed from the samples."""
         # `self.random` is empty if no rows were measured, or if all vectors are equal.
         if not self.random.size:
             return VectorCalibration(trust=0.0) if self.words.size else USUAL
@@ -179,20 +172,20 @@ class VectorSeparation:
         return VectorCalibration(trust, gain, max(lowest, 0.0))
 
     def compute_trust(self, sample: SampleMoments) -> float:
-        """Return the share of their usual weight that vectors deserve according to one sample.
+        """Return the factor for the weight of vectors (`trust`) that results from one sample.
 
-        The share is 0 if the cosines of the sample are no higher than those of random pairs, and at
+        The factor is 0 if the sample's cosines are no higher than those of random pairs, and is at
         most 1.
         """
         return _interpolate(self._compute_distance_from_random_pairs(sample), _USELESS, _USEFUL)
 
     def _compute_distance_from_random_pairs(self, sample: SampleMoments) -> float:
-        """Return the separation of a sample of cosines from the cosines of random pairs of rows.
+        """Return how far the cosines in a sample are separated from those of random pairs of rows.
 
         The separation is the mean cosine of the sample minus the mean cosine of random pairs,
         divided by the standard deviation of the cosines. The result is averaged with the default
-        separation `_PRIOR`, which has the weight of `_PRIOR_PAIRS` pairs. If a sample has few
-        pairs, the result is therefore near `_PRIOR`, which gives vectors their usual weight.
+        separation `_PRIOR`, which counts as `_PRIOR_PAIRS` pairs. With few pairs, the result is
+        therefore close to `_PRIOR`, which gives vectors their usual weight.
         """
         count = min(sample.size, self.random.size)
         spread = math.sqrt((sample.variance + self.random.variance) / 2)
@@ -206,12 +199,12 @@ def _interpolate(value: float, low: float, high: float) -> float:
 
 
 def compute_sample_size(row_count: int) -> int:
-    """Return the number of rows whose vectors are compared, or 0 if a namespace has too few rows.
+    """Return the number of rows to measure in a namespace, or 0 if it has too few rows.
 
-    The result is the number of rows with vectors, rounded down and at most `MAX_ROWS`. The number
-    is rounded down to a multiple of a power of two, which is between 1/8 and 1/4 of the number of
-    rows. Because of the rounding, a new row seldom changes the result, and a new measurement is
-    seldom needed.
+    The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. It is
+    rounded down to a multiple of the power of two that is between 1/8 and 1/4 of that number.
+    Because of the rounding, adding a row rarely changes the result, so the separation rarely has to
+    be measured again.
     """
     if row_count < _MIN_ROWS:
         return 0
@@ -228,7 +221,7 @@ def measure_separation_of_related_rows(
 ) -> VectorSeparation:
     """Measure how well the vectors of a namespace distinguish related rows from random rows.
 
-    Each array argument has one element for each measured row, in the order of the row ids.
+    Each array argument has one element per measured row, in row id order.
 
     Args:
         vectors: One vector of length 1 for each row; float[n, dims].
@@ -246,8 +239,8 @@ def measure_separation_of_related_rows(
         thread_codes[first_rows] >= 0
     )
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    # Sort the pairs of neighbouring rows by row index. Before, the pairs are ordered by thread
-    # number, and thread numbers may differ between processes.
+    # Sort the pairs of neighbouring rows by row index. Until here, they are ordered by thread
+    # number, which may differ between processes.
     neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
@@ -275,9 +268,9 @@ def measure_separation_of_related_rows(
 def _compute_cosine_moments(vectors: Floats, pairs: Ints) -> SampleMoments:
     """Compute the cosine of the two vectors in each pair, and return the moments of the cosines.
 
-    The moments are the count, the sum and the sum of squares. A pair of rows with equal vectors is
-    left out. If an assistant often repeats a text such as "Noted.", many random pairs of rows would
-    otherwise have a cosine of 1.
+    The moments are the count, the sum and the sum of squares. Pairs of rows with equal vectors are
+    left out. Otherwise, if an assistant often repeated a text such as "Noted.", many random pairs
+    of rows would have a cosine of 1.
     """
     chosen = _select_evenly_spaced_pairs(pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]
@@ -288,7 +281,7 @@ def _compute_cosine_moments(vectors: Floats, pairs: Ints) -> SampleMoments:
 
 
 def _select_evenly_spaced_pairs(row_pairs: Ints) -> Ints:
-    """Return at most `_MAX_PAIRS` of the given pairs, selected at regular intervals."""
+    """Return at most `_MAX_PAIRS` of the given pairs, evenly spaced."""
     if len(row_pairs) <= _MAX_PAIRS:
         return row_pairs
     return row_pairs[np.linspace(0, len(row_pairs) - 1, _MAX_PAIRS).astype(np.intp)]

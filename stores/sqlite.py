@@ -20,8 +20,7 @@ from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
-# Read the SQL files when this module is imported, because reading a file would block an event loop
-# at run time.
+# Read the SQL files at import time, because reading a file later could block an event loop.
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
 SCHEMA: Final = Schema("stores", add_transcript_tables_to_script(_SQL["schema"]))
 
@@ -71,7 +70,7 @@ class SQLiteStore(WholeStore):
         ConfigurationError: An argument is wrong.
     """
 
-    # the class of database connections, which tests replace with another class
+    # the database connection class, which tests replace
     _connection_class = sqlite3.Connection
 
     def __init__(

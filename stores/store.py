@@ -1,9 +1,8 @@
-"""The public methods of a store, and of a scope, which is a store limited to a namespace prefix.
+"""Public methods of a store, and of a scope, which is a store limited to a namespace prefix.
 
-A method that reads the database is implemented as a blocking method. The async variant of the
-method runs the blocking method in a worker thread. Each method that writes is implemented as an
-operation of `perdure.effects`, which blocking and async callers run differently. Methods that
-concern all namespaces of a database are in `perdure.stores.whole_store`.
+Read methods are blocking, and their async variants run them in a worker thread. Each write method
+is implemented as one coroutine for blocking and async callers (see `perdure.effects`). Methods that
+act on all namespaces of a database are in `perdure.stores.whole_store`.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from perdure.stores.values import check_number
 
 
 class Store(BaseStore):
-    """A langgraph store that keeps old versions of items and has a built-in search."""
+    """A LangGraph store that keeps old versions of items and has built-in search."""
 
     supports_ttl = True
 
@@ -117,7 +116,7 @@ class Store(BaseStore):
         return results
 
     async def _embed_op_query(self, op: Op | PutItem) -> SearchQuery | None:
-        """Embed the query of a search if another process, such as a model server, computes vectors.
+        """Embed a search query if vectors are computed by another process, such as a model server.
 
         Return the query with its vector. Return None if the operation is not a search, or if
         vectors are computed in this process.
@@ -138,9 +137,8 @@ class Store(BaseStore):
                 f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # In langgraph's operations, True is the default of `refresh_ttl`, so True leaves the
-        # decision to the store's configuration. False means that the read does not restart the time
-        # to live of items.
+        # In LangGraph's operations, `refresh_ttl` defaults to True, so True leaves the decision to
+        # the store's configuration. With False, the read does not restart the items' time to live.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -311,10 +309,10 @@ class Store(BaseStore):
 
         With a query, return the best results.
 
-        Without a query, items are ordered by namespace and then by the time at which they were
-        created. A put does not move items between pages: a new item comes last in its namespace,
-        and a replaced item keeps its position. A delete moves each later item forward by one
-        position. Pass the same `as_of` for every page to read a list that does not change.
+        Without a query, items are ordered by namespace and then by creation time. A put does not
+        move items between pages: a new item comes last in its namespace, and a replaced item keeps
+        its position. Deleting an item moves every later item forward by one position. Pass the same
+        `as_of` for every page to read a list that does not change.
 
         Args:
             namespace_prefix: The first labels of the namespaces. `()` selects all items.
@@ -417,8 +415,8 @@ class Store(BaseStore):
     def find_namespaces(self, label: str) -> list[Namespace]:
         """Return all namespaces that contain a label, sorted.
 
-        The list includes the namespaces in which perdure keeps its own notes about memories, and
-        the namespaces in which every item has been deleted.
+        The list includes namespaces that hold perdure's own notes about memories, and namespaces in
+        which every item has been deleted.
         """
         parts, label_path = self._parts, check_namespace_prefix_and_build_path((label,))
         statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
@@ -494,10 +492,10 @@ class Store(BaseStore):
         context: bool = True,
         during: Period | None = None,
     ) -> RankExplanation:
-        """Return the rank of an item among the results for a query, and the reason for its rank.
+        """Return an item's rank in the results for a query, and the reason for that rank.
 
-        The arguments after `key` have the same meaning as in `search`, except `prefix`. Without a
-        prefix, the item's namespace is searched.
+        The arguments after `key`, except `prefix`, have the same meaning as in `search`. If
+        `prefix` is None, the item's namespace is searched.
 
         Raises:
             ConfigurationError: There is no query, or an argument is wrong; see `search`.
@@ -523,7 +521,7 @@ class Store(BaseStore):
         context: bool = True,
         during: Period | None = None,
     ) -> RankExplanation:
-        """Return the rank of an item and the reason for its rank; see `why_not`."""
+        """Return an item's rank in the results for a query, and the reason; see `why_not`."""
         searched_prefix = namespace if prefix is None else prefix
         selection = self._parts.build_item_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
@@ -586,9 +584,9 @@ class Store(BaseStore):
     ) -> Receipt:
         """Erase the texts that one author wrote under a prefix that several people share.
 
-        The author of a version is the field `author` of its provenance. Versions that other people
-        wrote stay, but texts of the erased author are removed from them. If the process dies
-        during the erasure, call `forget_author` again to complete it.
+        The author of a version is the field `author` of its provenance. Versions written by other
+        people are kept, but any texts by the erased author are removed from them. If the process
+        dies during the erasure, call `forget_author` again to complete it.
 
         Args:
             prefix: The prefix of the shared namespaces, such as `("teams",)`.
@@ -621,9 +619,9 @@ class Store(BaseStore):
     # -- vectors that are missing
 
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[PendingEmbedding]:
-        """Return the items whose vectors have not been computed because the embedder failed.
+        """Return the items that have no vectors because the embedder failed.
 
-        Searches find items without vectors by their text.
+        Items without vectors are still found by keyword search.
         """
         return self.database.read(
             lambda: self._missing.read_pending(self._parts.resolve_prefix(namespace_prefix))
@@ -634,8 +632,8 @@ class Store(BaseStore):
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Compute missing vectors, and return how many items got vectors.
 
-        If the embedder raises an error for the text of an item, the item stays without vectors. The
-        vectors of all other items are computed.
+        If the embedder raises an error for an item's text, that item stays without vectors. Vectors
+        are still computed for all other items.
 
         Raises:
             EmbeddingFailed: The embedder fails for all items.

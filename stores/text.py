@@ -1,17 +1,16 @@
 """Analysis of texts and queries for search: tokens, languages, synonyms, typing errors and chunks.
 
-A token is a stem ("running" and "runs" become "run"), a number, or a word in a writing system other
-than Latin. In writing systems without spaces between words, a token is a pair of neighbouring
-characters. Emoji, currency signs and other symbols are tokens as well. A word that contains a
-symbol gives two tokens, one with the symbol and one without it ("c#" and "c"). Stop words stay in
-the tokens of documents and are dropped from queries. If a query consists only of stop words, the
-stop words are searched like other words.
+A token is a stem ("running" and "runs" become "run"), a number, or a word in a non-Latin script. In
+scripts without spaces between words, a token is a pair of neighbouring characters. Emoji, currency
+signs and other symbols are tokens as well. A word that contains a symbol gives two tokens, one with
+the symbol and one without it ("c#" and "c"). Stop words are kept in documents and dropped from
+queries. If a query consists only of stop words, it is searched as if they were ordinary words.
 
-Synonyms come from a table inside the package. For each English stem, the table of synonyms lists
-the nearest stems and their cosines, which `benchmarks/kinship.py` computed with the static
-embedder. Another table inside the package contains the frequencies of words in each language. The
-table of word frequencies was computed by `benchmarks/commonness.py`. Long texts are split into
-overlapping chunks, so that an embedder receives all of the text.
+The package contains two tables. The synonym table lists, for each English stem, the nearest stems
+and their cosines, as computed by `benchmarks/kinship.py` with the static embedder. The word
+frequency table lists the frequencies of words in each language, as computed by
+`benchmarks/commonness.py`. Long texts are split into overlapping chunks, so that an embedder
+receives all of the text.
 """
 
 from __future__ import annotations
@@ -43,14 +42,16 @@ ANALYZER = "en-3"
 # maximum number of cached words, which take at most 8 MB; a new word takes 1 µs, a cached word 0.1
 # µs
 _MEMO_SIZE = 1 << 16
-# maximum number of letters of a word that is stemmed; a longer sequence of letters is not an
+# maximum length of a word that is stemmed, in letters; a longer sequence of letters is not an
 # English word
 _MAX_STEMMED_LENGTH = 32
 
-ENGLISH: Final = "english"  # Each language has the name of its Snowball stemmer.
-NON_LATIN: Final = "other"  # name that stands for all languages whose writing system is not Latin
+# A language is named after its Snowball stemmer.
+ENGLISH: Final = "english"
+# name that stands for all languages with a non-Latin script
+NON_LATIN: Final = "other"
 
-# writing systems without spaces between words, and Hangul, whose particles are attached to words
+# scripts without spaces between words, and Hangul, in which particles are attached to words
 _UNSPACED_RANGES = (
     "\u0e01-\u0e4e\u0e81-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u109f\u1780-\u17d3"  # Myanmar, Khmer
@@ -71,8 +72,8 @@ _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-# Strings that show that a text may contain words with symbols, such as "c#". A text without any of
-# the strings is searched for such words only if it starts with a dot.
+# Substrings of texts that may contain words with symbols, such as "c#". A text with none of these
+# substrings is searched for such words only if it starts with a dot.
 _SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")
 # matches a symbol, such as an emoji; the emoji of a country's flag consists of two characters
 _SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")
@@ -85,13 +86,13 @@ _SYMBOL_CATEGORIES = (
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _SCRIPT_RUNS = re.compile(rf"[{_UNSPACED_RANGES}]+|[^{_UNSPACED_RANGES}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
-# Matches the accents that are removed from letters. The letter й keeps its accent, because the
-# Russian stemmer needs the letter.
+# Matches the accents that are removed from letters. The Russian letter й keeps its accent, because
+# the Russian stemmer distinguishes й from и.
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-# The contractions won't, can't and shan't without "n't" are "wo", "ca" and "sha". The dict maps
-# "wo", "ca" and "sha" to the verb that is negated.
+# Without "n't", the contractions "won't", "can't" and "shan't" become "wo", "ca" and "sha". The
+# dict maps each of these to the verb that is negated.
 _NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
@@ -111,9 +112,8 @@ _local = threading.local()  # A stemmer has state, so each OS thread has its own
 def tokenize(text: str) -> list[str]:
     """Return all tokens of a document, in order and with repetitions.
 
-    In a writing system without spaces, each pair of neighbouring characters is a token. Each single
-    character is a token in addition to the pairs, so that a query of one character finds the
-    document.
+    In a script without spaces between words, each pair of neighbouring characters is a token. Each
+    single character is also a token, so that a one-character query finds the document.
 
     >>> tokenize("The runners' café isn't open: 1,000 visitors")
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']
@@ -147,10 +147,9 @@ def tokenize(text: str) -> list[str]:
 def tokenize_query(text: str) -> list[str]:
     """Return the tokens that a search looks up, without duplicates.
 
-    Stop words are left out unless the query consists of stop words only. In a writing system
-    without spaces between words, each pair of neighbouring characters is a token. A character of a
-    writing system without spaces that stands alone, without a neighbour of this writing system, is
-    a token by itself.
+    Stop words are left out unless the query consists of stop words only. In a script without spaces
+    between words, a token is a pair of neighbouring characters, or a single character that stands
+    alone.
 
     >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
@@ -174,12 +173,12 @@ def tokenize_query(text: str) -> list[str]:
 
 
 def extract_query_words_with_stems(text: str) -> dict[str, str]:
-    """Return the words of a query by which results are ranked, with the stem of each word.
+    """Return the query words that are used for ranking, each with its stem.
 
     The result contains the words that `tokenize_query` returns, except the stop words of the
-    query's language. The stem of each word is computed by the rules of the query's language. In
-    Chinese and Japanese, the text is split at function words, and the parts between them are used
-    as words. In Japanese, the grammatical endings of words are removed.
+    query's language. Words are stemmed by the rules of the query's language. Chinese and Japanese
+    text is split at function words, and the parts in between are used as words. In Japanese, the
+    grammatical endings of words are removed.
 
     >>> extract_query_words_with_stems("Wo sind die Häuser?")
     {'hauser': 'haus'}
@@ -243,7 +242,7 @@ def detect_language(text: str) -> str:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into sequences of letters, and replace variants of a letter by one form.
+    """Split a text into sequences of letters, and replace variants of a letter with one form.
 
     For example, the text `isn't` is split into `isn` and `t`.
     """
@@ -255,16 +254,16 @@ def split_words(text: str) -> list[str]:
 def stop_words(language: str) -> frozenset[str]:
     """Return the stop words of a language.
 
-    In the stop words, variants of a letter are replaced by one form.
+    The stop words are normalized: variants of a letter are replaced with one form.
     """
     return _load_foreign_and_all_stop_words()[language][1]
 
 
 @cache
 def foreign_stop_words() -> frozenset[str]:
-    """Return the stop words of all languages except English that use Latin letters.
+    """Return the stop words of all Latin-script languages except English.
 
-    A stop word that is also an English stop word is left out.
+    Words that are also English stop words are left out.
     """
     return frozenset().union(
         *(telling for telling, _ in _load_foreign_and_all_stop_words().values())
@@ -275,9 +274,9 @@ def foreign_stop_words() -> frozenset[str]:
 def _load_foreign_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
-    The result maps the name of a language to a pair of sets. The first set of a pair contains the
-    stop words of the language that are not also stop words of English. The second set of a pair
-    contains all stop words of the language, including words that are also English stop words.
+    The result maps the name of a language to a pair of sets. The first set of each pair contains
+    the language's stop words, without those that are also English stop words. The second set
+    contains all of the language's stop words.
 
     Loading takes 1 ms.
     """
@@ -294,7 +293,7 @@ STOP_WORDS: Final = stop_words(ENGLISH)
 
 @cache
 def _function_word_pattern() -> re.Pattern[str]:
-    """Return a regular expression for function words of Chinese and Japanese.
+    """Return a regular expression that matches Chinese and Japanese function words.
 
     Longer words are tried first.
     """
@@ -303,9 +302,9 @@ def _function_word_pattern() -> re.Pattern[str]:
 
 
 def is_misspellable(token: str) -> bool:
-    """Return whether a search may replace a token by a similar word, as a spelling correction.
+    """Return whether spelling correction applies to a token.
 
-    A token may be replaced if it has at least four letters and its writing system separates words
+    Spelling correction applies to tokens of at least four letters in scripts that separate words
     with spaces.
     """
     return 4 <= len(token) <= _MAX_STEMMED_LENGTH and token.isalpha() and not _is_unspaced(token)
@@ -328,7 +327,7 @@ def _iter_words(text: str) -> Iterator[str]:
 
 
 def _find_signed_words_and_symbols(text: str) -> list[str]:
-    """Return the words of a text that contain a symbol, such as "c#", and then the text's symbols.
+    """Return the words that contain a symbol, such as "c#", followed by the symbols in a text.
 
     >>> _find_signed_words_and_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
@@ -347,9 +346,9 @@ def _find_signed_words_and_symbols(text: str) -> list[str]:
 
 
 def _lowercase_and_strip_accents(text: str) -> str:
-    """Return the text in lower case, with each variant of a letter replaced by one form.
+    """Return the text in lower case, with each variant of a letter replaced with one form.
 
-    Accents on letters are removed, except the accent of the Russian letter й.
+    Accents are removed from all letters except the Russian letter й.
     """
     return unicodedata.normalize("NFC", _ACCENTS.sub("", _decompose(text)))
 
@@ -373,8 +372,7 @@ def _strip_contraction(word: str) -> str:
 def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
     """Yield each word of a text that is not a stop word, with its stem in the given language.
 
-    If the language is English or has a writing system other than Latin, the function yields no
-    words.
+    Nothing is yielded if the language is English or has a non-Latin script.
     """
     if language in (ENGLISH, NON_LATIN):
         return
@@ -387,7 +385,7 @@ def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_unspaced(word: str) -> bool:
-    """Return whether a word belongs to a writing system without spaces between words."""
+    """Return whether a word is in a script without spaces between words."""
     return not word.isascii() and _UNSPACED_CHAR.match(word) is not None
 
 
@@ -425,11 +423,11 @@ def _stem_word(word: str, language: str) -> str:
 
 # -- synonyms and corrections
 
-# Minimum number of letters of a long word. Two edits are allowed between two long words. The first
-# letters of two words may differ if one of the words is long.
+# Minimum length of a long word, in letters. Two long words may differ by two edits, and the first
+# letters of two words may differ if at least one of the words is long.
 _MIN_TWO_EDIT_LENGTH: Final = 6
-# Minimum similarity of a misspelt word and its correction. The similarity of two words is 1 minus
-# the number of edits divided by the number of letters in the longer word.
+# Minimum similarity between a misspelt word and its correction. The similarity is 1 minus the
+# number of edits divided by the length of the longer word.
 _MIN_EDIT_SIMILARITY: Final = 0.7
 
 
@@ -470,19 +468,19 @@ def _load_synonym_arrays() -> tuple[
 # -- frequency of words
 
 FREQUENCY_FILE: Final = "common.npz"
-# Factor by which the negated natural logarithm of a frequency is multiplied before it is stored as
-# an integer.
+# Scale factor for stored word frequencies. A frequency is stored as an integer, its negated natural
+# logarithm times this factor.
 STEPS_PER_NAT: Final = 16
 _WORDS_PER_MESSAGE: Final = 15  # assumed number of words of an average message
 
 
 @lru_cache(_MEMO_SIZE >> 2)
 def message_frequency(token: str, language: str = ENGLISH) -> float:
-    """Return the share of messages in a language that contain a token.
+    """Return the estimated fraction of messages in a language that contain a token.
 
-    The share of messages is computed on the assumption that a message has 15 words.
+    The estimate is based on word frequencies, and assumes that a message has 15 words.
 
-    The result is 0 if the frequency list of the language does not contain the token.
+    The result is 0 if the language's frequency list does not contain the token.
 
     Source: the small word lists of Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437.
 
@@ -491,8 +489,8 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
     """
     words, rarity = _load_word_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
-    # A token that is longer than every token in the frequency list is not looked up, because numpy
-    # would copy the whole list as wider strings for the comparison.
+    # Tokens that are longer than all tokens in the frequency list are not looked up, because numpy
+    # would copy the whole list as wider strings to compare them.
     if len(word) > words.itemsize:
         return 0.0
     position = int(np.searchsorted(words, word))
@@ -505,7 +503,7 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
 def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """Load the sorted tokens of a language and their frequencies.
 
-    A frequency is stored as -16 times the natural logarithm of the token's share of all words.
+    A frequency is stored as -16 times the natural logarithm of the token's relative frequency.
 
     Takes 2 ms.
     """
@@ -518,14 +516,13 @@ def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[n
 class Vocabulary(dict[str, int]):
     """Words with their numbers.
 
-    If a word is looked up that the dict does not contain, the word is added to the dict with the
-    next number.
+    Looking up a word that the dict does not contain adds the word with the next number.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
-        # Lists of words with the same first letter, and lists of words with the same last two
-        # letters. The key is the letter, or a hyphen and the two letters.
+        # Index of the words by first letter and by last two letters. A key is the first letter, or
+        # a hyphen followed by the last two letters.
         self._by_letters: dict[str, list[str]] = defaultdict(list)
         self._indexed_count = 0  # number of words in `_by_letters`
         self._lock_index = threading.Lock()
@@ -535,10 +532,10 @@ class Vocabulary(dict[str, int]):
         return number
 
     def similar_words(self, word: str) -> list[str]:
-        """Return all words of the vocabulary that begin or end like a word.
+        """Return all vocabulary words that begin or end like the given word.
 
-        The returned words have the same first letter or the same last two letters as `word`. Only
-        such words are candidates for a spelling correction by `find_nearest_words`.
+        The words share their first letter or their last two letters with `word`. Only such words
+        can be spelling corrections (see `find_nearest_words`).
         """
         with self._lock_index:
             for other in (
@@ -553,12 +550,11 @@ class Vocabulary(dict[str, int]):
 def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """Return the words that a misspelt word may stand for, nearest first.
 
-    Words with the same similarity to the misspelt word are in alphabetical order. One edit is
-    allowed, or two edits if both words have at least six letters. A misspelt word and its
-    correction must begin with the same letter. As an exception, a correction may begin with another
-    letter if the last two letters are equal, and if the misspelt word or its correction has at
-    least six letters. A word of the English frequency list is replaced by another word of the list
-    only if one of the two words is a prefix of the other.
+    Equally similar words are in alphabetical order. One edit is allowed, or two edits if both words
+    have at least six letters. A misspelt word and its correction must begin with the same letter,
+    with one exception: a correction may begin with a different letter if its last two letters match
+    and at least one of the two words has six letters or more. If both words are in the English
+    frequency list, one of them must be a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -630,9 +626,8 @@ _UNSEGMENTED_RANGES = (
 _UNSEGMENTED_RANGES += "\U00020000-\U0003ffff"
 _MAX_UNIT_LENGTH = 32
 _UNIT = re.compile(rf"[{_UNSEGMENTED_RANGES}]|[^\s{_UNSEGMENTED_RANGES}]{{1,{_MAX_UNIT_LENGTH}}}")
-# Matches the end of a sentence or of a line in the text between two words. The first alternative
-# matches Latin punctuation. The second alternative matches Chinese and Japanese punctuation, which
-# is written as code points.
+# Matches the end of a sentence or line between two words. The alternatives match Latin punctuation,
+# Chinese and Japanese punctuation (written as code points), and line breaks.
 _SENTENCE_END = re.compile(
     "[.!?\u2026][\"'\u201d\u2019)\\]]*\\s"
     "|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*\\s*$|\\n"
@@ -647,8 +642,8 @@ def split_into_chunks(
     """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
 
     A chunk ends at the end of a sentence if possible, otherwise at a space, otherwise anywhere.
-    Each chunk begins within the last words of the preceding chunk. Because of the overlap, a short
-    passage at the boundary between two chunks is complete in at least one chunk.
+    Each chunk starts within the last few words of the preceding chunk. Because of this overlap, a
+    short passage at the boundary between two chunks is complete in at least one of them.
 
     Args:
         text: The text. A short text is returned unchanged as the only chunk. A text without words
@@ -666,8 +661,8 @@ def split_into_chunks(
             f"the chunk limit is {limit_words!r} words and the overlap is {overlap_words!r} words; "
             "expected a limit of at least 1 and an overlap of at least 0"
         )
-    # Return a short text without counting words, because a text cannot have more words than
-    # characters.
+    # Return a short text as is, without counting its words, because a text cannot have more words
+    # than characters.
     if len(text) <= limit_words:
         return [text] if text.strip() else []
     words = text.split() if text.isascii() else ()
@@ -684,8 +679,8 @@ def _cut_text_at_units(
 ) -> list[str]:
     """Split a text into chunks of about equal size.
 
-    A unit is a word, or a Chinese, Japanese or Korean character. The text must have more units than
-    `limit`.
+    A unit is a word, or a Chinese, Japanese or Korean character. The text must be longer than
+    `limit` units.
 
     Args:
         text: The text.
@@ -695,7 +690,7 @@ def _cut_text_at_units(
     """
 
     def grade_cut(at: int) -> int:
-        """Return a grade for ending a chunk before the unit `at`. A higher grade is better."""
+        """Return a score for ending a chunk just before the unit `at`. A higher score is better."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END

@@ -3,10 +3,9 @@
 An import does not restore a memory for which a tombstone exists.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
-under `("perdure", "buried", *namespace)`. The key of a tombstone is the hash of a text of the
-memory, or the hash of the id of a message from which the memory was made. An import refuses a
-version of an item if a tombstone exists for the text of the version, or for a message that the
-version names as its source.
+under `("perdure", "buried", *namespace)`. The key of a tombstone is a hash, either of a text of the
+memory or of the id of a message from which the memory was made. An import refuses an item version
+if a tombstone exists for its text or for a message that it names as its source.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ SOURCE: Final = "provenance"
 def is_note_namespace(namespace: Sequence[str]) -> bool:
     """Return whether a namespace contains perdure's notes about memories.
 
-    A namespace with notes contains only notes, and no items that a user has put.
+    A notes namespace contains only notes, never items put by a user.
     """
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -94,15 +93,15 @@ def compute_matching_tombstone_keys(
 
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
-    """Return whether a namespace contains notes about memories that have one of `kinds`."""
+    """Return whether a namespace contains notes of any of the given kinds."""
     return _find_index_of_root_label(decode_path(path), kinds) is not None
 
 
 def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
-    """Return the index at which the label `ROOT` begins the labels of notes, or None without notes.
+    """Return the index of the label `ROOT` in a notes namespace, or None for other namespaces.
 
-    The index is greater than 0 if the notes belong to a scope, because the namespace prefix of the
-    scope precedes the label `ROOT`.
+    The index is greater than 0 for the notes of a scope, because the scope's namespace prefix comes
+    before the label `ROOT`.
     """
     pairs = enumerate(pairwise(names))
     return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
@@ -112,10 +111,10 @@ def list_tombstone_paths(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
     A scope is a store that is limited to a namespace prefix, and it stores its notes under this
-    prefix. The database does not record which prefixes are scopes. Every prefix of a namespace may
-    be the prefix of a scope, so the result contains one path for every prefix of the namespace. For
-    a quarantine namespace, the function returns the paths for the namespace to which the items in
-    quarantine will be moved.
+    prefix. The database does not record which prefixes are scopes. Any prefix of a namespace may be
+    the prefix of a scope, so the result has one path for each of these prefixes. For a quarantine
+    namespace, the result is the tombstone path of the namespace into which quarantined items are
+    moved when they are accepted.
     """
     names = decode_path(path)
     root_index = _find_index_of_root_label(names, KINDS)
@@ -163,7 +162,7 @@ class TombstoneReader:
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def find_matching_tombstone_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
-        """Return the keys of the existing tombstones that match each of `contents`, in order."""
+        """Return the keys of the tombstones that match each of `contents`, in the same order."""
         yield from self._cache_tombstone_paths_of_namespaces({content.path for content in contents})
         candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
@@ -183,10 +182,9 @@ class TombstoneReader:
         return refused
 
     def _cache_tombstone_paths_of_namespaces(self, namespace_paths: Iterable[bytes]) -> Flow[None]:
-        """Cache, for each of `namespace_paths`, the paths of namespaces with tombstones.
+        """Cache the paths of the tombstone namespaces for each of `namespace_paths`.
 
-        Each cached path is the path of a namespace that contains tombstones for items of the given
-        namespace. A namespace without any tombstone is left out.
+        Tombstone namespaces that contain no tombstones are omitted.
         """
         paths_of_namespaces = {
             path: list_tombstone_paths(path)

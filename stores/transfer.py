@@ -31,7 +31,7 @@ from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, 
 from perdure.stores.values import check_value_size, decode_json_value
 from perdure.stores.vectors import Model
 
-# number of keys that an export reads at a time, and number of lines that an import writes at a time
+# batch size: number of keys read at a time by an export, or of lines written at a time by an import
 PAGE = 500
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000  # microseconds in a minute
@@ -45,8 +45,8 @@ class ItemVersion(NamedTuple):
     """A version of an item. Times are in microseconds since 1970."""
 
     put: Put
-    # The version number. None means that the imported item becomes the newest version, unless the
-    # newest version has the same content.
+    # The version number. None means that the item is imported as the newest version, unless the
+    # newest version already has the same content.
     version: int | None = None
     created_at: int | None = None  # time of the first put of the key
     valid_from: int | None = None  # time of the put of this version
@@ -73,13 +73,12 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 class _ImportState:
     """The state of an import.
 
-    An import is written in batches. The state carries over, from one batch to the next, the keys of
-    items whose further versions must be skipped or refused.
+    An import is written in batches. The state records the keys whose remaining versions must be
+    skipped or refused in later batches.
     """
 
-    # Keys of items for which this store has a version with the same number as an imported version
-    # but with other content. If the field is None, the import raises an error for the first key
-    # with such a difference.
+    # Keys that have a version with the same number in the source and in this store, but with
+    # different content. If the field is None, the import raises an error for the first such key.
     differing: set[_RowKey] | None
     # keys that are refused because of a tombstone in this store
     refused: set[_RowKey] = field(default_factory=set)
@@ -222,8 +221,8 @@ class Transfer:
                     return report
                 try:
                     report += run(self._write_batch(batch, state))
-                # A version in the batch differs from the version with the same number in this
-                # store.
+                # A version in the batch has the same number as a version in this store, but
+                # different content.
                 except ImportFailed as exc:
                     error = exc
                     break
@@ -313,21 +312,20 @@ class Transfer:
             ) from exc
 
 
-# A value that is not valid JSON, so that `prepare_put` raises an error for it. If an imported line
-# has the value null, the value is replaced by `_INVALID_VALUE`, because `prepare_put` would
-# interpret None as a delete.
+# Replaces a null value in an imported line. `prepare_put` rejects this placeholder, because it is
+# not valid JSON, but would treat None as a delete.
 _INVALID_VALUE: Any = ()
 
 
 def _parse_time(line: Mapping[str, Any], name: str) -> int | None:
-    """Return the time in a field of a line, in microseconds, or None if the field is missing."""
+    """Return a time field of an imported line in microseconds, or None if the field is missing."""
     return to_microseconds(datetime.fromisoformat(line[name])) if name in line else None
 
 
 def _parse_version(line: Mapping[str, Any]) -> int | None:
     """Return the version number of an imported line, or None if the line has no version number.
 
-    The version number is checked.
+    An invalid version number raises an error.
     """
     version = line.get("version")
     if version is not None and (type(version) is not int or not 0 < version < _MAX_VERSION):
@@ -345,10 +343,9 @@ def _write_versions(
     """Write a batch of versions in one transaction.
 
     Items with a tombstone in this store are refused. If an imported version has the same number as
-    a version in this store but other content, the version and all later versions of its key are
-    skipped. The key is added to `state.differing`. If `state.differing` is None, an imported
-    version whose content differs from that of the stored version with the same number raises an
-    error.
+    a version in this store but different content, that version and all later versions of its key
+    are skipped, and the key is added to `state.differing`. If `state.differing` is None, such a
+    version raises an error instead.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
@@ -392,8 +389,8 @@ def _write_versions(
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.valid_to is not None:
-                # Close the version in this store at the time at which the imported version was
-                # closed. A version that has an expiry in this store is not closed.
+                # Close this store's version at the time at which the imported version was closed,
+                # unless it has an expiry in this store.
                 yield _build_close_statements(
                     writer,
                     (yield from writer.read_present_version(item.put)),
@@ -419,9 +416,9 @@ def _find_refused_keys(
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch for which this store has a tombstone.
 
-    The import must refuse all versions of a key if a tombstone matches any version of the key. If
-    the text of a tombstone is the text of the current version in this store, the tombstone is
-    ignored, because somebody has stored the text again after its erasure.
+    If a tombstone matches any version of a key, the import must refuse all versions of that key. A
+    tombstone is ignored if its text is that of the current version in this store, because the text
+    was stored again after it was erased.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])
@@ -451,7 +448,7 @@ def _add_version(
 ) -> Flow[None]:
     """Add an imported version of an item.
 
-    If the key has a current version, close that version first.
+    If the key has a current version, that version is closed first.
     """
     present = yield from writer.read_present_version(item.put)
     namespace_key, row, version, created, valid_from, _, _, last_closed, _, first_id = present
@@ -487,9 +484,9 @@ def _add_version(
 def _build_close_statements(
     writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
-    """Build the statements that close a current version.
+    """Build the SQL statements that close a current version.
 
-    `present` is the row of the version that `read_present_version` returned.
+    `present` is the current version's row, as returned by `read_present_version`.
     """
     namespace_key, row, _, _, valid_from, _, size, *_ = present
     totals.add_growth(namespace_key, -1, -size)
@@ -497,6 +494,6 @@ def _build_close_statements(
 
 
 def _has_same_content(writer: ItemWriter, row: Row, put: Put) -> bool:
-    """Return whether a row has the same value and the same provenance as a put."""
+    """Return whether a row already has the value and the provenance that a put would write."""
     fields = writer.records.decode_provenance(row[9], *row[1:4])
     return writer.records.decode_row_text(row) == put.text and fields == (put.provenance or {})

@@ -1,4 +1,4 @@
-"""Functions that check and encode the values of items, and that extract the texts from a value."""
+"""Validate and encode item values, and extract the texts from a value."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from langgraph.store.base import get_text_at_path, tokenize_path
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 
 MAX_DEPTH = 64  # maximum nesting of objects and arrays in a value
-# Maximum number of bits in an integer. An integer of 13,000 bits has fewer than 4,300 decimal
-# digits, which is the maximum that Python parses.
+# Maximum size of an integer in bits. A 13,000-bit integer has fewer than 4,300 decimal digits, the
+# most that Python parses.
 _MAX_INTEGER_BITS = 13_000
 MAX_BYTES = 16 << 20  # default maximum size of the JSON of a value; `open` has an option for it
-# Minimum similarity, from 0 to 1, of a name that an error message suggests in place of an unknown
-# name. With a lower minimum, the message would suggest `$gte` for `$regex`.
+# Minimum similarity, from 0 to 1, at which an error message suggests a known name in place of an
+# unknown one. With a lower minimum, `$gte` would be suggested for `$regex`.
 _MIN_SIMILARITY: Final = 0.75
 WHOLE = "$"  # langgraph's path of the whole value
 
@@ -247,10 +247,10 @@ def check_number(
 
 
 def suggest_name(name: object, allowed: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown name.
+    """Return the hint that ends an error message about an unknown name.
 
-    The returned text suggests the known name that is most similar to the unknown name, if there is
-    a similar one, and lists all known names.
+    The hint suggests the most similar known name, if any is similar enough, and lists all known
+    names.
 
     >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
     ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
@@ -264,7 +264,7 @@ def suggest_name(name: object, allowed: Iterable[str]) -> str:
 def parse_setting(
     name: str, stored: Any, is_valid: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Parse a setting that is recorded in a store's database and must be a JSON object.
+    """Parse a JSON object that is recorded as a setting in a store's database.
 
     Args:
         name: The name of the setting.

@@ -6,8 +6,8 @@ computes exact scores only for the rows whose sketches are most similar to the q
 sketch is a short bit string that approximates a vector.
 
 A sketch has one bit for each dimension of a vector: the sign of the number in this dimension
-(random-hyperplane hashing: Charikar, STOC 2002). The similarity of two sketches is measured by
-their Hamming distance, which is the number of bits in which they differ.
+(random-hyperplane hashing: Charikar, STOC 2002). Two sketches are compared by their Hamming
+distance, the number of bits in which they differ.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Floats = NDArray[np.float32]
 _BLOCK_ROWS: Final = 1024
 # number of rows whose sketches are compared at a time, which limits memory
 _SKETCH_BLOCK_ROWS: Final = 1 << 14
-# share of the rows that are scored exactly; the rows whose sketches are nearest to the query's
-# sketch are chosen
+# fraction of the rows that are scored exactly, namely those whose sketches are nearest to the
+# query's sketch
 _RESCORED_SHARE: Final = 0.01
 _MIN_RESCORED_ROWS: Final = 4_000  # minimum number of rows that are scored exactly
 _WORD_BITS: Final = 64  # number of bits in one word of a sketch
@@ -56,11 +56,11 @@ class Model:
 
     @classmethod
     def from_setting(cls, text: str) -> Self:
-        """Parse the recorded description of the embedding model from JSON text."""
+        """Parse the recorded embedding model from JSON."""
         return cls(**parse_setting("model", text, _is_valid_model_setting))
 
     def to_setting(self) -> str:
-        """Encode the model as JSON text, which the store records as a setting."""
+        """Encode the model as JSON, to be recorded as a setting in the store."""
         return json.dumps(asdict(self))
 
     def with_dims(self, dims: int) -> Self:
@@ -73,10 +73,10 @@ class Model:
         return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
     def build_mismatch_error(self, opened_with: Model) -> EmbedderMismatch:
-        """Build the error for an embedder that differs from the recorded embedding model.
+        """Build the error raised when the embedder differs from the recorded embedding model.
 
-        The error is raised if the model of the embedder, or its encoding of vectors, differs from
-        the model or the encoding that the store has recorded.
+        The embedder differs if its model or its vector encoding is not the one recorded in the
+        store.
         """
         if (self.name, self.dims) == (opened_with.name, opened_with.dims):
             return EmbedderMismatch(
@@ -124,7 +124,7 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         raise _build_embedding_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)
-    # The model may return an object whose conversion to an array raises any error.
+    # The model may return an object that raises any error when it is converted to an array.
     except Exception as exc:
         raise _build_embedding_answer_error(
             model, f"{answer!r:.80} ({exc})", "a list of vectors"
@@ -159,8 +159,8 @@ def _build_embedding_answer_error(model: str, problem: str, expected: str) -> Em
 def normalize_rows(rows: NDArray[np.float64]) -> Floats:
     """Return the rows scaled to length 1. Zero rows stay zero.
 
-    Each row is first divided by the largest absolute value of its numbers, so that the squares
-    neither overflow nor underflow.
+    Each row is first divided by its largest absolute value, so that the squares neither overflow
+    nor underflow.
     """
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     scaled = rows / np.where(largest == 0, 1.0, largest)
@@ -198,9 +198,9 @@ def encode_vector_groups(
 
 
 def rescored_share(row_count: int) -> float:
-    """Return which share of `row_count` rows an approximate search scores exactly.
+    """Return the fraction of rows that an approximate search scores exactly.
 
-    A search selects the rows by comparing sketches.
+    The search selects these rows by comparing sketches.
     """
     return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(row_count, 1)))
 
@@ -211,8 +211,8 @@ class VectorMatrix:
 
     rows: NDArray[Any]  # `[n, dims]`, normalised
     scale: Floats | None = None  # factor of each row, only for `int8`
-    # The sketches of all rows, as an array of shape `[words, n]`. Each column is the sketch of one
-    # row, in 64-bit words. The field is None if there are too few rows for approximate scores.
+    # The sketches of all rows, one per column, as 64-bit words in an array of shape `[words, n]`.
+    # The field is None if there are too few rows for approximate scoring.
     sketch: NDArray[np.uint64] | None = None
 
     @classmethod
@@ -242,7 +242,7 @@ class VectorMatrix:
         return sum(part.nbytes for part in parts if part is not None)
 
     def take_rows(self, order: NDArray[Any]) -> VectorMatrix:
-        """Return a new matrix with the rows whose numbers are in `order`, in this order."""
+        """Return a new matrix of the rows at the indexes in `order`, in that order."""
         return VectorMatrix(self.rows[order], None if self.scale is None else self.scale[order])
 
     def to_float32(self) -> Floats:
@@ -251,7 +251,7 @@ class VectorMatrix:
         return rows if self.scale is None else rows * self.scale[:, None]
 
     def with_sketches(self) -> VectorMatrix:
-        """Return a copy of the matrix to which sketches for approximate scores are added.
+        """Return a copy of the matrix with sketches for approximate scoring.
 
         Rows of float32 are converted to float16.
         """
@@ -276,7 +276,7 @@ class VectorMatrix:
         """Return approximate cosine similarities of the rows `start` to `stop`.
 
         The exact similarity is computed for the rows whose sketches are nearest to the query's
-        sketch. The argument `share` says for which share of the rows.
+        sketch. `share` is the fraction of rows that are scored exactly.
         """
         assert self.sketch is not None
         distance = self._compute_hamming_distances(
@@ -287,8 +287,7 @@ class VectorMatrix:
         min_count = max(int(share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
-        # Estimated similarities are lowered, so that no estimate is higher than an exact
-        # similarity.
+        # Estimated similarities are lowered, so that none exceeds an exact similarity.
         table -= table[nearest]
         chosen = np.flatnonzero(distance <= nearest)
         exact = self.take_rows(chosen + start).score_rows(query, 0, len(chosen))
@@ -317,8 +316,8 @@ class VectorMatrix:
 def _compute_sketches(rows: NDArray[Any]) -> NDArray[np.uint64]:
     """Return sketches, `uint64[words, n]`.
 
-    A sketch has one bit for each dimension of a vector. The bit is 1 if the number in that
-    dimension of the vector is positive.
+    A sketch has one bit per vector dimension. A bit is 1 if the vector is positive in that
+    dimension.
     """
     count, dims = rows.shape
     words = -(-dims // _WORD_BITS)

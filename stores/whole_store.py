@@ -1,4 +1,4 @@
-"""The public methods that concern all items of a store, such as retention, export and import."""
+"""Public methods that act on a whole store, such as retention, export and import."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
-# maximum number of expired items that are swept, or of past versions that are removed, in one
-# transaction
+# maximum number of expired items swept, or of past versions removed, in one transaction
 _BATCH_ROWS: Final = 500
 # exclusive maximum of the number of days or versions in a retention rule
 _MAX_RETENTION: Final = 1_000_000
@@ -104,9 +103,10 @@ class WholeStore(DatabaseOwner, Store):
     acount_without_ttl = make_async_twin(count_without_ttl)
 
     def sweep_ttl(self) -> int:
-        """Turn the current versions of all expired items into past versions, and return how many.
+        """Close the current versions of all expired items, and return how many were closed.
 
-        Expired items are left out of all reads and searches, even before they are swept.
+        A closed version is a past version of its item. Expired items are excluded from all reads
+        and searches, even before they are swept.
         """
         total = 0
         while swept := self._close_batch_of_expired_items():
@@ -116,10 +116,10 @@ class WholeStore(DatabaseOwner, Store):
     asweep_ttl = make_async_twin(sweep_ttl)
 
     def _close_batch_of_expired_items(self) -> int:
-        """Turn the current versions of some expired items into past versions.
+        """Close the current versions of a batch of expired items, and return how many were closed.
 
-        While the versions are written, other sweepers must wait, and so must writers to the
-        namespaces of the expired items.
+        While the versions are being written, other sweepers and writers to the namespaces of the
+        expired items must wait.
         """
         parts, now = self._parts, self._parts.now()
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
@@ -174,9 +174,9 @@ class WholeStore(DatabaseOwner, Store):
     def find_removable(
         self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
     ) -> list[RemovableVersions]:
-        """Return what `sweep_ttl` followed by `retain` would remove now.
+        """Return what `sweep_ttl` followed by `retain` would remove if called now (a dry run).
 
-        Each element of the list describes the removable versions of one key.
+        Each element of the list describes the versions of one key that would be removed.
 
         Nothing is written.
 
@@ -308,11 +308,11 @@ class WholeStore(DatabaseOwner, Store):
     acheck_embedder = make_async_twin(check_embedder)
 
     def reembed(self, progress: Progress | None = None) -> int:
-        """Compute all vectors again with the current embedder of the store.
+        """Recompute all vectors with the store's current embedder.
 
-        Other processes and threads may read and write while vectors are computed. Until an item has
-        a new vector, searches find it by its words. If the process dies or an error occurs before
-        the last item, call `reembed` again to continue.
+        Other processes and threads can still read and write while vectors are being computed. Until
+        an item has a new vector, searches find it by keywords only. If the process dies or an error
+        occurs before the last item, call `reembed` again to continue.
 
         Args:
             progress: Called after each batch with the number of finished items and the total.
@@ -337,8 +337,7 @@ class WholeStore(DatabaseOwner, Store):
     def model(self) -> Model | None:
         """The embedding model, or None if the store has no embedder.
 
-        The attribute `dims` of the model is the length of its vectors, or 0 until the length is
-        known.
+        The model's `dims` attribute is the length of its vectors, or 0 until the length is known.
         """
         model = self._parts.preparer.embeddings.model
         return None if model is None else replace(model)
@@ -378,11 +377,10 @@ class WholeStore(DatabaseOwner, Store):
         """Import the lines that `export` writes, or other JSON objects. The import can be repeated.
 
         An exported version that exists already, or that is older than the existing one, is skipped.
-        If a line has neither a field `namespace` nor a field `value`, its whole JSON object is the
-        value of an item. The item of a line that has neither `namespace` nor `value` is put into
-        the namespace that the argument `namespace` names. The key of the item is the field `key` of
-        the object, or a hash of the object if the field `key` is missing. A line that has a field
-        `namespace` or `value` may contain only fields that `export` writes. A memory that was
+        If a line has neither a `namespace` nor a `value` field, its whole JSON object becomes the
+        value of an item in the namespace given by the argument `namespace`. The item's key is the
+        object's `key` field, or a hash of the object if it has no such field. A line that has a
+        `namespace` or `value` field may contain only fields that `export` writes. A memory that was
         deleted or forgotten in this store is refused and named in the report; see `import_from`.
 
         Args:
@@ -414,18 +412,17 @@ class WholeStore(DatabaseOwner, Store):
     ) -> TransferReport:
         """Import the items of langgraph's SqliteStore or PostgresStore, or of any open store.
 
-        If the source is a store of perdure, the versions, times and provenance of its items are
-        imported too.
+        If the source is a perdure store, the versions, times and provenance of its items are also
+        imported.
 
         The source is only read. The import can be interrupted and repeated, because equal items are
         skipped.
 
-        A memory that was deleted or forgotten in this store (`perdure.memory.forget`) is refused
-        with all its versions. A memory that was forgotten in this store is refused even if the
-        memory was changed in the source after it was forgotten. The report names each refused
-        memory. The tombstone in this store decides. A tombstone contains the hash of a text that
-        the item has or had, or of the message from which a turn was made. To have the memory again,
-        add it here.
+        A memory that was deleted or forgotten in this store (see `perdure.memory.forget`) is
+        refused with all its versions, even if it was changed in the source afterwards. The report
+        names each refused memory. The tombstone in this store decides. A tombstone contains the
+        hash of a text that the item has or had, or of the message from which a turn was made. To
+        have the memory again, add it here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
@@ -476,7 +473,7 @@ class WholeStore(DatabaseOwner, Store):
     astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> StoreUsage:
-        """Return at most `limit` of the largest namespaces, and the number of items by month."""
+        """Return the `limit` largest namespaces, and the number of items created in each month."""
         sql, read = self._parts.sql, self.database.read
         largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
         days = read(lambda: fetch_rows(sql["created_by_day"]))
@@ -506,7 +503,7 @@ class ExpiredItemSweeper(threading.Thread):
 
 
 class _RetentionBounds(NamedTuple):
-    """The conditions under which a retention rule removes a version.
+    """The conditions that a version must meet to be removed by a retention rule.
 
     Attributes:
         closed_before: The time before which the version must be closed, in microseconds.
