@@ -95,8 +95,8 @@ __all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _U
 class _Package(ModuleType):
     """The class of this package's module object.
 
-    The class ensures that the attribute `perdure.memory.recall` is the function `recall`, although
-    the package also has a module named `recall`.
+    The class ensures that `perdure.memory.recall` is the function, although the package also
+    contains a module named `recall`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -107,9 +107,8 @@ class _Package(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # When Python imports a module of a package, Python sets the module as an attribute of the
-        # package. A module attribute would hide the function with the same name, so modules with
-        # such a name are not set.
+        # When a submodule is imported, Python sets it as an attribute of the package. The attribute
+        # would hide a function with the same name, so such a submodule is not set.
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -1,4 +1,4 @@
-"""Provide chat memories with the names and rules of LangChain, LangChain4j and Spring AI.
+"""Chat memories that follow the naming and rules of LangChain, LangChain4j and Spring AI.
 
 If the messages are stored in a checkpointer, `history()` still returns evicted messages until the
 memory is cleared.
@@ -67,7 +67,7 @@ __all__ = [
     "TokenWindowChatMemory",
     "VectorStoreChatMemoryAdvisor",
 ]
-# Value of `last_n` that selects all messages. The value is Java's Integer.MAX_VALUE.
+# Value of `last_n` that selects all messages (Java's Integer.MAX_VALUE).
 ALL: Final = 2**31 - 1
 _LOG: Final = logging.getLogger(__name__)
 _NAMESPACE: Final = "chat_memory"
@@ -105,7 +105,7 @@ class ChatMemoryStore(Protocol):
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory.
 
-        A chat memory calls this method when a program clears the chat memory.
+        A chat memory calls this method when it is cleared.
         """
 
 
@@ -162,7 +162,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
 class CheckpointerChatMemoryStore(_StoredMessages):
     """A store that keeps each chat memory in a thread of a checkpointer.
 
-    The id of a chat memory is also the id of the thread that stores the chat memory.
+    A chat memory's id is also the id of the thread in which it is stored.
 
     Args:
         checkpointer: The checkpointer.
@@ -216,7 +216,7 @@ class WindowChatMemory(ABC):
 
     @abstractmethod
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether the messages fit into the memory's window, which has a limited size."""
+        """Return whether the messages fit into the memory's limited window."""
 
     def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
         """Append one or several messages.
@@ -354,10 +354,9 @@ class ChatMemoryRepository(Protocol):
 class MessageChatMemory:
     """A chat memory that returns the newest messages of each conversation.
 
-    The rules of LangChain4j decide which messages are in the window of a conversation. As in Spring
-    AI, messages of the window before the first human message are not returned, except for system
-    messages. If the window of a conversation has no human message, only system messages are
-    returned.
+    A conversation's window follows the rules of LangChain4j. As in Spring AI, messages before the
+    window's first human message are not returned, except for system messages. If a conversation's
+    window has no human message, only system messages are returned.
 
     Args:
         repository: The repository, or None for a repository that keeps conversations in the memory
@@ -411,9 +410,9 @@ class MessageChatMemory:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
-        message first. To find out the order, the repository is read a second time, with a limit
-        that is smaller by one message. The message that is missing in the second result is the
-        oldest message.
+        message first. To determine the order, all messages are loaded first, and then loaded again
+        with a limit that is one message lower. The message missing from the second result is the
+        oldest one.
         """
         stored = check_and_select_messages_to_store(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -440,7 +439,7 @@ class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
 class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore):
     """A repository that keeps each conversation in a thread of a checkpointer.
 
-    The id of a conversation is also the id of the thread that stores the conversation.
+    A conversation's id is also the id of the thread in which it is stored.
     """
 
 
@@ -488,7 +487,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     ) -> None:
         """Add the new messages of a request and the model's answer to the chat memory.
 
-        The argument `author` is the user of the run, or None if the run has no user.
+        `author` is the run's user, or None if the run has no user.
         """
 
     def _build_chain(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
@@ -523,8 +522,8 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             SystemMessage(system_text) if system_text else None,
             _remove_system_messages(messages),
         )
-        # If the model is itself an advisor, do not reorder the messages here. The inner advisor
-        # orders all messages, because it may add messages with tool calls.
+        # If the model is itself an advisor, leave the order of the messages to that inner advisor,
+        # because it may add messages with tool calls.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
@@ -551,9 +550,9 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """Return the messages to send to the model for a request.
 
-        The first message in the returned list is a system message with the texts of all system
-        messages. After the system message, the list contains the remembered conversation and then
-        the messages of the request.
+        The returned list starts with a single system message that combines the texts of all system
+        messages. This system message is followed by the remembered conversation and then the
+        messages of the request.
         """
         if isinstance(self.memory, WindowChatMemory):
             remembered = replace(self.memory, id=conversation_id).messages()
@@ -595,7 +594,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store, self.top_k = adapter.store, check_whole_number("top_k", top_k, 1)
         self.threshold = check_number("threshold", threshold, 0, 1)
-        # with the options in `cosine`, a store of perdure ranks items only by cosine similarity
+        # with the options in `cosine`, a perdure store ranks items by cosine similarity only
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._records_authors = adapter.versioned
         self._options = cosine if adapter.versioned else {}
@@ -625,7 +624,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     ) -> None:
         """Store each message with text as an item.
 
-        In a store of perdure, the provenance of each item names the user of the run as its author.
+        In a perdure store, each item's provenance names the run's user as its author.
         """
         namespace = (_NAMESPACE, conversation_id)
         put: Callable[..., Any] = partial(PutOp, index=["text"])

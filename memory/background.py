@@ -2,7 +2,7 @@
 
 A worker determines which threads are due, and puts one job for each of them on a queue. The queue
 consists of DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no
-extraction is lost, because the workers search again for due threads. Importing this module takes
+extractions are lost, because the workers look for due threads again. Importing this module takes
 about a second, because the module imports DBOS.
 """
 
@@ -63,20 +63,19 @@ ThreadId = str
 
 logger = logging.getLogger("perdure.background")
 _WORKER_LOST_ERROR: Final = "the worker ended before the extraction was done"
-# Maximum number of jobs on the queue. While the queue is full, no jobs for further due threads are
-# added.
+# Maximum number of queued jobs. While the queue is full, no more due threads are queued.
 _MAX_QUEUED_JOBS: Final = 100
 # minimum and maximum seconds between two searches for due threads
 _TICK_BOUNDS_S: Final = (0.05, 5.0)
 _CLEANUP_INTERVAL_S: Final = 3600.0  # interval in seconds at which old jobs are deleted
-# Number of seconds by which a job may exceed its time limit `Pace.limit_s`. The worker of a job
-# that exceeds its time limit by more seconds counts as dead.
+# Grace period in seconds for a job that exceeds its time limit `Pace.limit_s`. After the grace
+# period, the job's worker counts as dead.
 _LOST_AFTER_S: Final = 60.0
 _EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
 _EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
 _QUEUE_NAME: Final = "perdure.extraction"
-# Give the logger of DBOS a handler that does nothing. If the logger has no handler, DBOS adds a
-# handler that prints log messages.
+# Give the DBOS logger a handler that does nothing. Otherwise, DBOS adds a handler that prints log
+# messages.
 logging.getLogger("dbos").addHandler(logging.NullHandler())
 _WORKFLOW_VERSION: Final = "2"  # DBOS gives a job only to workers of the same version
 _APPLICATION_NAME: Final = "perdure"
@@ -166,7 +165,7 @@ class Background:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop the extraction. Threads whose extraction has not ended before the stop remain due.
+        """Stop the extraction. Threads whose extraction has not ended by then remain due.
 
         Args:
             timeout_s: Seconds to wait for running extractions.
@@ -206,10 +205,10 @@ class Background:
         self._get_queue().put(self._due.build_job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
-        """Set a schedule on which the memories of all threads are extracted.
+        """Schedule a recurring extraction of memories from all threads.
 
-        A thread whose extraction has failed so often that it is no longer repeated is included in
-        the schedule. The database of the queue stores the schedule. If no worker is running at a
+        The extraction includes threads whose earlier extractions have failed too often to be
+        retried. The schedule is stored in the queue's database. If no worker is running at a
         scheduled time, that time is skipped.
 
         Args:
@@ -221,7 +220,7 @@ class Background:
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
         """Queue all threads with unread messages, and wait for their extraction.
 
-        A thread is left out if its extraction has failed so often that it is no longer repeated.
+        Threads whose extraction has failed too often to be retried are left out.
 
         Args:
             timeout_s: The maximum number of seconds to wait.
@@ -252,18 +251,17 @@ class Background:
             job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
         }
-        # Read the list of done jobs after the list of due jobs. Because of this order, a job that
-        # finishes while the lists are read is in at least one list.
+        # Read the done jobs after the due jobs, so that a job that finishes in between is in at
+        # least one of the two lists.
         jobs = {job.key: job for job in queue.list_done_jobs()} | due
         return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[ThreadId]:
         """Return the ids of threads that cannot be extracted because their user is unknown.
 
-        A thread is unassigned if its newest checkpoint lacks a value with which the namespace
-        template must be filled in, such as `user_id`. A worker logs a warning with the number of
-        unassigned threads when the number first exceeds zero, and again each time the number has
-        doubled.
+        A thread is unassigned if its latest checkpoint lacks a value that the namespace template
+        needs, such as `user_id`. A worker logs a warning when it first finds unassigned threads,
+        and again each time their number has doubled.
         """
         threads = DueThreads(self.extraction, self.pace)  # a new object has no deleted threads
         threads.list_jobs(exclude_deleted=False)
@@ -288,7 +286,7 @@ class Background:
         return {job.key for job in jobs}
 
     def _run_queueing_loop(self) -> None:
-        """Put due threads on the queue at regular intervals until `stop` is called."""
+        """Queue due threads at regular intervals until `stop` is called."""
         shortest, longest = _TICK_BOUNDS_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, deleted_at = min(longest, max(shortest, delay_s / 4)), 0.0
@@ -301,8 +299,8 @@ class Background:
                 if time.monotonic() - deleted_at > _CLEANUP_INTERVAL_S:
                     self._get_queue().delete_old_jobs()
                     deleted_at = time.monotonic()
-            # Log the error, and continue with the next iteration of the loop. Threads that were not
-            # put on the queue remain due, so the next iteration puts these threads on the queue.
+            # Log the error and continue the loop. Threads that were not queued remain due, so the
+            # next iteration queues them.
             except Exception as exc:
                 logger.error(
                     "background extraction failed and is tried again: %s: %s",
@@ -311,12 +309,11 @@ class Background:
                 )
 
     def _queue_due_threads(self) -> None:
-        """Put due threads on the queue, and record a failure for each job whose worker died."""
+        """Queue due threads, and record a failure for each job whose worker died."""
         queue = self._get_queue()
         running_by_key = queue.read_unfinished_jobs()
-        # First read the queue, and then list the due threads. If another worker extracts a thread
-        # between the two steps, the thread is no longer due, and is not put on the queue a second
-        # time.
+        # Read the queue before listing the due threads. If another worker extracts a thread in
+        # between, the thread is no longer due and is not queued a second time.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
@@ -329,7 +326,7 @@ class Background:
     def _warn_of_unassigned_threads(self, unassigned: list[str]) -> None:
         """Log a warning if the number of unassigned threads has doubled since the last warning.
 
-        A thread is unassigned if its user is unknown, so that the thread cannot be extracted.
+        A thread is unassigned if its user is unknown. Such a thread cannot be extracted.
         """
         count = len(unassigned)
         if count and count >= 2 * self._warned_count:
@@ -344,8 +341,8 @@ class Background:
     def _run_job(self, job: ExtractionJob) -> dict[str, Any]:
         """Extract the memories of a thread.
 
-        Return a dict that DBOS stores as the result of the job. Errors are recorded as failures of
-        the job and are not raised.
+        Return the job's result as a dict, which DBOS stores. Errors are recorded as failures of the
+        job and are not raised.
         """
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
@@ -354,8 +351,8 @@ class Background:
         try:
             if (report := self._extract_within_time_limit(job)) is not None:
                 result["report"] = report
-                # If the report counts no messages, another worker has already extracted the
-                # memories of the thread.
+                # A report with no messages means that another worker has already extracted the
+                # thread's memories.
                 if report["messages"]:
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
@@ -404,14 +401,13 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
-            # The watermark is the position up to which an extraction has read the thread. If the
+            # The watermark is the position up to which the thread has been extracted. If the
             # watermark has reached the thread's head, the job has not failed, because the lost
-            # worker stored its result before the worker died.
+            # worker stored its result before it died.
             if exc is None and watermark.checkpoint_id == head:
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
-            # If another extraction has changed the watermark of the thread, read the watermark
-            # again.
+            # Read the thread's watermark again if another extraction has changed it.
             with suppress(errors.VersionConflict):
                 run(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
                 state: State = (
@@ -457,7 +453,7 @@ def run_worker(background: Background) -> None:
 
 
 def _would_fail_again(exc: BaseException) -> bool:
-    """Return whether an extraction that failed with the error `exc` would fail again."""
+    """Return whether an extraction that failed with `exc` would fail again if retried."""
     final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
     cause = exc.__cause__
     return (
@@ -628,7 +624,7 @@ class JobQueue:
             yield lost
 
     def _acquire_worker_id(self, stack: ExitStack) -> str:
-        """Lock the first free worker number on this machine, and return the id of the worker."""
+        """Reserve a free worker number on this machine, and return the worker's id."""
         for number in count():
             with suppress(TimeoutError):
                 stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
@@ -718,14 +714,14 @@ def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | 
 
 
 def _refuse_transaction_pooler(url: str) -> None:
-    """Raise an error if the URL is that of a connection pooler that works per transaction.
+    """Raise an error if the URL points to a connection pooler in transaction mode.
 
-    A connection pooler that works per transaction may run two transactions of a client's connection
-    in different sessions of the server. DBOS needs one session for each connection, because DBOS
-    uses LISTEN and session-level locks.
+    In transaction mode, a pooler may run two transactions of one client connection in different
+    server sessions. DBOS uses LISTEN and session-level locks, so each connection needs its own
+    session.
 
     Raises:
-        ConfigurationError: The URL is that of a pooler that works per transaction.
+        ConfigurationError: The URL points to a pooler in transaction mode.
     """
     if not url.startswith(_POSTGRES):
         return
@@ -759,7 +755,7 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 
 @contextmanager
 def _translate_database_errors(action: str) -> Iterator[None]:
-    """Convert errors of SQLAlchemy and DBOS to `StorageUnavailable`.
+    """Convert SQLAlchemy and DBOS errors to `StorageUnavailable`.
 
     `action` names the operation for the error message: `"opened"`, `"read"` or `"written"`.
     """

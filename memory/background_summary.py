@@ -1,11 +1,11 @@
 """Write summaries after a turn, so that the user does not wait for them.
 
 A summary is stored at the thread's head checkpoint, as a pending write of langgraph's null task.
-The null task is the task id for writes that come from outside of the graph's nodes. LangGraph also
-uses the null task to store the update of a `Command`. The next run that starts from the head
-checkpoint applies the summary. A run that read the head checkpoint before the summary was stored
-does not apply the summary, and the run's new checkpoints do not contain the summary. Storing a
-summary adds no checkpoint, so it never creates a branch of the thread.
+The null task is the task id of writes that come from outside the graph's nodes, such as the update
+of a `Command`. The next run that starts from the head checkpoint applies the summary. A run that
+read the head checkpoint before the summary was stored does not apply the summary, and its new
+checkpoints do not contain it. Storing a summary adds no checkpoint, so it never creates a branch of
+the thread.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from perdure.storage.threads import ThreadPool
 
 _LOG: Final = logging.getLogger("perdure")
 _MAX_OS_THREADS: Final = 16  # maximum number of summaries that one node writes at the same time
-# Maximum number of seconds to wait for the end of the run that scheduled a summary.
+# Maximum number of seconds to wait until the run that scheduled a summary has ended.
 _RUN_TIMEOUT_S: Final = 15.0
-# Initial and maximum number of seconds between two reads of a thread's head, the checkpoint from
-# which the next run of the thread continues.
+# Initial and maximum polling interval, in seconds, for reads of a thread's head (the checkpoint
+# from which the thread's next run continues).
 _POLL_S: Final = (0.01, 0.5)
 _LOCK_TIMEOUT_S: Final = 60.0  # maximum seconds to wait for the thread's lock
 _NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"  # the id of langgraph's null task
@@ -92,8 +92,7 @@ class SavedHead(NamedTuple):
 async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
-    If the channel `messages_key` is a `DeltaChannel`, the values of all channels of the type
-    `DeltaChannel` are rebuilt.
+    If the channel `messages_key` is a `DeltaChannel`, the values of all delta channels are rebuilt.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -111,10 +110,10 @@ async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
 
 
 def can_store_summary(head: CheckpointTuple) -> bool:
-    """Return whether a summary may be stored at a head checkpoint.
+    """Return whether a summary can be stored at a head checkpoint.
 
-    A summary may be stored if no run is in progress, no interrupt is pending, and the checkpoint
-    has no pending write of langgraph's null task.
+    A summary can be stored if no run is in progress, no interrupt is pending, and the checkpoint
+    has no pending write of LangGraph's null task.
     """
     from perdure.checkpointers.status import (  # imported only if needed
         TaskWrite,
@@ -124,8 +123,8 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     pending = head.pending_writes or ()
     writes = [TaskWrite(task, "", channel, value) for task, channel, value in pending]
     if any(write.task_id == _NULL_TASK for write in writes):
-        # Writes from outside of the graph's nodes have the task id `_NULL_TASK`. A pending write
-        # with the task id `_NULL_TASK` is an earlier summary, or the answer to an interrupt.
+        # Writes from outside the graph's nodes have the task id `_NULL_TASK`. A pending write with
+        # this id is either an earlier summary or the answer to an interrupt.
         return False
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
     values = head.checkpoint["channel_values"]
@@ -135,7 +134,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
 async def store_summary(
     thread: SavedThread, head: SavedHead, messages_key: str, writes: dict[str, Any]
 ) -> bool:
-    """Store a summary as pending writes of a head checkpoint, while holding the thread's lock.
+    """Store a summary as pending writes of the head checkpoint, while holding the thread's lock.
 
     Returns:
         Whether the pending writes were stored. The pending writes are discarded if the thread has a
@@ -186,8 +185,8 @@ class BackgroundSummaries:
     ) -> None:
         """Summarise a thread as soon as the run that stores the message `last_id` has ended.
 
-        If an earlier turn also scheduled a summary of the thread, and that earlier summary has not
-        been started yet, the earlier summary is not written.
+        If a summary that an earlier turn scheduled for the same thread has not been started yet, it
+        is dropped.
         """
         # A forked child process does not have the OS threads of its parent.
         if self._pid != os.getpid():

@@ -8,18 +8,18 @@ Three samples of cosines are taken from the vectors of a namespace:
 
 The separation of a sample is the distance between the mean cosine of the sample and the mean cosine
 of random rows, in standard deviations (d' of signal detection theory). The separation shows how
-much more similar the vectors of related rows are than those of random rows. It is comparable
-between embedding models, although the cosine of two random texts may be 0.1 with one model and 0.8
-with another. If an embedder's vectors carry no meaning, the separation is near 0.
+much more similar the vectors of related rows are than those of random rows. The separation is
+comparable between embedding models, although the cosine of two random texts may be 0.1 with one
+model and 0.8 with another. If an embedder's vectors carry no meaning, the separation is near 0.
 
 The measured separation affects search scores in three ways, each of them an attribute of
 `VectorCalibration`. `trust` reduces the weight of vectors if the vectors of related rows are no
 more similar than those of random rows. `gain` increases the weight of vectors, and adds the vectors
 of the whole thread to each row's score. `gain` is positive if the rows are long and the vectors of
-neighbouring rows are clearly more similar than those of random rows. It is 0 for short rows,
+neighbouring rows are clearly more similar than those of random rows. `gain` is 0 for short rows,
 because the vector of a short message says little about the question that the message answers.
-`origin` is the lowest cosine to be expected between two unrelated rows. A search uses it as the
-baseline when it converts cosines to scores. Decision 0037 has the measurements.
+`origin` is the lowest cosine to be expected between two unrelated rows. A search uses `origin` as
+the baseline when it converts cosines to scores. Decision 0037 has the measurements.
 
 The samples are taken from the oldest rows of a namespace, so rows that are added later do not
 affect the measured separation. The separation is not stored in the database, because every process
@@ -201,10 +201,10 @@ def _interpolate(value: float, low: float, high: float) -> float:
 def compute_sample_size(row_count: int) -> int:
     """Return the number of rows to measure in a namespace, or 0 if it has too few rows.
 
-    The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. It is
-    rounded down to a multiple of the power of two that is between 1/8 and 1/4 of that number.
-    Because of the rounding, adding a row rarely changes the result, so the separation rarely has to
-    be measured again.
+    The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. The number
+    is rounded down to a multiple of the power of two that is between 1/8 and 1/4 of it. Because of
+    the rounding, adding a row rarely changes the result, so the separation rarely has to be
+    measured again.
     """
     if row_count < _MIN_ROWS:
         return 0

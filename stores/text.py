@@ -72,8 +72,8 @@ _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-# Substrings of texts that may contain words with symbols, such as "c#". A text with none of these
-# substrings is searched for such words only if it starts with a dot.
+# Substrings that indicate that a text may contain words with symbols, such as "c#". A text with
+# none of these substrings is searched for such words only if it starts with a dot.
 _SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")
 # matches a symbol, such as an emoji; the emoji of a country's flag consists of two characters
 _SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")
@@ -534,8 +534,8 @@ class Vocabulary(dict[str, int]):
     def similar_words(self, word: str) -> list[str]:
         """Return all vocabulary words that begin or end like the given word.
 
-        The words share their first letter or their last two letters with `word`. Only such words
-        can be spelling corrections (see `find_nearest_words`).
+        The returned words share their first letter or their last two letters with `word`. Only such
+        words can be spelling corrections (see `find_nearest_words`).
         """
         with self._lock_index:
             for other in (
@@ -550,11 +550,11 @@ class Vocabulary(dict[str, int]):
 def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """Return the words that a misspelt word may stand for, nearest first.
 
-    Equally similar words are in alphabetical order. One edit is allowed, or two edits if both words
-    have at least six letters. A misspelt word and its correction must begin with the same letter,
-    with one exception: a correction may begin with a different letter if its last two letters match
-    and at least one of the two words has six letters or more. If both words are in the English
-    frequency list, one of them must be a prefix of the other.
+    Equally similar words are returned in alphabetical order. One edit is allowed, or two edits if
+    both words have at least six letters. A misspelt word and its correction must begin with the
+    same letter, with one exception: a correction may begin with a different letter if its last two
+    letters match and at least one of the two words has six letters or more. If both words are in
+    the English frequency list, one of them must be a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -626,8 +626,9 @@ _UNSEGMENTED_RANGES = (
 _UNSEGMENTED_RANGES += "\U00020000-\U0003ffff"
 _MAX_UNIT_LENGTH = 32
 _UNIT = re.compile(rf"[{_UNSEGMENTED_RANGES}]|[^\s{_UNSEGMENTED_RANGES}]{{1,{_MAX_UNIT_LENGTH}}}")
-# Matches the end of a sentence or line between two words. The alternatives match Latin punctuation,
-# Chinese and Japanese punctuation (written as code points), and line breaks.
+# Matches the end of a sentence or line between two words. The three alternatives of the pattern
+# match Latin punctuation, Chinese and Japanese punctuation (written as code points), and line
+# breaks.
 _SENTENCE_END = re.compile(
     "[.!?\u2026][\"'\u201d\u2019)\\]]*\\s"
     "|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*\\s*$|\\n"

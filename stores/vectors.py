@@ -200,7 +200,7 @@ def encode_vector_groups(
 def rescored_share(row_count: int) -> float:
     """Return the fraction of rows that an approximate search scores exactly.
 
-    The search selects these rows by comparing sketches.
+    These rows are selected by comparing sketches.
     """
     return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(row_count, 1)))
 
