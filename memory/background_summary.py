@@ -227,7 +227,7 @@ class BackgroundSummaries:
     async def flush(self, timeout_s: float | None) -> bool:
         """Wait until all jobs have ended.
 
-        Return False if a job is still running after `timeout_s` seconds.
+        Return False if jobs are still running after `timeout_s` seconds.
         """
 
         def wait_for_jobs() -> bool:

@@ -1,12 +1,11 @@
 """Plan changes of memories, let the gate judge the changes, and write them with optimistic locking.
 
-The plan of a change contains the store items that must be written. Which items a plan contains
-depends on the memories that are already stored. In a store with versions, the plan is written by
-compare-and-set: each put names the version that was read, and each change also increments a counter
-of its namespace. If two processes change memories of one namespace at the same time, the second
-write fails, and the change of the second process is planned again from the new memories.
-`plan_proposal` plans the changes that an extractor proposes. `MemoryWriter` plans the changes that
-a person, a tool or an application requests.
+The plan of a change lists the store items to write, which depend on the memories that are already
+stored. In a store with versions, the plan is written by compare-and-set: each put names the version
+that was read, and each change also increments a counter of its namespace. If two processes change
+memories of one namespace at the same time, the second write fails, and its change is planned again
+from the current memories. `plan_proposal` plans the changes that an extractor proposes.
+`MemoryWriter` plans the changes that a person, a tool or an application requests.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ _LOCK_WAIT_S: Final = 10.0
 
 After that, the change is planned without the lock, and a conflict is detected when it is written.
 """
-# Maximum number of attempts to plan and write a change. An attempt fails if another change was
-# written to the namespace after the plan was made.
+# Maximum number of attempts to plan and write a change. An attempt fails if another change to the
+# namespace is written after the plan was made.
 MAX_TRIES: Final = 50
 _TRUST_RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 """Trust classes by rank.
@@ -108,7 +107,7 @@ TEXT: Final = "text"
 NO_TOMBSTONE_REASON: Final = "the store has no room for a tombstone, so it may be extracted again"
 # number of characters of a generated key; keys are short because models have to copy them
 _KEY_LENGTH: Final = 9
-# letters and digits of generated keys, without characters that look alike
+# alphabet for generated keys, without letters and digits that look alike
 _KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 Change = Addition | Revision
@@ -117,11 +116,10 @@ CurrentMemories = Mapping[str, Memory]
 
 
 async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace) -> list[PutItem]:
-    """Return a list with one put, which increments the change counter of a namespace.
+    """Return the put that increments a namespace's change counter, in a list.
 
-    If another change is written before the counter is incremented, writing the put raises
-    `VersionConflict`. A store without versions has no change counter, so an empty list is returned
-    if the store keeps no versions.
+    Writing the put raises `VersionConflict` if another change is written first. An empty list is
+    returned if the store keeps no versions, because such a store has no change counters.
     """
     if not adapter.versioned:
         return []
@@ -138,7 +136,7 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
 async def plan_and_write(
     adapter: StoreAdapter, plan: Callable[[], Operation[ChangePlan]], tries: int = MAX_TRIES
 ) -> ChangePlan:
-    """Plan a change and write it. If the write fails because of another change, plan again.
+    """Plan a change and write it, and start over if another change was written first.
 
     Args:
         adapter: The store.
@@ -166,11 +164,11 @@ async def plan_and_write(
 async def plan_and_write_exclusively(
     adapter: StoreAdapter, namespace: Namespace, plan: Callable[[], Operation[ChangePlan]]
 ) -> ChangePlan:
-    """Plan and write a change while holding the process's lock of the namespace.
+    """Plan and write a change while holding this process's lock for the namespace.
 
     Without the lock, many simultaneous changes would conflict, and each of them would be planned
-    again many times. A store without versions detects no conflicts, so two simultaneous changes in
-    a store without versions could overwrite each other if the lock were not held.
+    again many times. A store without versions cannot detect conflicts, so without the lock, two
+    simultaneous changes could overwrite each other.
 
     Args:
         adapter: The store.
@@ -183,8 +181,7 @@ async def plan_and_write_exclusively(
     # Stores that use the same file share its database object. A forked process gets its own locks.
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
     locks, lock = _get_locks(os.getpid()), None
-    # Continue without acquiring the lock if the wait for the lock timed out, or if the caller
-    # already holds the lock.
+    # Continue without the lock if waiting for it timed out, or if the caller already holds it.
     with suppress(AlreadyLocked, StorageUnavailable):
         lock = await Effect(
             lambda: locks.acquire(name, 0.0 if is_in_event_loop() else _LOCK_WAIT_S),
@@ -199,7 +196,7 @@ async def plan_and_write_exclusively(
 
 @cache
 def _get_locks(process: int) -> Locks:
-    """Return the locks of the process whose id is `process`.
+    """Return the locks of the process with the id `process`.
 
     Forked child processes do not inherit the locks.
     """
@@ -229,8 +226,8 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         for change in changes
         if not isinstance(change, Revision) or _is_permitted_replacement(change, current)
     ]
-    # A namespace without a change counter contains no facts if the store keeps versions. A store
-    # without versions has no change counters, so assume that its namespaces contain facts.
+    # In a store that keeps versions, a namespace without a change counter contains no facts. A
+    # store without versions has no change counters, so assume that there are facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (await _find_new_turn_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
@@ -244,13 +241,12 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     adds_events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
     if (deletions.puts or admitted.puts) and not (adds_events and not proposal.revisions):
         # A change that only adds turns and episodes does not increment the change counter, because
-        # new turns and episodes cannot conflict with other memories.
+        # new turns and episodes cannot conflict with other changes.
         parts.append(ChangePlan(counter_puts))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        # If several puts have the same key, use only the first put. If two superseded facts come
-        # from the same turn, there are two puts for that turn, because a put with an end date for
-        # the turn is planned for each superseded fact.
+        # Use only the first put for each key. If several facts from one turn are superseded, each
+        # of them adds a put that gives the turn an end date.
         puts.setdefault((put.namespace, put.key), put)
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
@@ -258,7 +254,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
 async def _separate_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
-    """Split off each new episode if an episode from the same messages is already stored.
+    """Split off new episodes that share a source message with a stored episode.
 
     Returns:
         The remaining additions, and a plan with the outcomes of the episodes that were split off.
@@ -284,7 +280,7 @@ async def _separate_known_episodes(
 
 
 async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dict[str, Memory]:
-    """Return a dict from key to stored memory, for the keys of the changes."""
+    """Return the stored memories that have the keys of the changes, by key."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
@@ -312,7 +308,7 @@ def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> b
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
-    """Plan the deletion of memories, and refuse the revisions that are not permitted."""
+    """Build the plan for deleting memories, and refuse the revisions that are not permitted."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -323,8 +319,8 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
             outcomes.append(Outcome("refused", revision.key, reason, check))
         elif revision.change == "deleted":
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
-            # A deleted turn gets no tombstone. If a user edits a message and later restores the old
-            # text, a tombstone would prevent the old text from being stored again.
+            # Do not write a tombstone for a deleted turn, because it would prevent the text from
+            # being stored again if a user edits a message and later restores the old text.
             if memory.kind != TURN:
                 puts += build_tombstones(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
@@ -334,10 +330,10 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_new_turn_end_dates(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """Return the end dates of new turns whose facts were superseded, as a dict by message id.
+    """Return the end dates of new turns whose facts have been superseded, by message id.
 
-    A turn is stored with an end date if a fact from the turn has been superseded. The end date is
-    the time until which the superseded fact was true.
+    A turn is stored with an end date if a fact that was extracted from it has been superseded. The
+    end date is the time at which the superseded fact ceased to be true.
     """
     new_candidates = [change.candidate for change in changes if change.key not in current]
     turns = [
@@ -354,7 +350,7 @@ async def plan_admitted_changes(
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
-    """Check changes by the rules of a `Gate`, and plan the changes that the gate admits.
+    """Judge changes with a gate, and build the plan for the changes that it admits.
 
     Args:
         changes: The changes to judge.
@@ -396,9 +392,8 @@ async def plan_admitted_changes(
                 source = proposed.candidate.provenance
                 turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # The list `dropped_ids` contains the source messages of the old text that are
-                    # not source messages of the new text. If a change adds a turn for a message in
-                    # `dropped_ids`, the new turn gets the end date of the old text.
+                    # `dropped_ids` are the source messages of the old text that are not sources of
+                    # the new text. New turns from these messages get the end date of the old text.
                     dropped_ids = find_dropped_messages(memory.provenance, source)
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
@@ -418,8 +413,7 @@ async def plan_admitted_changes(
 def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
     """Return the candidate of a change.
 
-    If the change is a revision of a stored memory, the returned candidate has the same kind as the
-    stored memory.
+    The candidate of a revision gets the same kind as the memory that it revises.
     """
     if isinstance(proposed, Addition):
         return proposed.candidate
@@ -429,7 +423,7 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
 def _plan_replacement(
     proposed: Change, put: PutItem, memory: Memory, end_date: datetime, admitted_outcome: Outcome
 ) -> tuple[list[PutItem], Outcome]:
-    """Build the put that writes an admitted change over the value of a stored memory.
+    """Build the put that overwrites a stored memory with an admitted change.
 
     Returns:
         The put in a list, and the outcome. The list is empty if the memory stays as it is.
@@ -454,10 +448,10 @@ def _plan_replacement(
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
-    """Return a copy of a put with an end date if the put stores a turn that has an end date.
+    """Return a put, with an end date added if `end_dates` has one for the turn that it stores.
 
-    The end date is added if the put stores a new turn, and if `end_dates` has an entry for a
-    message from which the turn was stored. A put without an end date is returned unchanged.
+    The end date is added if the put stores a new turn and `end_dates` has an entry for a source
+    message of the turn. Otherwise, the put is returned unchanged.
     """
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
@@ -468,10 +462,9 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
     """Return the time until which a superseded memory was true.
 
-    If the change `proposed` is a revision with an end date, the end date of the revision is
-    returned. If `proposed` has no end date, the time at which the new text of the memory was stated
-    is returned. If the time of the new text is unknown, or is not later than the time of the
-    memory's previous text, the current time is returned.
+    If `proposed` is a revision with an end date, that end date is returned. Otherwise, the time at
+    which the new text was stated is returned. If that time is unknown, or is not later than the
+    time of the memory's previous text, the current time is returned.
     """
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
@@ -538,8 +531,7 @@ class MemoryWriter:
         async def plan() -> ChangePlan:
             """Return the plan for adding the memory.
 
-            If a memory is already stored under the key `memory_key`, the returned plan changes the
-            stored memory.
+            If a memory is already stored under `memory_key`, the plan changes that memory.
             """
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             existing = await self.adapter.get(self.namespace, memory_key)
@@ -603,8 +595,8 @@ class MemoryWriter:
     async def delete(self, key: str) -> Outcome:
         """Delete a memory, and write tombstones of all its texts.
 
-        If the store has no room for tombstones, the memory is deleted without tombstones. The
-        `reason` of the outcome of a deletion without tombstones is `NO_TOMBSTONE_REASON`.
+        If the store has no room for tombstones, the memory is deleted without them, and the
+        outcome's `reason` is `NO_TOMBSTONE_REASON`.
 
         Raises:
             UnknownMemory: The namespace has no memory with the key.
@@ -628,8 +620,8 @@ class MemoryWriter:
         try:
             return await self._write_change(plan)
         except LimitExceeded:
-            # If the store is full, delete the memory without tombstones, because it must be
-            # possible to delete memories from a full store.
+            # If the store is full, delete the memory without tombstones, so that memories can be
+            # deleted even from a full store.
             return await self._write_change(partial(plan, with_tombstones=False))
 
     def build_value(
@@ -673,9 +665,9 @@ class MemoryWriter:
         ended_at: datetime | None,
         counter_puts: Sequence[PutItem],
     ) -> ChangePlan:
-        """Plan the replacement of a memory's text and fields.
+        """Build the plan for replacing a memory's text and fields.
 
-        If the text and the fields are unchanged, the plan contains no puts.
+        If neither the text nor the fields change, the plan contains no puts.
         """
         value = self.build_value(memory, previous.value)
         if value == get_content_fields(previous.value):
@@ -688,10 +680,10 @@ class MemoryWriter:
     async def _plan_change(
         self, change: Change, previous: Memory | None, puts_of_change_counter: Sequence[PutItem]
     ) -> ChangePlan:
-        """Check a change with the gate, and plan the puts of the change.
+        """Check a change with the gate, and build the plan for writing it.
 
         If the gate admits the change, the plan also contains `puts_of_change_counter`, which
-        increment the change counter of the namespace.
+        increment the namespace's change counter.
         """
         scope = Scope(self.adapter, self.namespace)
         current = {} if previous is None else {change.key: previous}
@@ -727,11 +719,10 @@ class MemoryWriter:
 def complete_provenance(
     config: RunnableConfig | None, provenance: Provenance | None = None
 ) -> Provenance:
-    """Return the provenance of a memory, with default values in place of missing values.
+    """Return the provenance of a memory, with defaults for missing values.
 
-    If `provenance` is None, the returned provenance names the run's thread and checkpoint, the
-    actor `"user"` and the current time. If the provenance has no trust class, the class `"user"` is
-    set.
+    If `provenance` is None, the returned provenance has the run's thread and checkpoint, the actor
+    `"user"` and the current time. If the provenance has no trust class, the class `"user"` is set.
     """
     if provenance is None:
         provenance = Provenance(

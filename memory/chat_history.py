@@ -30,8 +30,8 @@ from perdure.memory.thread_messages import read_channel_values
 from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids
 
 MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
-# Placeholder for the messages before a window of a conversation. The placeholder is inserted before
-# the window, so that the window may begin in the middle of a turn.
+# Placeholder for the messages that precede a window of a conversation. The placeholder is inserted
+# before the window, so that the window can begin in the middle of a turn.
 _EVICTED: Final = HumanMessage("evicted")
 
 
@@ -39,8 +39,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     """The chat message history of one thread, stored in the channel `messages` of the root graph.
 
     Any chat graph with the same checkpointer can continue the thread. With a perdure checkpointer,
-    each write locks the thread. The checkpointers of langgraph have no lock for threads, so
-    simultaneous writes overwrite each other, and the last write wins.
+    each write locks the thread. LangGraph's own checkpointers cannot lock threads, so if two writes
+    happen at the same time, the last write wins.
 
     Args:
         checkpointer: The checkpointer that stores the thread.
@@ -100,23 +100,23 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             versions = previous["channel_versions"]
             version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
             checkpoint: Checkpoint = {
-                # Keep all channels except `messages`. Keep `versions_seen`, from which langgraph
-                # determines the nodes that run next.
+                # Keep all channels except `messages`, and keep `versions_seen`, which LangGraph
+                # uses to determine the next nodes.
                 **previous,
                 "id": fresh["id"],
                 "ts": fresh["ts"],
                 "channel_values": {**previous["channel_values"], "messages": changed},
                 "channel_versions": {**versions, "messages": version},
-                # None makes langgraph check all channels for the next nodes. With a list of
-                # channels, langgraph would check only the channels in the list.
+                # With None, LangGraph checks all channels when it determines the next nodes. With a
+                # list of channels, it would check only those channels.
                 "updated_channels": None,
             }
             step = head.metadata.get("step", -1) + 1 if head else 0
             metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
             counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
             counters.pop("messages", None)
-            # Keep the counters of the `DeltaChannel`s other than `messages`, so that `prune` does
-            # not delete checkpoints from which the values of these channels are rebuilt.
+            # Keep the counters of all `DeltaChannel`s except `messages`, because `prune` would
+            # otherwise delete checkpoints that are needed to rebuild their values.
             if counters:
                 metadata["counters_since_delta_snapshot"] = counters
             config = head.config if head else self._config
@@ -125,7 +125,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def clear(self) -> None:
         """Delete the thread with its history.
 
-        If `keep_history` is True, the thread is kept, and only its current messages are removed.
+        If `keep_history` is True, only the current messages are removed, and the thread keeps its
+        history.
         """
         if self.keep_history:
             self.replace_messages(lambda _: [])
@@ -147,9 +148,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         Do nothing if the checkpointer cannot lock threads.
         """
         context = ExitStack()
-        # The checkpointers of perdure have a method `lock`, which locks a thread. The checkpointers
-        # of langgraph cannot lock a thread. The attribute `lock` of langgraph's checkpointers is a
-        # lock object, which is not callable.
+        # Perdure's checkpointers have a method `lock` that locks a thread. LangGraph's
+        # checkpointers cannot lock threads. They have an attribute `lock`, but it is a lock object,
+        # which is not callable.
         lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
             with suppress(AlreadyLocked):  # The current run holds the lock and may write.
@@ -173,10 +174,10 @@ def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 def check_and_select_messages_to_store(
     messages: Messages, subject: str = "the messages"
 ) -> list[BaseMessage]:
-    """Check messages, and return the messages that are to be stored.
+    """Check messages, and return those that are to be stored.
 
-    Messages that perdure has added for a single request to a model are not stored, and so are left
-    out. `subject` describes the checked messages in an error message.
+    Messages that perdure added for a single model request are left out, because they are not
+    stored. `subject` names the checked messages in error messages.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
@@ -190,9 +191,9 @@ def select_messages_for_provider(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
     Blank messages are removed, and so are tool results without their call. For each tool call
-    without a result, a message is added that states that the result is missing. Tool calls without
-    results at the end of the window are not changed, because the results may follow later. A system
-    message between a tool call and its results is moved before the call.
+    without a result, a placeholder message is added that says so. Tool calls at the end of the
+    window are left unchanged, because their results may follow later. A system message between a
+    tool call and its results is moved before the call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

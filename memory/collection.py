@@ -4,9 +4,9 @@ A `Collection` stores, searches and erases the memories of one namespace. The fu
 `memories` and `forget` do a single operation without a `Collection`. `Quarantine` lists the
 candidates that the gate has put into quarantine.
 
-An erasure first writes tombstones, so that an interrupted erasure can be repeated. A store that is
-not one of perdure's can only delete items, and the deleted bytes may remain in its files. In the
-receipt of an erasure from a store that is not one of perdure's, `clean` is False.
+An erasure first writes tombstones, so that an interrupted erasure can be repeated. A third-party
+store can only delete items, so the deleted bytes may remain in its files. The receipt of an erasure
+from a third-party store has `clean` set to False.
 """
 
 from __future__ import annotations
@@ -83,22 +83,18 @@ class Collection:
 
     Methods that begin with `a` are async. The gate judges each memory before it is written, and the
     `Outcome` reports the decision. Only the methods whose names begin with `forget` erase the
-    earlier texts of a memory that was changed. Some arguments have the same meaning in all methods
-    of the class.
+    earlier texts of a changed memory. The following arguments have the same meaning in all methods.
 
-    - The argument `memory` is a text, a dict with `text` and other fields, or an instance of the
-      schema.
-    - The argument `provenance` is the origin of the memory. The field `trust` of the provenance is
-      the class of the speaker who stated the memory, such as `"user"`, `"assistant"`, `"tool"` or a
-      class that you define. If `provenance` is None, the memory is stored as a statement of the
-      current run's user.
-    - The argument `config` is the config of the run. If `config` is None within a node of a graph,
-      the config of the current run is used.
-    - The argument `if_version` is the version that the stored memory must have. If the stored
-      memory has a different version, `VersionConflict` is raised.
-    - The argument `as_of` is a time in the past. A method with the argument `as_of` returns the
-      memories as they were stored at the time `as_of`. The argument `as_of` needs a store with
-      versions.
+    - `memory` is a text, a dict with `text` and other fields, or an instance of the schema.
+    - `provenance` is the origin of the memory. Its field `trust` is the class of the speaker who
+      stated the memory: `"user"`, `"assistant"`, `"tool"` or a class that you define. If
+      `provenance` is None, the memory is attributed to the current run's user.
+    - `config` is the config of the run. If `config` is None inside a graph node, the config of the
+      current run is used.
+    - `if_version` is the version that the stored memory is expected to have. If the stored memory
+      has a different version, `VersionConflict` is raised.
+    - `as_of` is a time in the past. Methods that take `as_of` return the memories as they were
+      stored at that time. `as_of` requires a store that keeps versions.
 
     Args:
         store: Any langgraph store. Perdure's stores keep versions. None means, within a graph, the
@@ -136,7 +132,7 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Add a memory, unless a memory that says the same is already stored.
+        """Add a memory, unless an equivalent memory is already stored.
 
         Args:
             memory: The text, or the text and fields.
@@ -187,10 +183,9 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Replace a memory whose text is no longer true. The memory was true until the time `at`.
+        """Replace a memory whose text is no longer true.
 
-        The transaction that replaces the memory also marks the turns that stated the previous text
-        as past.
+        Stored turns that stated the previous text are given an end date in the same transaction.
 
         Args:
             key: The key of the memory.
@@ -212,8 +207,8 @@ class Collection:
     async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
         """Delete a memory.
 
-        Searches no longer find a deleted memory, and it is not extracted again. In a store with
-        versions, the past versions of a deleted memory are kept.
+        A deleted memory is no longer found by searches, and it is not extracted again. A store that
+        keeps versions also keeps the past versions of a deleted memory.
 
         Raises:
             UnknownMemory: The namespace has no memory with the key.
@@ -241,9 +236,9 @@ class Collection:
     ) -> Receipt:
         """Erase the memories and quarantine entries that match a query, a thread or both.
 
-        The erasure includes all namespaces that begin with the namespace of the collection. A
-        memory matches if one of its versions contains all words of `query` and comes from the
-        thread `thread_id`. Only perdure's stores support this method.
+        Namespaces that extend the collection's namespace with further labels are included. A memory
+        matches if one of its versions contains all words of `query` and comes from the thread
+        `thread_id`. Only perdure's stores support this method.
 
         Args:
             query: Words of the memories, or None for any text.
@@ -256,13 +251,13 @@ class Collection:
         return await forget_matching_memories(adapter, namespace, **conditions, dry_run=dry_run)
 
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
-        """Erase all memories of the namespace, its quarantine, and perdure's notes on the memories.
+        """Erase a namespace's memories, their quarantine, and perdure's notes on the memories.
 
-        Perdure's notes record which messages of a thread were already extracted. After the notes of
-        a thread have been erased, memories are extracted from all messages of the thread again. To
-        prevent a new extraction, delete the threads with `store.forget(threads=…, checkpointer=…)`
-        before you call `forget_all`. Nested namespaces, which begin with the labels of the
-        namespace and have further labels, are not changed.
+        Perdure's notes record which messages have already been extracted, so once they are erased,
+        the next extraction reads each thread from the start. To prevent memories from being
+        extracted again, delete the threads with `store.forget(threads=…, checkpointer=…)` before
+        you call `forget_all`. Namespaces that extend the given namespace with further labels are
+        not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 
@@ -351,8 +346,7 @@ class Collection:
     ) -> Memories:
         """Search or list the memories of the namespace.
 
-        Memories in nested namespaces, which begin with the labels of the namespace and have further
-        labels, are not returned.
+        Memories in namespaces that extend this namespace with further labels are not returned.
 
         Args:
             options: Options of `StoreAdapter.search`.
@@ -417,10 +411,9 @@ async def _remember(
     namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Outcome:
-    """Store a memory, unless a memory that says the same is already stored.
+    """Store a memory, unless an equivalent memory is already stored.
 
-    If a memory with different content is already stored under the key `key`, the new memory
-    supersedes the stored memory.
+    If a different memory is already stored under `key`, the new memory supersedes it.
 
     Args:
         memory: The text, or the text and fields.
@@ -452,11 +445,11 @@ async def _forget(
     With `everything=True`, the user's memories, profile, instructions and examples are erased, with
     their notes and quarantine entries. With `everything=True`, the namespaces of the user's
     conversations, whose first label is `chat_memory`, are erased as well. Perdure records the
-    namespace templates that are used with a store. For each recorded template with the label
-    `"{user_id}"`, the namespaces in which the user's name replaces this label are erased as well.
+    namespace templates that are used with a store. Each recorded template that contains the label
+    `"{user_id}"` is filled in with the user's name, and the matching namespaces are erased as well.
     The field `others` of the receipt lists the namespaces that contain the user's name as a label
-    and were kept. Delete the user's threads before you call `forget`. If you keep the threads, they
-    are extracted again, like new threads.
+    and were kept. Delete the user's threads before you call `forget`, because memories are
+    extracted again from threads that are kept.
 
     Args:
         key: The memory to erase, or None with `everything=True`.
@@ -544,10 +537,9 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 
 
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase perdure's notes about the memories of a namespace, then the memories themselves.
+    """Erase perdure's notes on the memories of a namespace, then the memories themselves.
 
-    Nested namespaces, which begin with the labels of the namespace and have further labels, are not
-    changed.
+    Namespaces that extend the given namespace with further labels are not changed.
     """
     receipt = _build_empty_receipt(clean=True)
     for namespace_to_erase in (
@@ -566,7 +558,7 @@ async def forget_matching_memories(
     query: str | None = None,
     dry_run: bool = False,
 ) -> Receipt:
-    """Erase memories that match a query, a thread or both, with their quarantine entries.
+    """Erase the memories and quarantine entries that match a query, a thread or both.
 
     A memory matches if one of its versions comes from the thread `thread_id` and contains all words
     of `query`. If `dry_run` is True, nothing is erased, and the receipt lists the memories that
@@ -583,8 +575,7 @@ async def forget_matching_memories(
         ConfigurationError: Neither a thread nor a query is given, or the store is not a store of
             perdure.
     """
-    # Raise an error if neither a thread nor a query is given, because the erasure would then match
-    # all memories.
+    # Raise an error if neither a thread nor a query is given, because everything would match.
     check_text("thread_id or query", query if thread_id is None else thread_id)
     check_instance(
         "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
@@ -613,8 +604,8 @@ async def forget_matching_memories(
 async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
     """Erase items with all their versions.
 
-    If the store keeps no versions, the items are deleted, but the deleted bytes may remain in the
-    files of the store.
+    If the store keeps no versions, the items are only deleted, and the deleted bytes may remain in
+    the store's files.
     """
     if not adapter.versioned:
         await adapter.write([build_removal(namespace, key) for key in keys])
@@ -629,8 +620,7 @@ async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -
 async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
     """Erase all items of a namespace.
 
-    Nested namespaces, which begin with the labels of the namespace and have further labels, are not
-    changed.
+    Namespaces that extend the given namespace with further labels are not changed.
     """
     if not adapter.versioned:
         memories = await adapter.list_memories(namespace)
@@ -712,7 +702,7 @@ class QuarantineEntry:
         return f"{self.key}: {self.shown} ({self.reason})"
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dict, without the attributes that may contain secrets.
+        """Return the attributes as a dict, without `text` and `fields`, which may contain secrets.
 
         The attributes `text` and `fields`, which may contain secrets, are left out of the dict.
         """
@@ -721,7 +711,7 @@ class QuarantineEntry:
         }
 
 
-# The alias `Entries` is needed because within the class `Quarantine`, the name `list` is a method.
+# This alias is for use in the class `Quarantine`, where the name `list` refers to a method.
 Entries = list[QuarantineEntry]
 
 
@@ -730,8 +720,8 @@ class Quarantine:
 
     The quarantine lists candidate memories that wait for a person's decision. Methods that begin
     with `a` are async. The quarantine entries contain the original texts, including secrets. An
-    encrypted store also encrypts the quarantine entries. `Collection.forget_all` erases the
-    quarantine entries, but `store.forget(namespace)` does not.
+    encrypted store encrypts these entries as well. `Collection.forget_all` erases the quarantine
+    entries, but `store.forget(namespace)` does not.
 
     Args:
         store: See `Collection`.
@@ -753,10 +743,10 @@ class Quarantine:
         return sorted(map(_build_quarantine_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Store a quarantine entry as a memory, and remove the entry from quarantine.
+        """Store a quarantine entry as a memory, and remove it from quarantine.
 
-        The gate, which has put the candidate into quarantine, does not check the candidate again.
-        If a memory with the key of the entry already exists, that memory is updated.
+        The gate, which quarantined the candidate, does not check it again. If a memory already
+        exists under the entry's `memory_key`, that memory is updated.
 
         Raises:
             UnknownMemory: The quarantine has no entry with the key.
@@ -775,8 +765,8 @@ class Quarantine:
         put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if existing is None else existing.version)
         await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
-        # Erase the quarantine entry with its past versions, because a deletion would keep the past
-        # versions, which contain the original text.
+        # Erase the quarantine entry with its past versions, because a plain deletion would keep the
+        # past versions, which contain the original text.
         await erase_items(adapter, entries_namespace, key)
         return Outcome("added" if existing is None else "updated", entry.memory_key)
 

@@ -49,8 +49,8 @@ PartFunction = Callable[[Any, RunnableConfig | None], Any]
 _MAX_ELLIPTIC_WORDS: Final = 3
 # maximum number of characters of a query; the middle of a longer query is cut out
 _MAX_QUERY_CHARS: Final = 2_000
-# A text that most tokenizers count as one token. To reserve tokens in a request, the text is
-# repeated.
+# Filler text that most tokenizers count as one token. The text is repeated to reserve tokens in a
+# request.
 _ONE_TOKEN: Final = " the"
 _LOG = logging.getLogger("perdure")
 
@@ -60,10 +60,10 @@ class Assemble(MessagesNode):
 
     An example is `assemble(4_000, memories=…)(messages)`.
 
-    Each part of the request, such as `profile` or `memories`, is given as a value, or as a function
-    that is called with the state and the run's config. The profile, the memories and the examples
-    are quoted as data: each entry is one JSON value. The node also leaves out old messages that do
-    not fit, so it must be the last part of a view.
+    Each part of the request, such as `profile` or `memories`, is a value, or a function that is
+    called with the state and the run's config. The profile, the memories and the examples are
+    quoted as data, with one JSON value per entry. The node also leaves out old messages that do not
+    fit, so it must be the last part of a view.
 
     Args:
         max_tokens: The maximum number of tokens of the request.
@@ -102,21 +102,19 @@ class Assemble(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node for requests with the tools `tools` and with `system_prompt`.
+        """Return a copy of the node for requests with the given tools and system prompt.
 
-        The copy of the node includes the tokens of `tools` and of `system_prompt` in the size of a
-        request.
+        The copy counts the tokens of the tools and of the system prompt as part of the request.
         """
         copied = copy(self)
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
 
     def for_model(self, model: str | None) -> Self:
-        """Return the node, or a copy of the node for requests to the model `model`.
+        """Return a node that estimates token counts for `model`, if a model is given.
 
-        The copy of the node estimates the number of tokens in a request for the model `model`. If
-        `model` is None, or if the token counter of the node belongs to a model already, the node
-        itself is returned.
+        The node itself is returned if `model` is None, or if its token counter already belongs to a
+        model. Otherwise, a copy of the node is returned.
         """
         if self.counter.model is not None or model is None:
             return self
@@ -142,16 +140,16 @@ class Assemble(MessagesNode):
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
             # The token usage that the providers reported shows that the estimates are too low.
-            # Build the request again with the larger estimates, so that fewer messages are kept.
+            # Build the request again with higher estimates, so that fewer messages are kept.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
     def _select_context_by_counting_requests(
         self, model_input: ModelInput, contents: Mapping[str, Any]
     ) -> ModelInput:
-        """Return the largest context that fits in the token budget, by counting whole requests.
+        """Return the largest context that fits in the token budget, counting whole requests.
 
-        The token counter of the node can count whole requests, but not single messages, so the
-        largest context is found by binary search.
+        The largest context is found by binary search, because the token counter can count whole
+        requests, but not single messages.
         """
         counter, all_turns = self.counter, list(model_input.turns)
         tools = counter.count_tools(self.tools)
@@ -177,7 +175,7 @@ class Assemble(MessagesNode):
         counter: TokenCounter,
         reserve: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return a system message with all sections, and the turns that fit, newest turn first.
+        """Return the system message with all sections, and the turns that fit, newest first.
 
         Args:
             model_input: The system message and the turns.
@@ -265,23 +263,23 @@ def _iter_section_names_and_entries(contents: Mapping[str, Any]) -> Iterator[tup
 
 
 def _count_system_tokens(text: str, counter: TokenCounter) -> int:
-    """Count the tokens of a system message with the text `text`."""
+    """Return the token count of a system message with the given text, or 0 without a text."""
     return counter.count_message(SystemMessage(text)) if text else 0
 
 
 class UseMemories(MessagesNode):
     """A node or part of a `view` that adds recalled memories to a request.
 
-    The memories are in a section `<memories>`. In a view, place `use_memories` after
-    `use_instructions`, which replaces the system message. Place `use_memories` before `trim`, so
-    that the token budget of `trim` includes the memories. For example,
+    The memories are placed in a `<memories>` section. In a view, place `use_memories` after
+    `use_instructions`, because `use_instructions` replaces the system message. Place `use_memories`
+    before `trim`, so that the token budget of `trim` includes the memories. For example,
     `view(use_memories(), trim(max_tokens=4_000))` adds memories to a request and then trims the
     request.
 
-    The query is the newest human message. If the newest human message is as short as "and then?",
-    the previous human message is added to the query. The final request is the request after all
-    parts of the view have been applied. A memory is left out if the final request still contains
-    all messages from which the memory was made. If the store or its embedder fails, a warning is
+    The query is the newest human message. If the newest human message is too short to search for on
+    its own, such as "and then?", the query also includes the previous human message. A memory is
+    left out if all of its source messages are still in the final request, which is the request
+    after all parts of the view have been applied. If the store or its embedder fails, a warning is
     logged, and the turn continues without memories.
 
     Args:
@@ -330,10 +328,9 @@ class UseMemories(MessagesNode):
         self._following: list[MessagesNode] = []
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return a copy of the node for a view in which the nodes `parts` follow the node.
+        """Return a copy of the node for a view in which the nodes `parts` come after it.
 
-        The copy of the node applies the nodes `parts` to find out which messages remain in the
-        request.
+        The copy applies `parts` to find out which messages remain in the request.
         """
         copied = copy(self)
         copied._following = [part for part in parts if not isinstance(part, UseMemories)]
@@ -352,8 +349,8 @@ class UseMemories(MessagesNode):
             try:
                 shown_ids = await self._find_shown_ids(filled_input, state, config)
             except BudgetExceeded:
-                # The tokens that are reserved for the memories do not fit in the token budget of a
-                # later part of the view, so halve the number of reserved tokens.
+                # The tokens reserved for the memories do not fit in the token budget of a later
+                # part of the view. Reserve half as many, and try again.
                 max_tokens //= 2
                 continue
             lines = await self._recall_lines(query, max_tokens, shown_ids, config)
@@ -366,9 +363,9 @@ class UseMemories(MessagesNode):
             try:
                 await self._find_shown_ids(filled_input, state, config)
                 break
-            # The memories do not fit in the token budget of a later part of the view, because the
-            # part counts more tokens for the memories than were estimated. Leave out the last
-            # memory, and try again with the remaining memories.
+            # The memories exceed the token budget of a later part of the view, because that part
+            # counts more tokens for the memories than were estimated. Drop the last memory and try
+            # again.
             except BudgetExceeded:
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
@@ -381,8 +378,7 @@ class UseMemories(MessagesNode):
     ) -> frozenset[str | None]:
         """Return the ids of the messages that remain after the later parts of the view.
 
-        To find the messages, the parts that follow this node in the view are applied to
-        `model_input`.
+        The later parts of the view are applied to `model_input` to determine the messages.
         """
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
@@ -397,7 +393,7 @@ class UseMemories(MessagesNode):
     ) -> tuple[str, ...]:
         """Recall memories as lines of text.
 
-        A memory is left out if all its source messages are in the request.
+        A memory is skipped if all of its source messages are already in the request.
         """
         thread_id, _ = read_thread_and_checkpoint_id_of_run(config)
 
@@ -413,13 +409,13 @@ class UseMemories(MessagesNode):
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": max_tokens}
             options |= {"accepts": is_not_shown, "expected_rejections": len(shown_ids)}
             return (await self._search.find_memories(query, self._store, config, **options)).lines
-        # A store that is not one of perdure's may raise errors of its database driver.
+        # A third-party store may raise the errors of its database driver.
         except Exception as exc:
             temporary_errors = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
                 # A `PerdureError` that is not temporary is caused by a mistake in the application's
-                # code, and would occur again in every turn. Raise the error, so that the developer
-                # notices the mistake.
+                # code and would recur in every turn. Raise the error, so that the developer notices
+                # the mistake.
                 raise
             _LOG.warning("no memory is recalled in this turn: %s", exc, exc_info=exc)
             return ()
@@ -432,7 +428,8 @@ def build_query(turns: Sequence[Turn]) -> str:
     """Build a query from the newest turns, or return "" if the newest question has no text.
 
     `turns` are sorted from newest to oldest. The query is the newest question. If the newest
-    question is as short as "and then?", the previous question is added.
+    question is too short to search for on its own, such as "and then?", the previous question is
+    included.
     """
     questions = (turn.messages[0] for turn in turns[:2])
     texts = [message.text.strip() for message in questions if role(message) == "human"]
@@ -451,7 +448,8 @@ def build_query(turns: Sequence[Turn]) -> str:
 def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput:
     """Return `model_input` with a text appended to the newest question.
 
-    If the newest turn does not begin with a human message, `text` is added to the system message.
+    If the newest turn does not begin with a human message, the text is appended to the system
+    message instead.
     """
     newest = next(model_input.turns, None)
     if newest is None or role(newest.units[0][0]) != "human":

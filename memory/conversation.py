@@ -4,7 +4,7 @@ A *turn* is a human message and all messages after it up to the next human messa
 the first human message also form a turn. A *unit* is one or more messages that are kept or removed
 together. An *exchange* is a unit that consists of an AI message with tool calls, and of the result
 of each call. Model providers refuse requests that contain a tool result without its call, a call
-without all of its results, or an empty AI message. In the requests that perdure builds, each tool
+without all of its results, or an empty AI message. Perdure only builds requests in which each tool
 result has its call, each call has all its results, and no AI message is empty.
 """
 
@@ -48,8 +48,8 @@ REASONING_BLOCKS: Final = frozenset(
 """Types of the content blocks with reasoning."""
 # types of content blocks that have no content for the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-# Keys that do not count as the content of a content block. Streaming may leave behind an empty
-# content block that has only the keys in `_SILENT_KEYS`.
+# Keys that do not count as content of a content block. Streaming may leave behind empty blocks that
+# have only these keys.
 _SILENT_KEYS: Final = frozenset({"id", "index"})
 # keys of additional_kwargs under which OpenAI's answers may have content
 _ANSWER_KEYS: Final = ("audio", "refusal")
@@ -84,8 +84,8 @@ def role(message: BaseMessage) -> Role:
     return "human" if human else kind
 
 
-# The results of `_find_role` are cached, which makes the function six times as fast as an
-# `isinstance` check for each base class.
+# `_find_role` is cached, because a cache lookup is six times as fast as an `isinstance` check for
+# each base class.
 @cache
 def _find_role(kind: type) -> Role:
     return next((role for base, role in _BASES if issubclass(kind, base)), "other")
@@ -96,8 +96,8 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
 
     A human message without content begins a turn only if it is the newest human message. A human
     message that contains tool results does not begin a turn. The messages before the first human
-    message are left out. If there is no human message, a single range with the positions of all
-    messages is yielded.
+    message are left out. If there is no human message, a single range that covers all messages is
+    yielded.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):
@@ -114,8 +114,8 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
 def has_visible_content(message: BaseMessage) -> bool:
     """Return whether a message has content that a user can see.
 
-    Audio, refusals and provider-specific blocks are visible content. Blank text, reasoning and tool
-    calls are not visible content.
+    Audio, refusals and provider-specific blocks count as visible content. Blank text, reasoning and
+    tool calls do not count as visible content.
     """
     content = message.content
     if isinstance(content, str):
@@ -132,7 +132,7 @@ def has_visible_content(message: BaseMessage) -> bool:
 
 
 def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
-    """Return whether the content of a message has a block whose type is in `types`."""
+    """Return whether a message's content contains a block of one of the given types."""
     content = message.content
     return not isinstance(content, str) and any(
         isinstance(block, dict) and block.get("type") in types for block in content
@@ -142,7 +142,7 @@ def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
 def _is_visible_block(block: object) -> bool:
     """Return whether a content block has content that a user can see.
 
-    Blank text, reasoning, tool calls and empty blocks are not visible content.
+    Blank text, reasoning, tool calls and empty blocks do not count as visible content.
     """
     if not isinstance(block, Mapping):
         return bool(str(block).strip())

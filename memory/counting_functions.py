@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 _METHOD: Final = "get_num_tokens_from_messages"
 _METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _METHOD may call
-# maximum number of steps of the binary search for the largest selection of messages that fits a
-# token budget
+# maximum number of binary-search steps to find the largest selection of messages that fits a token
+# budget
 _SEARCH_STEPS: Final = 20
-# Texts of two sample messages. The sample messages are used to measure the number of tokens that a
-# counting function adds to every request.
+# Texts of two sample messages, which are used to measure how many tokens a counting function adds
+# to every request.
 _PROBES: Final = (
     "What is the weather like in the city?",
     "When does the next train leave from it?",
@@ -35,8 +35,8 @@ class CountingFunction:
     """A token counter of the application, which counts a request or a single message.
 
     A counting function may add a fixed number of tokens to every request, for example for the
-    schemas of tools. The number of tokens that a counting function adds to every request is
-    measured once, when the counting function is used for the first time.
+    schemas of tools. The overhead of a counting function is measured once, when the function is
+    first used.
 
     Args:
         function: A function that counts the tokens of a list of messages. If its first parameter is
@@ -67,21 +67,21 @@ class CountingFunction:
         return max(0, self.count_request([message]) - self.fixed_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
-        """Return the number of tokens of a request that contains `messages`.
+        """Return the token count of a request that contains `messages`.
 
-        The returned number includes the tokens that the counting function adds to every request.
+        The count includes the tokens that the counting function adds to every request.
         """
         if self.is_additive:
             return sum(map(self.count_message, messages))
         return _check_and_convert_token_count(self._function(list(messages)))
 
     def _measure_fixed_tokens(self) -> float:
-        """Measure the number of tokens that the counting function adds to every request.
+        """Measure how many tokens the counting function adds to every request.
 
-        The number of added tokens is the result of the counting function for an empty list of
-        messages. If the counting function raises an error for an empty list or returns 0, the
-        number of added tokens is computed from the counts of three requests. Two of the three
-        requests contain one sample message, and the third request contains both sample messages.
+        The overhead per request is the token count of an empty list of messages. If the counting
+        function raises an error or returns 0 for an empty list, the overhead is computed from the
+        counts of three requests: two with one sample message each, and one with both sample
+        messages.
         """
         empty = self._try_count_request([])
         if empty:
@@ -110,8 +110,8 @@ def find_largest_selection(
 ) -> T:
     """Find the largest selection of messages that fits into a token budget, by binary search.
 
-    A binary search is needed if a token counter can count only whole requests, because the counts
-    of single messages do not add up to the count of a request.
+    Binary search is needed if a token counter can count only whole requests, because the counts of
+    single messages do not add up to the count of a request.
 
     Args:
         pack: The function that returns a selection which leaves the given number of tokens unused,
@@ -150,8 +150,8 @@ def find_largest_selection(
 def find_counting_method(model: Any) -> Callable[..., Any] | None:
     """Return the model's own method that counts messages, or None if it has none.
 
-    Counting methods that langchain itself defines are not returned, because langchain's methods
-    download a tokenizer or send each message to the provider.
+    LangChain's own counting methods are not returned, because they download a tokenizer or send
+    each message to the provider.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)

@@ -34,7 +34,7 @@ REDACTED_FIELD: Final = "redacted"
 
 _TREATMENTS_BY_SEVERITY: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACT_KINDS: Final = ("e-mail", "phone")
-# descriptions of the kinds of sensitive data, which are quoted in the reason of a gate's verdict
+# descriptions of the kinds of sensitive data, quoted in the reason for a gate's verdict
 _KIND_NAMES: Final = {
     "card": "the number of a payment card",
     "e-mail": "an e-mail address",
@@ -56,8 +56,8 @@ _KEY_PATTERNS: Final = tuple(
         r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
     )
 )
-# The whole pattern for labelled secrets is a lookahead, so that matches can overlap. Because
-# matches can overlap, the value after one label can also be the label of another value.
+# The whole pattern for labelled secrets is a lookahead, so that matches can overlap. Overlapping is
+# necessary because the value after one label can itself be the label of another value.
 _LABELLED_SECRET: Final = re.compile(
     r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
     r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"
@@ -80,14 +80,14 @@ _LABELLED_SECRET: Final = re.compile(
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
 )
-# The pattern `_SECRET_LABEL` is tried before the pattern `_LABELLED_SECRET`, which takes ten times
-# as long.
+# `_SECRET_LABEL` is searched first, because searching for `_LABELLED_SECRET` takes ten times as
+# long.
 _SECRET_LABEL: Final = re.compile(
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"
 )
-# Every key of a cloud service contains a match of `_KEY_LIKE_RUN`, so a text without a match is not
-# searched with the patterns of detect-secrets.
+# Every key of a cloud service contains a match of `_KEY_LIKE_RUN`, so texts without a match need
+# not be searched with the patterns of detect-secrets.
 _KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")
 _CLAUSE_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
 _TRAILING_PUNCTUATION: Final = ".,;:!?)]}>*\\。"
@@ -100,8 +100,8 @@ _EMAIL: Final = re.compile(
     r"(?<![\w.+%'-])(?!git@)[\w.+%'-]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,6}[^\W\d_]{2,24}"
     r"(?![\w@])"
 )
-# Number of characters in a window of text. A pattern of detect-secrets is applied to one window at
-# a time.
+# Number of characters in each of the overlapping windows of text to which the patterns of
+# detect-secrets are applied.
 _WINDOW_SIZE: Final = 4_096
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
@@ -137,7 +137,7 @@ def _is_labelled_secret(match: re.Match[str], value: str) -> bool:
 
 
 def _is_labelled_password(match: re.Match[str], value: str) -> bool:
-    """Return whether a text that follows a label such as "password" is really a password.
+    """Return whether the text after a label such as "password" is likely to be a password.
 
     The words around the value decide.
     """
@@ -196,7 +196,7 @@ def phone_numbers(region: str) -> Detector:
 
 
 def service_keys(text: str) -> Iterator[Finding]:
-    """Find keys of cloud services, if the package detect-secrets is installed."""
+    """Find API keys of cloud services, if the package detect-secrets is installed."""
     for pattern in _load_service_key_patterns() if _KEY_LIKE_RUN.search(text) else ():
         # Search the text in windows of limited length, because some patterns take quadratic time.
         for start in range(0, len(text), _WINDOW_SIZE // 2):
@@ -253,9 +253,8 @@ def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Findi
 def _normalize_char(char: str) -> str:
     """Return the plain form of a character.
 
-    Quotation marks, dashes and spaces become ASCII characters, and format characters are removed.
-    All characters that are not quotation marks, dashes, spaces or format characters are converted
-    to their NFKC form.
+    Quotation marks, dashes and spaces become ASCII characters, format characters are removed, and
+    all other characters are normalized to NFKC.
     """
     form = _CATEGORY_REPLACEMENTS.get(unicodedata.category(char))
     return unicodedata.normalize("NFKC", char) if form is None else form
@@ -272,7 +271,7 @@ def redact_spans(text: str, spans: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensitiveDataRules:
-    """The detectors of sensitive data that a gate uses, and the treatment of each kind of data."""
+    """Holds a gate's rules for sensitive data: the detectors, and how to treat each kind."""
 
     secrets: Treatment
     contacts: Treatment
@@ -287,8 +286,8 @@ class SensitiveDataRules:
         try:
             text = self._redact_value(candidate.text, None, candidate.explicit, kinds)
             fields = self._redact_value(candidate.fields, "", candidate.explicit, kinds)
-        # Do not quote the error of a detector, because the error of an application's own detector
-        # may contain the secret that was found.
+        # Do not quote the detector's error, because the error message of an application-defined
+        # detector may contain the secret.
         except Exception as exc:
             fault = f"a detector raised {type(exc).__name__}, so the text may contain secrets"
             return Verdict("quarantine", fault, "detectors")
@@ -308,7 +307,7 @@ class SensitiveDataRules:
         return Verdict("keep", f"redacted {names}", check, redacted_text, fields=fields)
 
     def redact(self, text: str) -> str:
-        """Return a copy of a text in which all sensitive data is redacted."""
+        """Return a copy of a text with all sensitive data redacted."""
         return redact_spans(text, find_sensitive_spans(text, self.detectors))
 
     def _redact_value(
@@ -320,8 +319,8 @@ class SensitiveDataRules:
     ) -> Any:
         """Return a redacted copy of a text or field.
 
-        For each kind of sensitive data that is found, such as `"e-mail"`, the treatment of the kind
-        is added to `treatments_by_kind`.
+        For each kind of sensitive data found, such as `"e-mail"`, the treatment is recorded in
+        `treatments_by_kind`.
 
         Args:
             value: A text, or a JSON value of fields.
@@ -359,10 +358,9 @@ class SensitiveDataRules:
     def _find_field_spans(self, text: str, field_name: str) -> list[Finding]:
         """Find sensitive data in a field.
 
-        Each detector gets a text that consists of the field name, a colon and the value, so that a
-        detector can treat the field name as a label. A value that is a single word may be an id
-        that only looks like an e-mail address or a telephone number, so it is not searched for
-        contact data.
+        Each detector is given the field name, a colon and the value, so that it can treat the field
+        name as a label. A one-word value is not searched for contact data, because it may be an id
+        that only looks like an e-mail address or a telephone number.
         """
         ignored = () if len(text.split()) > 1 else (emails, phones)
         label = f"{field_name.replace('_', ' ')}: "

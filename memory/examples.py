@@ -1,7 +1,6 @@
 """Store few-shot examples, and select the examples that are most similar to a new case.
 
-A search compares the query with the input and the context of each example. The outcome of an
-example is not compared with the query.
+Searches compare the query with the input and context of each example, but not with its outcome.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 
-# Number of memories to read for each example that is requested. Some of the memories that are read
-# may not be examples, so more memories are read than examples are requested.
+# Number of memories to read for each requested example. More memories are read than requested,
+# because some of them may not be examples.
 _READ_PER_EXAMPLE: Final = 2
 # the fields of an example, by their keys in langchain's prompt templates
 _FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
@@ -39,8 +38,7 @@ _Text = Annotated[str, Field(pattern=r"\S")]
 class ExampleFields(BaseModel):
     """The fields of an example.
 
-    A search compares its query with the field `text`, which consists of the fields `input` and
-    `context`.
+    Searches compare the query with the field `text`, which is composed of `input` and `context`.
     """
 
     text: str = ""
@@ -59,11 +57,11 @@ class ExampleFields(BaseModel):
 class ExampleSelector(BaseExampleSelector):
     """Stores examples, and selects the examples that are most similar to a situation.
 
-    An `ExampleSelector` can be used as the selector of langchain's `FewShotPromptTemplate` and
-    `FewShotChatMessagePromptTemplate`. The selected examples are dicts with the keys `input`,
-    `output`, `context` and `why`. In an application without these prompt templates, use `add` and
-    `select`. The attribute `memories` is a `Collection` that contains the examples of the selector,
-    and can update and forget the examples.
+    An `ExampleSelector` can be passed to LangChain's `FewShotPromptTemplate` and
+    `FewShotChatMessagePromptTemplate` as the example selector. The selected examples are dicts with
+    the keys `input`, `output`, `context` and `why`. Applications that do not use LangChain's prompt
+    templates can call `add` and `select`. To update or forget examples, use the attribute
+    `memories`, a `Collection` that contains the selector's examples.
 
     Args:
         store: The store of the examples, see `Collection`.
@@ -146,8 +144,8 @@ class ExampleSelector(BaseExampleSelector):
         """
         if not check_instance("query", query, str, "text").strip():
             return []
-        # Do not let the neighbours of an example in its thread add to the score of the example.
-        # Examples do not follow each other like the messages of a conversation.
+        # Do not let adjacent memories in a thread raise an example's score, because examples do not
+        # follow each other like the messages of a conversation.
         options = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _READ_PER_EXAMPLE, config or self.config
         memories = await self.memories.search_namespace(options, limit, config=config)
@@ -176,7 +174,7 @@ class ExampleSelector(BaseExampleSelector):
         return await self._store_example(**parts)
 
     async def _select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
-        """Return the examples that are most similar to the variables of a langchain prompt.
+        """Return the examples that are most similar to the input variables of a LangChain prompt.
 
         The search query is built from the variables `input` and `context`. If there is no variable
         `input`, the query is built from all variables.

@@ -1,9 +1,8 @@
 """Pair the tool calls of a conversation with their results, in a form that providers accept.
 
-If the result of a tool call is missing, a message is added that states that the result is missing.
-If the user sent the next message before the result of a tool call arrived, the late result is moved
-to the position directly after its call. Messages are never changed in place: the request contains
-changed copies.
+If a tool call has no result, a placeholder message is added that says so. If the user sent the next
+message before a tool result arrived, the late result is moved to directly after its call. Messages
+are never changed in place: the request contains changed copies.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
 """The text of the human message that is added if a request would begin with another message."""
 # keys of additional_kwargs under which older langchain versions store tool calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
-# Maximum number of calls in the set of logged calls. The set of logged calls is cleared when it
-# reaches the maximum.
+# Maximum size of the set of logged calls. The set is cleared when it is full.
 _MAX_LOGGED_CALLS: Final = 10_000
 _logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")
@@ -60,8 +58,8 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     """Yield the turns of a conversation, newest first, with messages that model providers accept.
 
     Messages before the first human message form the oldest turn. If a request would not begin with
-    a human message, a human message with the text `NO_USER_MESSAGE` is added at the beginning,
-    because some providers require a human message there.
+    a human message, one with the text `NO_USER_MESSAGE` is prepended, because some providers
+    require it.
     """
     late: dict[str, BaseMessage] = {}  # tool results whose call is in an earlier turn, by call id
     start, stop = len(messages), len(messages)
@@ -83,10 +81,10 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
 
 
 def has_results_of_all_tool_calls(unit: Unit) -> bool:
-    """Return whether a unit contains a result for each of its tool calls.
+    """Return whether every tool call in a unit has a result.
 
-    Tool calls whose results are not separate messages, but blocks in the AI message, are not
-    checked.
+    Tool calls whose results are content blocks of the AI message, rather than separate messages,
+    are not checked.
     """
     answered = {call_id for message in unit for call_id in list_call_ids_of_results(message)}
     calls = [
@@ -110,8 +108,8 @@ def find_remaining_results_of_removed_calls(
     late: list[BaseMessage] = []
     for message in remaining if missing else ():
         if isinstance(message, AIMessage):
-            # If the AI message contains a call with the same id as a removed call, a result with
-            # this id belongs to the call in the AI message, and not to the removed call.
+            # If this AI message reuses the id of a removed call, a later result with this id
+            # belongs to the call in this message, and not to the removed call.
             missing.difference_update(list_call_ids(message))
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
@@ -129,10 +127,10 @@ def _build_turn_units(
 ) -> list[Unit]:
     """Group the messages of a turn into units that are kept or removed together.
 
-    If `late_results` has a result for a tool call of the turn, the result is moved from
-    `late_results` to directly after the call. If the turn has a result whose tool call is not in
-    the turn, the result is moved to `late_results`, because the call may be in an earlier turn. If
-    `lacks_question` is True, the turn does not begin with a human message.
+    Results in `late_results` that belong to a tool call of the turn are moved to directly after the
+    call. Results in the turn whose tool call is not in the turn are moved to `late_results`,
+    because the call may be in an earlier turn. If `lacks_question` is True, the turn does not begin
+    with a human message.
     """
     if (
         not late_results
@@ -160,10 +158,10 @@ def _build_turn_units(
 
 
 def _group_turn_if_unchanged(turn: Messages) -> list[Unit] | None:
-    """Group the messages of a turn into units if no message has to be changed, else return None.
+    """Group the messages of a turn into units, or return None if a message has to be changed.
 
-    Most turns need no change. For a turn that needs no change, `_group_turn_if_unchanged` needs a
-    third of the time that `_TurnReader` needs.
+    Most turns need no change. For such a turn, `_group_turn_if_unchanged` is three times as fast as
+    `_TurnReader`.
     """
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
@@ -197,7 +195,7 @@ def _group_turn_if_unchanged(turn: Messages) -> list[Unit] | None:
 
 
 def _has_only_text_and_regular_calls(message: Any, kind: Role) -> bool:
-    """Return whether a message contains only text and calls in the field `tool_calls`."""
+    """Return whether a message consists only of text and of calls in its field `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or kind == "other":
         return False
@@ -216,13 +214,13 @@ class _MessageWithResults:
 
     def __init__(self, message: BaseMessage, calls: list[Call], stray_ids: list[str]) -> None:
         self.message, self.calls = message, calls
-        # Ids of tool calls that are not in the turn, although this message contains their results.
+        # Ids of the tool calls whose results are in this message, although the calls are not in the
+        # turn.
         self.stray_ids = stray_ids
-        # A dict of the messages that contain the results of the tool calls. The key of an entry in
-        # `results` is the position of the tool call in `calls`.
+        # Maps the index of a tool call in `calls` to the message that contains its result.
         self.results: dict[int, BaseMessage] = {}
-        # The messages in `results`, without duplicates and without AI messages. AI messages are
-        # left out of the list, because each AI message has its own `_MessageWithResults`.
+        # The distinct messages in `results`. AI messages are left out, because each AI message has
+        # its own `_MessageWithResults`.
         self.result_messages: list[BaseMessage] = []
 
     def add_result(self, position: int, message: BaseMessage) -> None:
@@ -233,11 +231,10 @@ class _MessageWithResults:
             self.result_messages.append(message)
 
     def build_provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
-        """Return the message and the results of its tool calls in a form that providers accept.
+        """Return the message and its tool results in a form that providers accept.
 
-        The returned list is empty if no part of the message can be sent to a provider. `is_end`
-        says whether the message is at the end of the conversation, where at most tool results
-        follow the message.
+        An empty list is returned if no part of the message can be sent to a provider. `is_end` says
+        whether the message is the last one in the conversation, apart from its tool results.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
@@ -260,10 +257,11 @@ class _MessageWithResults:
     def _build_request_messages(
         self, calls_without_result: list[int], is_at_end: bool
     ) -> list[BaseMessage]:
-        """Return copies of the message and of the results of its tool calls.
+        """Return copies of the message and its tool results, and add missing results.
 
-        For each call without a result, a result is added that states that the result is missing.
-        `calls_without_result` contains the positions, in `calls`, of the calls without a result.
+        Depending on its kind, a call without a result is removed, gets a placeholder result that
+        says so, or is left for the provider to continue. `calls_without_result` contains the
+        indices, in `calls`, of the calls without a result.
         """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
@@ -275,8 +273,8 @@ class _MessageWithResults:
         for n, call in enumerate(calls):
             if n in calls_without_result:
                 if call.kind == "server" and is_at_end:
-                    # The provider runs the tool itself, and continues the tool call in its next
-                    # answer, so keep the call without a result.
+                    # Keep the call without a result, because the provider runs the tool itself and
+                    # continues the call in its next response.
                     continue
                 if call.kind in ("client", "server", "unparsed") or _is_duplicate_call(
                     message, calls, n
@@ -297,7 +295,7 @@ class _MessageWithResults:
         return [] if is_empty else [changed, *results]
 
     def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:
-        """Return the result messages, each with the new id of its tool call.
+        """Return the tool results, with the new ids of their tool calls.
 
         `new_ids` maps the position of a call in `calls` to the new id of the call.
         """
@@ -315,7 +313,7 @@ class _MessageWithResults:
 
 
 class _PendingCall(NamedTuple):
-    """A tool call for which no result has been found in the messages that were read so far.
+    """A tool call for which no result has been found so far.
 
     Attributes:
         group: The group of steps that contains the call.
@@ -329,7 +327,7 @@ class _PendingCall(NamedTuple):
 
 
 class _TurnReader:
-    """Reads the messages of one turn, and groups messages that must be kept or removed together."""
+    """Reads the messages of a turn, and groups those that must be kept or removed together."""
 
     def __init__(self) -> None:
         self.groups: list[list[_MessageWithResults]] = []
@@ -341,8 +339,8 @@ class _TurnReader:
     def add_message(self, message: BaseMessage) -> None:
         """Add the next message of the turn.
 
-        A message with the result of a tool call is added to the group that contains the call. A
-        message that contains no tool results begins a new group of messages.
+        A message that contains the result of a tool call is added to the group of that call. A
+        message without tool results begins a new group.
         """
         kind = role(message)
         if kind == "system":
@@ -376,9 +374,9 @@ class _TurnReader:
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Attach the tool results in a message to their calls.
 
-        Return a pair. The first element of the pair is the group of messages that contains the tool
-        calls of the results, or None if no tool call was found. The second element of the pair
-        lists the call ids of the results in content blocks for which no call was found.
+        Return a pair. The first element is the group that contains the calls of the results, or
+        None if no call was found. The second element lists the call ids of the results in content
+        blocks for which no call was found.
         """
         group: list[_MessageWithResults] | None = None
         stray_ids: list[str] = []
@@ -393,12 +391,11 @@ class _TurnReader:
         return group, stray_ids
 
     def attach_and_collect_late_results(self, late_results: dict[str, BaseMessage]) -> None:
-        """Attach late results to calls of the turn, and collect results for earlier turns.
+        """Attach late results to the calls of the turn, and collect results for earlier turns.
 
-        A late result is a tool result whose call is in an earlier turn. If `late_results` contains
-        the result of a tool call in the turn, and the tool call has no result yet, the result is
-        attached to the tool call. If the turn contains a tool result without its tool call, the
-        tool result is added to `late_results`.
+        A late result is a tool result whose call is in an earlier turn. If `late_results` has the
+        result for a tool call of the turn that has no result yet, the result is attached to the
+        call. Tool results in the turn whose call is not in the turn are added to `late_results`.
         """
         for call_id in self._pending.keys() & late_results.keys():
             result = late_results.pop(call_id)
@@ -417,9 +414,9 @@ def _are_all_in_tool_calls(calls: list[Call]) -> bool:
 
 
 def _is_duplicate_call(message: AIMessage, calls: list[Call], position: int) -> bool:
-    """Return whether a tool call repeats an earlier call of its message.
+    """Return whether a tool call duplicates an earlier call in the same message.
 
-    A repeated tool call has the same id, name and arguments as the earlier call.
+    A duplicate has the same id, name and arguments as the earlier call.
     """
     entries, place = message.tool_calls, calls[position].place
     if calls[position].kind == "unparsed" or place is None:

@@ -3,9 +3,9 @@
 The extractor proposes memories for the messages, and the gate judges the proposed memories. The
 memories and the watermark of the thread are written in one transaction. The watermark, which is the
 position up to which the thread was read, is written by compare-and-set. If two extractions of a
-thread run at the same time, the write of the slower extraction is refused, and the slower
-extraction reads the thread again. Because the watermark is written by compare-and-set, each message
-is extracted exactly once. A query over threads and watermarks finds the due threads; see
+thread run at the same time, the write of the slower one fails, and the slower extraction reads the
+thread again. Because the watermark is written by compare-and-set, each message is extracted exactly
+once. A query over threads and watermarks finds the due threads; see
 docs/decisions/0010-due-threads-are-a-query.md.
 """
 
@@ -76,7 +76,7 @@ _CONTEXT_MESSAGES: Final = 4  # number of messages before a batch that the extra
 _LOG = logging.getLogger("perdure")
 # maximum number of a run's messages that are extracted in one transaction
 _RUN_BATCH_SIZE: Final = 200
-# The past versions of a watermark are dropped each time its version number is a multiple of
+# The past versions of a watermark are dropped whenever its version number is a multiple of
 # `_MAX_WATERMARK_VERSIONS`.
 _MAX_WATERMARK_VERSIONS: Final = 64
 _CHANGE_NAMES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
@@ -138,14 +138,11 @@ class ExtractionReport:
 
     @property
     def forgotten(self) -> int:
-        """The number of candidates that were refused because their text had been forgotten.
-
-        Candidates whose text had been deleted are included in the number.
-        """
+        """The number of candidates refused because their text had been forgotten or deleted."""
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
     def add_batch(self, message_count: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
-        """Return a copy of the report that also counts another batch of messages.
+        """Return a copy of the report with the counts of another batch added.
 
         Args:
             message_count: The number of messages of the batch.
@@ -205,7 +202,7 @@ class Extraction:
     async def _extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
     ) -> ExtractionReport:
-        """Extract memories from the messages of a thread that the extractor has not read yet.
+        """Extract memories from the messages of a thread that have not been read yet.
 
         After an error such as `ModelFailed`, the next extraction reads the same messages again.
 
@@ -260,12 +257,11 @@ def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConf
 
 @dataclass(slots=True)
 class Pipeline:
-    """Extracts memories from the unread messages of a thread, and writes the memories to a store.
+    """Extracts memories from the unread messages of a thread, and writes them to a store.
 
     The extractor proposes memories, and the gate decides which of the proposed memories are
-    admitted. The memories and the watermark are written in one transaction. If a source message of
-    a proposal is erased before the proposal is written, the proposal is dropped, and the thread is
-    read again.
+    admitted. The memories and the watermark are written in one transaction. If a source message is
+    erased before the proposal is written, the proposal is dropped, and the thread is read again.
 
     Attributes:
         extractor: The extractor.
@@ -310,8 +306,8 @@ class Pipeline:
                     await self.scope.adapter.write(
                         [self._build_watermark_put(watermark, thread_id)]
                     )
-                # Read the thread again, because the watermark of the thread has just been created.
-                # If the watermark is erased after the thread was read again, the extraction stops.
+                # Read the thread again, now that its watermark exists. If the watermark is erased
+                # after this point, the extraction stops.
                 continue
             while unread:
                 size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
@@ -367,10 +363,9 @@ class Pipeline:
         )
 
         async def plan() -> ChangePlan:
-            """Plan the proposed changes, and add a put that stores the new watermark."""
-            # The function `plan` is called again if another change was written to the namespace
-            # before the plan was written. If `plan` is called again, and another extraction has
-            # changed the watermark, return an empty plan.
+            """Plan the proposed changes together with the update of the watermark."""
+            # The plan is made again if another change to the namespace was written first. Return an
+            # empty plan if another extraction has changed the watermark in the meantime.
             if next(tries):
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
@@ -404,7 +399,7 @@ def _build_batch(
 class RememberTurns(Learner):
     """A node that stores each message of a run as a memory.
 
-    A `RememberTurns` is used as a node at the end of a graph, or as a part of `MemoryMiddleware`.
+    Use `RememberTurns` as the last node of a graph, or as a part of `MemoryMiddleware`.
 
     Storing a message as a memory takes about a millisecond. If the store fails, a warning is
     logged, and the next run or a background extraction stores the memories. In a graph, place
@@ -456,17 +451,15 @@ class RememberTurns(Learner):
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             """Return the messages that may be unread.
 
-            The current time is set as the time of messages that are new in the current run.
+            Messages that were added in the current run are given the current time.
             """
             unread = _skip_read_messages(watermark, messages)
-            # If the messages are read a second time, leave out messages that have been erased since
-            # the run loaded the thread.
+            # On a second read, leave out messages that were erased after the run loaded the thread.
             if next(read_count):
                 unread = await remove_erased_messages(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
             # The newest human message and all messages after it were added in the current run, so
-            # the current time is set as their time. The times of messages from earlier runs are
-            # unknown.
+            # they are given the current time. The times of messages from earlier runs are unknown.
             newest_roles = [*map(role, (message.message for message in reversed(history.messages)))]
             current_count = (
                 newest_roles.index("human") + 1 if "human" in newest_roles else len(newest_roles)
@@ -489,10 +482,9 @@ class RememberTurns(Learner):
 
 
 def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
-    """Leave out messages at the beginning that an extraction has certainly read before.
+    """Skip the leading messages that an earlier extraction has certainly read.
 
-    Because old messages are left out, the cost of a turn does not grow with the length of the
-    thread.
+    Old messages are skipped so that the cost of a turn does not grow with the length of the thread.
     """
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
@@ -582,8 +574,8 @@ class ExtractionJob:
 class DueThreads:
     """Lists the threads with messages that an extraction has not read yet.
 
-    A `DueThreads` object caches the threads that have unread messages. Each call queries the
-    checkpointer only for threads that were active since the previous call.
+    The threads that have unread messages are cached. Each call queries the checkpointer only for
+    threads that were active since the previous call.
 
     Args:
         extraction: The extraction, with a checkpointer of perdure's.
@@ -597,15 +589,14 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # The threads with unread messages, by thread id. A tuple contains the thread's head, the
+        # Threads with unread messages, by thread id. Each tuple contains the thread's head, the
         # time at which unread messages were first seen, the namespace of the memories, and the
         # values that fill in the namespace's template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         # the time of the last write to each unassigned thread, by thread id
         self._unassigned: dict[str, datetime] = {}
-        # The cached results of `_is_fully_read`, by thread id. The key is a thread id. The first
-        # element of a pair identifies the thread's head and watermark for which `_is_fully_read`
-        # was called, and the second element is the result of `_is_fully_read`.
+        # Cached results of `_is_fully_read`, by thread id. Each value is a pair: the head and
+        # watermark for which the result was computed, and the result.
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         # a worker and the application may call `list_jobs` at the same time
@@ -660,8 +651,8 @@ class DueThreads:
     def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether an extraction has read all messages of a thread.
 
-        Even if the thread's head is newer than the watermark, all messages may have been read,
-        because the newer checkpoints may contain no new messages.
+        If the thread's head is newer than the watermark, all messages may still have been read,
+        because newer checkpoints do not always contain new messages.
         """
         state = head.checkpoint_id, watermark.count, watermark.known
         cached = self._read_states.get(head.thread_id)
@@ -690,8 +681,8 @@ class DueThreads:
     def list_threads_without_user(self, quiet_s: float = 0.0) -> list[str]:
         """Return the ids of threads that `list_jobs` left out because their user is unknown.
 
-        A thread is left out if its head lacks a value with which the namespace template must be
-        filled in, such as `user_id`.
+        A thread is left out if its head lacks a value that the namespace template needs, such as
+        `user_id`.
 
         Args:
             quiet_s: A thread is returned only if it has had no activity for `quiet_s` seconds.
@@ -705,7 +696,7 @@ class DueThreads:
             ]
 
     def drop_thread(self, thread_id: str) -> None:
-        """Remove a deleted thread from the cache of the `DueThreads`."""
+        """Remove a deleted thread from the cache."""
         with self._lock:
             self._unread.pop(thread_id, None)
             self._read_states.pop(thread_id, None)
@@ -756,9 +747,9 @@ class DueThreads:
 def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Return the values in a thread's metadata that fill in a namespace's template.
 
-    LangGraph copies the values of a run's `configurable` to the metadata, and perdure's nodes copy
-    the values of the run's `context` to the metadata. Integers are converted to text, because some
-    applications use integers as user ids.
+    LangGraph copies a run's `configurable` values to the metadata, and perdure's nodes copy the
+    values of the run's `context`. Integers are converted to text, because some applications use
+    integers as user ids.
 
     Args:
         metadata: The metadata of the thread's head.

@@ -1,7 +1,6 @@
-"""Define the interface of extractors, which propose memories, and the class `TurnExtractor`.
+"""Define the interface of extractors, which propose memories, and the built-in `TurnExtractor`.
 
-`TurnExtractor` needs no model. `TurnExtractor` makes a memory of each message, or of each chunk of
-a long message.
+`TurnExtractor` needs no model, and creates one memory per message, or per chunk of a long message.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Batch:
     def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
         """Build the provenance of a memory that was extracted from `messages`.
 
-        The list `messages` contains the source messages of the memory, which belong to the batch.
+        `messages` are the memory's source messages, which belong to the batch.
         """
         last = messages[-1]
         return Provenance(
@@ -168,7 +167,7 @@ class Proposal:
 
 
 class Scope(NamedTuple):
-    """Holds the namespace to which a run writes memories, and the config of the run.
+    """Holds the store and namespace that a run writes memories to, and the run's config.
 
     Attributes:
         adapter: The store.
@@ -225,13 +224,13 @@ class TurnExtractor:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the number of messages, so that all messages are read as one batch."""
+        """Return the number of messages, so that all messages form a single batch."""
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """Propose a memory for each chunk of a message.
 
-        If an edited message has fewer chunks than before, the memories of the missing chunks are
+        If an edited message has fewer chunks than before, the memories of the surplus chunks are
         deleted.
         """
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
@@ -256,7 +255,7 @@ class TurnExtractor:
 
 
 def build_turn_key(thread_id: str, message_id: str, chunk_number: int) -> str:
-    """Return the key of the memory that is made of one chunk of a message.
+    """Return the key of the memory that stores one chunk of a message.
 
     For the same arguments, the key is always the same.
 
@@ -273,10 +272,9 @@ def build_turn_key(thread_id: str, message_id: str, chunk_number: int) -> str:
 async def build_superseded_turn_puts(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> list[PutItem]:
-    """Build puts that add an end date to the turns from which a superseded memory came.
+    """Build puts that add an end date to the turns that a superseded memory was extracted from.
 
-    If the new memory, which supersedes the old memory, was also extracted from a turn, no end date
-    is added to that turn.
+    A turn that the superseding memory was also extracted from gets no end date.
 
     Args:
         adapter: The store.
@@ -307,10 +305,10 @@ async def find_turn_end_dates(
 ) -> dict[str, str]:
     """Return the dates on which facts from messages of a thread were superseded.
 
-    The source message of a superseded fact may be stored as a turn later. The date on which the
-    fact was superseded is then stored as the end date of the turn. A store without versions does
-    not record the thread from which a memory's previous text came, so the thread of the memory's
-    current text is assumed.
+    The source message of a fact may be stored as a turn only after the fact was superseded. The
+    turn then gets the date on which the fact was superseded as its end date. A store without
+    versions does not record which thread a memory's previous text came from, so the thread of the
+    memory's current text is assumed.
 
     Args:
         scope: The namespace of the memories.
@@ -335,8 +333,7 @@ async def find_turn_end_dates(
         }
         present = memory.provenance or Provenance()
         # If several superseded texts come from one message, the earliest end date is returned for
-        # the message. The superseded texts are sorted newest first, so the end date of an older
-        # text overwrites the end date of a newer text.
+        # it. The texts are sorted newest first, so older end dates overwrite newer ones.
         for text in superseded_texts:
             source_thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
@@ -357,7 +354,7 @@ def find_dropped_messages(source: Provenance, successor: Provenance | None) -> t
 async def _read_stored_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
-    """Return the stored turns that were made of the messages that a provenance names."""
+    """Return the stored turns that were created from the source messages in a provenance."""
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)
     while remaining_ids and thread_id is not None:

@@ -7,31 +7,31 @@ from typing import Any, Final
 
 from perdure.memory.conversation import Messages, role
 
-# Maximum number of keys in a `FailedTurns`. A key stands for a run or for a question in a thread.
-# If there are more keys, the oldest keys are dropped.
+# Maximum number of keys in a `FailedTurns`; the oldest are dropped when it is exceeded. A key
+# identifies a run or a question in a thread.
 _MAX_FAILURES: Final = 2_048
-# Number of seconds after which an operation that failed in a turn is tried again. A run that
-# resumes the turn earlier does not try the operation.
+# Number of seconds until an operation that failed in a turn is tried again. A run that resumes the
+# turn sooner skips the operation.
 _RETRY_S: Final = 600.0
 
 
 class FailedTurns:
-    """Keeps a record of the turns of this process in which an operation failed.
+    """Records the turns in which an operation has failed in this process.
 
     A turn is a run of a graph together with the runs that resume it. A run resumes a turn if it has
-    the same thread and the same newest human message as an earlier run. The record of failed turns
-    is kept only in memory, so another process tries the failed operation again.
+    the same thread and the same newest human message as an earlier run. The failed turns are
+    recorded only in memory, so another process tries the operation again.
     """
 
     def __init__(self) -> None:
-        # The time of each failure, with the latest failure last. A key is a run, or a pair of a
-        # thread id and the id of a human message.
+        # Failure times, latest last. A key is a run, or a pair of a thread id and a human message
+        # id.
         self._failed_at: dict[Any, float] = {}
 
     def record_failure(self, messages: Messages) -> None:
         """Record that an operation failed in the current turn.
 
-        `messages` are the messages of the state.
+        `messages` are the messages in the graph's state.
         """
         for key in _build_run_and_question_keys(messages):
             self._failed_at[key] = time.monotonic()
@@ -41,7 +41,7 @@ class FailedTurns:
     def has_failed(self, messages: Messages) -> bool:
         """Return whether an operation failed in the current turn.
 
-        `messages` are the messages of the state.
+        `messages` are the messages in the graph's state.
         """
         if not self._failed_at:  # return early in the usual case, in which no operation has failed
             return False
@@ -52,12 +52,11 @@ class FailedTurns:
 
 
 def _build_run_and_question_keys(messages: Messages) -> tuple[Any, ...]:
-    """Return keys that identify the current turn.
+    """Return the keys under which a failure in the current turn is recorded.
 
-    The first key in the returned tuple identifies the run. The second key in the returned tuple is
-    a pair of the thread id and the id of the newest human message. If the thread id or the message
-    id is unknown, the returned tuple contains only the run. If no graph is running, the returned
-    tuple is empty.
+    The first key in the tuple identifies the run. The second key is a pair of the thread id and the
+    id of the newest human message. If one of these ids is unknown, only the first key is returned.
+    Outside a running graph, an empty tuple is returned.
     """
     from langgraph.runtime import get_runtime
 

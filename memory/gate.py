@@ -49,17 +49,16 @@ If a namespace has more tombstones, only the tombstones with the requested keys 
 """
 TOMBSTONE_CHECK: Final = "tombstone"
 """The name of the check that refuses texts that were deleted or forgotten."""
-# Name of a field of a tombstone. The field contains the ids of the messages from which the removed
-# memory was made.
+# Name of the tombstone field that contains the ids of the removed memory's source messages.
 _MESSAGE_IDS: Final = "message_ids"
 
 
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
     """Build tombstones for a memory's text and previous texts and, for a turn, for its message.
 
-    The attribute `previous` of a memory contains only the newest of the memory's previous texts. To
-    build tombstones for all texts of a memory, call `build_tombstones` with each version of the
-    memory.
+    The `previous` attribute of a memory contains only its most recent previous texts. To build
+    tombstones for every text that a memory has had, call `build_tombstones` once for each version
+    of the memory.
 
     Args:
         memory: A version of the memory.
@@ -76,7 +75,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
 
 
 def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
-    """Return the keys of the tombstones for the source messages that a provenance names."""
+    """Return the keys of the tombstones for the source messages in a provenance."""
     if provenance is None:
         return []
     return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
@@ -85,9 +84,9 @@ def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
 async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the stored tombstones whose key is in `digests`, by key.
+    """Return the stored tombstones whose keys are in `digests`, by key.
 
-    `find_tombstones` queries the store at most twice, regardless of the number of keys.
+    The store is queried at most twice, regardless of the number of keys.
 
     Args:
         adapter: The store.
@@ -108,7 +107,7 @@ async def find_tombstones(
 
 
 async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -> bool:
-    """Return whether a memory with the text `text` was deleted or forgotten in a namespace."""
+    """Return whether a memory with the given text was deleted or forgotten in a namespace."""
     return bool(await find_tombstones(adapter, namespace, [hash_normal_form(text)]))
 
 
@@ -174,10 +173,9 @@ class Gate:
 
     The gate refuses texts that have no words or are too long, texts from a system message, and
     facts that a memory already states. The gate refuses a text that was deleted or forgotten
-    before. A deleted or forgotten text can be stored as a memory again if the memory is requested
-    explicitly, or if the text occurs again in a later run. The gate puts texts with secrets into
-    quarantine, where the texts wait for a person's decision. A text that only a tool stated is put
-    into quarantine, unless the code of the application asks to store the memory.
+    before, unless the memory is requested explicitly or the text occurs again in a later run. Texts
+    that contain secrets are quarantined until a person decides about them. A memory whose only
+    source is tool output is quarantined as well, unless the application's code asked to store it.
 
     Args:
         checks: Checks that you add. The checks are called in order for candidates that would be
@@ -274,9 +272,9 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """The candidate memories that a gate is judging, with the current verdict on each candidate.
+    """Holds the candidates that a gate is judging, with the current verdict on each of them.
 
-    The list `keys` contains, for each candidate, the key under which the candidate would be stored.
+    `keys` contains, for each candidate, the key under which it would be stored.
     """
 
     candidates: Sequence[Candidate]
@@ -284,7 +282,7 @@ class _Judgement:
     keys: Sequence[str | None]
 
     def kept_indices(self, *, include_events: bool = True) -> list[int]:
-        """Return the indices of the candidates whose current verdict is to keep the candidate."""
+        """Return the indices of the candidates that would be kept by their current verdict."""
         indices = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in indices if include_events or self.candidates[i].kind not in EVENT_KINDS]
 
@@ -293,7 +291,7 @@ class _Judgement:
         return _get_admitted_text(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
-        """Replace the verdict on a candidate with a verdict that refuses the candidate."""
+        """Refuse a candidate, replacing the current verdict on it."""
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
@@ -306,7 +304,7 @@ async def plan_admission(
     generated_keys: Sequence[str] = (),
     thread: LoadedThread | None = None,
 ) -> ChangePlan:
-    """Judge candidates with a gate, and plan the puts of memories and quarantine entries.
+    """Judge candidates with a gate, and plan the writes of memories and quarantine entries.
 
     Args:
         gate: The gate.
@@ -352,8 +350,7 @@ async def plan_admission(
 def _get_provenance_with_trust_class(candidate: Candidate) -> Provenance:
     """Return the provenance of a candidate.
 
-    If the candidate's provenance has no trust class, the candidate's role is set as the trust class
-    of the returned provenance.
+    If the provenance has no trust class, the candidate's role becomes its trust class.
     """
     source = candidate.provenance or Provenance()
     return source if source.trust is not None else replace(source, trust=candidate.role)
@@ -372,8 +369,8 @@ def _build_quarantine_put(
     value = {name: getattr(candidate, name) for name in names} | {"shown": redacted_text}
     value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
     value |= {"key": key, "fields": dict(candidate.fields)}
-    # The key of a quarantine entry is a hash of the candidate's text and origin. If the same
-    # candidate is put into quarantine again, its new entry replaces the previous entry.
+    # The key of a quarantine entry is a hash of the candidate's text and origin, so quarantining
+    # the same candidate again replaces its entry.
     source = _get_provenance_with_trust_class(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
@@ -393,8 +390,8 @@ async def _refuse_deleted_candidates(
 ) -> None:
     """Refuse candidates that were deleted or forgotten before.
 
-    A candidate is not refused if it was requested explicitly, or if its text occurs again in
-    messages that were added after the deletion.
+    A candidate is not refused if it was requested explicitly, or if its text occurs again in a
+    message that was added after the deletion.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
@@ -421,11 +418,11 @@ async def _is_added_after_deletions(
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
 ) -> bool:
-    """Return whether the source messages of a text were added after the text was deleted.
+    """Return whether the source messages of a text were added after the text was last deleted.
 
-    Each deletion of the text is recorded as a tombstone. The result is True only if each source
-    message was added by a run that began after the last deletion of the text. If the times of the
-    source messages or of the deletions are unknown, False is returned.
+    Each item of `tombstones` records one deletion of the text. The result is True only if every
+    source message was added by a run that began after the last deletion. If the time of a source
+    message or of a deletion is unknown, the result is False.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
@@ -465,7 +462,7 @@ async def _refuse_facts_already_stored_or_outdated(
 
 
 def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
-    """Return a memory that states the same fact as the text under a different key, or None."""
+    """Return a stored fact that is equivalent to a text and has a different key, or None."""
     others = (memory for memory in facts if memory.key != key)
     return next((memory for memory in others if is_text_stating_same_fact(memory.text, text)), None)
 
@@ -530,9 +527,9 @@ def _refuse_repeated_candidates(judgement: _Judgement) -> None:
 
 
 def _find_failed_text_check_and_reason(candidate: Candidate) -> tuple[str, str] | None:
-    """Return why a candidate's text is refused, or None if the text is valid.
+    """Return why a candidate's text is invalid, or None if the text is valid.
 
-    The result is a pair of the name of the check and the reason.
+    The result is a pair of strings: the name of the failed check, and the reason.
     """
     text = candidate.text
     if not isinstance(text, str):
@@ -551,9 +548,9 @@ def _find_failed_text_check_and_reason(candidate: Candidate) -> tuple[str, str] 
 
 
 def _find_failed_size_check_and_reason(candidate: Candidate) -> tuple[str, str] | None:
-    """Return why a candidate is refused as too large, or None if its size is permitted.
+    """Return why a candidate is too large, or None if its size is permitted.
 
-    The result is a pair of the name of the check and the reason.
+    The result is a pair of strings: the name of the failed check, and the reason.
     """
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
@@ -586,10 +583,10 @@ def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
 
 
 def _combine_verdicts(previous: Verdict, answer: Verdict, check_name: str) -> Verdict:
-    """Combine the previous verdict on a candidate with the verdict of an application's check.
+    """Combine the previous verdict on a candidate with that of an application-defined check.
 
-    If the application's check decides to keep the candidate, the redactions that the previous
-    verdict contains remain in effect.
+    If the application's check keeps the candidate, the redactions of the previous verdict still
+    apply.
     """
     if answer.action != "keep":
         reason = answer.reason or f"the check {check_name} decided so without a reason"
@@ -604,15 +601,15 @@ def _combine_verdicts(previous: Verdict, answer: Verdict, check_name: str) -> Ve
 def _run_custom_check(
     check: Check, candidates: Sequence[Candidate]
 ) -> Effect[list[Verdict | str | None]]:
-    """Return an `Effect` that calls a check of the application for each candidate.
+    """Return an `Effect` that runs an application-defined check on each candidate.
 
-    An effect is a step that blocking and async callers perform differently. The result of the
-    returned effect is a list. For each candidate, the list contains the verdict of the check, or
-    None, or a text that describes the error of the check.
+    An effect is an operation that blocking and async callers execute differently. Its result here
+    is a list with one element per candidate: the check's verdict, None if the check returned None,
+    or an error message if the check failed.
     """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:
-        """Return the verdict of the application's check, or a text that describes its error."""
+        """Return the check's verdict on a candidate, or an error message if the check failed."""
         try:
             verdict: Any = check(candidate)
         except Exception as exc:

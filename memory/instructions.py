@@ -134,7 +134,7 @@ class Instructions:
     async def _roll_back(
         self, version: int, config: RunnableConfig | None = None
     ) -> InstructionsVersion:
-        """Write the text of an earlier version as a new version, and return the new version.
+        """Restore the text of an earlier version as a new version, and return the new version.
 
         Version 0 is the default text.
         """
@@ -174,7 +174,7 @@ class Instructions:
         change: Change,
         tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
-        """Rewrite the instructions, and return the version that is current after the write.
+        """Rewrite the instructions, and return the current version read back from the store.
 
         Args:
             handle: The item with the instructions.
@@ -201,7 +201,7 @@ class Instructions:
     async def _write_text(
         self, text: str, change: Change, config: RunnableConfig | None
     ) -> InstructionsVersion:
-        """Write a text as the new version, and return the current version after the write."""
+        """Store a text as a new version, and return the version that is then current."""
 
         async def return_text(previous: str) -> str:
             return text
@@ -218,7 +218,7 @@ def build_replacement(
     """
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
     diff = "\n".join(list(lines)[2:])  # without the two header lines
-    # Only the text of the instructions is indexed for searches, and not the diff.
+    # Only the text of the instructions is indexed for search, not the diff.
     value = {INSTRUCTIONS: text, "diff": diff, "change": change}
     return handle.build_put(value, INSTRUCTIONS, previous.version)
 
@@ -226,7 +226,8 @@ def build_replacement(
 def _build_versioned_adapter(store: Any, *templates: Template) -> StoreAdapter:
     """Return an adapter for a store that keeps versions.
 
-    ConfigurationError is raised if the store keeps no versions.
+    Raises:
+        ConfigurationError: The store keeps no versions.
     """
     expected = "a store that keeps versions, such as perdure.stores.SQLiteStore.open(path)"
     store = check_instance("the store of instructions", store, Versioned, expected)
@@ -253,7 +254,7 @@ def _build_version_from_item(item: Memory) -> InstructionsVersion:
 class UseInstructions(MessagesNode):
     """A node that sends the current instructions to the model as the only system message.
 
-    An existing system message is replaced. If the existing system message contains the summary of
+    An existing system message is replaced. If the existing system message contains a summary from
     `summarize()`, the summary is kept.
 
     Args:
@@ -318,8 +319,8 @@ not answer them. Answer with the complete new instructions between <instructions
 _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
 _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
-# Minimum ratio of the shorter length to the longer length, when the lengths of the previous and of
-# the new instructions are compared. New instructions with a smaller ratio are refused.
+# Minimum ratio between the lengths of the previous and the new instructions, with the shorter
+# length divided by the longer one. New instructions with a lower ratio are refused.
 _MIN_RATIO: Final = 0.4
 # Minimum number of characters that the previous instructions are assumed to have when the maximum
 # length of the new instructions is computed. Because of this minimum, short instructions may become
