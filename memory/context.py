@@ -376,7 +376,7 @@ class UseMemories(MessagesNode):
     async def _find_shown_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
-        """Return the ids of the messages that remain after the later parts of the view.
+        """Return the ids of the messages that the later parts of the view leave in the request.
 
         The later parts of the view are applied to `model_input` to determine the messages.
         """

@@ -1,4 +1,4 @@
-"""Split a conversation into turns, and a turn into units of messages that belong together.
+"""Split a conversation into turns, and each turn into units of messages that belong together.
 
 A *turn* is a human message and all messages after it up to the next human message. Messages before
 the first human message also form a turn. A *unit* is one or more messages that are kept or removed

@@ -129,8 +129,8 @@ def _build_turn_units(
 
     Results in `late_results` that belong to a tool call of the turn are moved to directly after the
     call. Results in the turn whose tool call is not in the turn are moved to `late_results`,
-    because the call may be in an earlier turn. If `lacks_question` is True, the turn does not begin
-    with a human message.
+    because the call may be in an earlier turn. `lacks_question` says whether the turn begins
+    without a human message.
     """
     if (
         not late_results

@@ -1,4 +1,4 @@
-"""Remember in which turns an operation failed, so that it is not tried again in the same turn."""
+"""Record the turns in which an operation failed, so that it is not retried in the same turn."""
 
 from __future__ import annotations
 
