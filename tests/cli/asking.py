@@ -1,4 +1,4 @@
-"""Graphs that ask a person before they go on, as a langgraph.json names them."""
+"""Graphs that ask a person a question, and a langgraph.json that names them."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ twice.add_edge("first", "second")
 NAMES = ("review", "batch", "plain", "several", "failing", "twice")
 
 
-def langgraph_json(folder: Path, *names: str) -> str:
-    """Write a langgraph.json with some of the graphs, or with all."""
+def write_langgraph_json(folder: Path, *names: str) -> str:
+    """Write a langgraph.json with the named graphs, or with all, and return its path."""
     (folder / "asking_graphs.py").write_text(GRAPHS)
     file = folder / "langgraph.json"
     graphs = {name: f"./asking_graphs.py:{name}" for name in names or NAMES}
@@ -92,27 +92,29 @@ def langgraph_json(folder: Path, *names: str) -> str:
 
 
 @contextmanager
-def opened_graph(db: str, file: str, name: str) -> Iterator[CompiledStateGraph[Any, Any, Any, Any]]:
-    """A graph of the file over a database, as a program of the user runs it."""
+def open_graph(db: str, file: str, name: str) -> Iterator[CompiledStateGraph[Any, Any, Any, Any]]:
+    """Yield a graph of the file over a database, as a program of the user runs it."""
     graph = LanggraphFile.read(file).import_graphs()[name]
     with open_checkpointer(db) as saver, open_store(db) as store:
-        made = graph.compile() if hasattr(graph, "compile") else graph.copy()
-        made.checkpointer, made.store = saver, store
-        yield made
+        compiled = graph.compile() if hasattr(graph, "compile") else graph.copy()
+        compiled.checkpointer, compiled.store = saver, store
+        yield compiled
 
 
-def ask(
-    db: str, file: str, name: str, thread: str, user: str | None = "dora", **about: Any
+def run_to_question(
+    db: str, file: str, name: str, thread: str, user: str | None = "dora", **metadata: Any
 ) -> None:
-    """Run a graph up to its question."""
-    with opened_graph(db, file, name) as graph:
+    """Run a graph on a thread up to its question."""
+    with open_graph(db, file, name) as graph:
         configurable = {"thread_id": thread, **({} if user is None else {"user_id": user})}
-        said: Any = {"messages": [{"role": "user", "content": f"I want a refund on {thread}"}]}
-        config: Any = {"configurable": configurable, "metadata": {"graph_id": name, **about}}
-        graph.invoke(said, config)
+        graph_input: Any = {
+            "messages": [{"role": "user", "content": f"I want a refund on {thread}"}]
+        }
+        config: Any = {"configurable": configurable, "metadata": {"graph_id": name, **metadata}}
+        graph.invoke(graph_input, config)
 
 
-def heard(db: str, file: str, name: str, thread: str) -> Any:
-    """The answers that a graph has heard."""
-    with opened_graph(db, file, name) as graph:
+def read_answers(db: str, file: str, name: str, thread: str) -> Any:
+    """Return the answers that a graph has received on a thread."""
+    with open_graph(db, file, name) as graph:
         return graph.get_state({"configurable": {"thread_id": thread}}).values.get("heard", [])

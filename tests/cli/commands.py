@@ -1,4 +1,4 @@
-"""Running commands as they are typed."""
+"""Functions that run commands as a user types them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from perdure.cli import main
 from perdure.cli.app import app
 
 
-def attempt(*arguments: str, typed: str = "") -> Result:
-    """What comes of a command, whatever that is."""
-    return CliRunner().invoke(app, arguments, input=typed)
+def invoke(*arguments: str, stdin: str = "") -> Result:
+    """Run a command and return its result, whether it succeeds or fails."""
+    return CliRunner().invoke(app, arguments, input=stdin)
 
 
-def run(*arguments: str, typed: str = "") -> str:
-    """What a command prints; it must succeed."""
-    result = attempt(*arguments, typed=typed)
+def run(*arguments: str, stdin: str = "") -> str:
+    """Run a command that must succeed, and return its stdout."""
+    result = invoke(*arguments, stdin=stdin)
     assert (result.exception, result.exit_code) == (None, 0), result.output
     return result.stdout
 
 
-def read(*arguments: str) -> Any:
-    """What a command prints as JSON."""
+def run_json(*arguments: str) -> Any:
+    """Run a command with `--json`, and return the parsed output."""
     return json.loads(run(*arguments, "--json"))
 
 
-def rows(table: str) -> list[list[str]]:
-    """The cells of a table, its headings first."""
+def split_rows(table: str) -> list[list[str]]:
+    """Return the cells of each line of a table, the headings first."""
     return [re.split(r"  +", line.strip()) for line in table.splitlines()]
 
 
-def folded(table: str) -> list[str]:
-    """The first cells of a table on a terminal, headings first: each whole, over several lines."""
+def join_first_cells(table: str) -> list[str]:
+    """Return the first cell of each row, joined over its lines; the heading comes first."""
     cells: list[str] = []
     for line in table.splitlines():
         cell, *others = re.split(r"  +", line.rstrip())
@@ -47,14 +47,14 @@ def folded(table: str) -> list[str]:
     return cells
 
 
-def error(*arguments: str, into: pytest.CaptureFixture[str]) -> str:
-    """What the program itself says on stderr when it ends with an error, after how to call it."""
+def run_and_read_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must exit with 2, and return its message on stderr after the usage."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("sys.argv", ["perdure", *arguments])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             main()
-    out, err = into.readouterr()
-    usage, _, said = err.rpartition("perdure: ")
-    assert (ended.value.code, out, usage.count("\n")) == (2, "", len(usage.splitlines()))
-    assert said.count("\n") == 1
-    return said
+    out, err = capsys.readouterr()
+    usage, _, message = err.rpartition("perdure: ")
+    assert (exit_info.value.code, out, usage.count("\n")) == (2, "", len(usage.splitlines()))
+    assert message.count("\n") == 1
+    return message

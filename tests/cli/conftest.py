@@ -1,4 +1,4 @@
-"""What tests of commands share."""
+"""Fixtures shared by the tests of commands."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import on_terminal
+from tests.cli.terminal import run_on_terminal
 
 
 @pytest.fixture(autouse=True)
 def db(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The database that commands work on, in a folder of its own without settings."""
+    """Return the path of the database that commands use, in a folder without a settings file."""
     path = tmp_path / "x.db"
     for name in ("PERDURE_MODEL", "PERDURE_USER", "PERDURE_KEY", "PERDURE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -24,8 +24,8 @@ def db(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What the program shows on a terminal of 80 columns; see `on_terminal`."""
+    """Return a function that runs the program on a terminal of 80 columns."""
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    return partial(on_terminal, monkeypatch)
+    return partial(run_on_terminal, monkeypatch)

@@ -1,4 +1,4 @@
-"""Databases of Postgres for commands, which take no schema."""
+"""New Postgres databases for commands, which have no option for a schema."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from tests import postgres_server
 
 @contextmanager
 def postgres_database() -> Iterator[str]:
-    """The DSN of a new database, which is dropped at the end."""
-    ours, name = postgres_server.dsn(), f"cli_{uuid.uuid4().hex}"
-    with psycopg.connect(ours, autocommit=True) as conn:
+    """Yield the DSN of a new database, which is dropped at the end."""
+    server_dsn, name = postgres_server.dsn(), f"cli_{uuid.uuid4().hex}"
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
         try:
-            yield ours.replace(str(psycopg.conninfo.conninfo_to_dict(ours)["dbname"]), name)
+            yield server_dsn.replace(
+                str(psycopg.conninfo.conninfo_to_dict(server_dsn)["dbname"]), name
+            )
         finally:
             conn.execute(f"DROP DATABASE {name} WITH (FORCE)")

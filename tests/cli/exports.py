@@ -1,4 +1,4 @@
-"""Exports of the shape that ChatGPT (2023 to 2026) and Claude give, made up."""
+"""Made-up exports in the formats of ChatGPT (2023 to 2026), Claude and other programs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ WORDS = (  # noqa: SIM905
 ).split()
 
 
-class Talk:
-    """A conversation of ChatGPT's in the making; each message follows the last."""
+class ChatGPTConversation:
+    """Builder of a conversation of ChatGPT's export; each message follows the previous one."""
 
     def __init__(self, id: str, at: float = START, **about: Any) -> None:
         root: dict[str, Any] = {"id": "client-created-root", "message": None, "parent": None}
         self.mapping: dict[str, Any] = {"client-created-root": {**root, "children": []}}
-        self.last, self.at, self.id, self.about = "client-created-root", at, id, about
+        self.last_key, self.at, self.id, self.about = "client-created-root", at, id, about
 
-    def add(self, role: str, content: Any, after: str | None = None, **fields: Any) -> str:
-        """Add a message; text is content of the kind text. Returns its key."""
+    def add_message(self, role: str, content: Any, after: str | None = None, **fields: Any) -> str:
+        """Add a message and return its key; a `str` is content of the kind text."""
         if isinstance(content, str):
             content = {"content_type": "text", "parts": [content]}
-        key, parent = f"{self.id}-{len(self.mapping)}", after or self.last
+        key, parent = f"{self.id}-{len(self.mapping)}", after or self.last_key
         self.at += 20
         author = {"role": role, "name": fields.pop("name", None), "metadata": {}}
         message = {
@@ -40,88 +40,96 @@ class Talk:
         }
         self.mapping[parent]["children"].append(key)
         self.mapping[key] = {"id": key, "message": message, "parent": parent, "children": []}
-        self.last = key
+        self.last_key = key
         return key
 
-    def ask(self, question: str, answer: str, **fields: Any) -> None:
-        """A turn."""
-        self.add("user", question)
-        self.add("assistant", answer, metadata={"model_slug": "gpt-4o", **fields})
+    def add_turn(self, question: str, answer: str, **fields: Any) -> None:
+        """Add a question and its answer."""
+        self.add_message("user", question)
+        self.add_message("assistant", answer, metadata={"model_slug": "gpt-4o", **fields})
 
-    def call(self, tool: str, call: str, result: Any, **fields: Any) -> None:
-        """A call of one of ChatGPT's tools, and what it gave."""
+    def add_tool_call(self, tool: str, call: str, result: Any, **fields: Any) -> None:
+        """Add a call of one of ChatGPT's tools and its result."""
         language = "python" if tool == "python" else "json"
         code = {"content_type": "code", "language": language, "text": call}
-        self.add("assistant", code, recipient=tool, metadata={"model_slug": "gpt-4o"})
-        self.add("tool", result, name=tool, metadata=fields)
+        self.add_message("assistant", code, recipient=tool, metadata={"model_slug": "gpt-4o"})
+        self.add_message("tool", result, name=tool, metadata=fields)
 
     @property
     def json(self) -> dict[str, Any]:
-        """As it is in conversations.json."""
+        """Return the conversation as it is in conversations.json."""
         return {
             **{"title": f"About {self.id}", "create_time": START, "update_time": self.at},
-            **{"mapping": self.mapping, "moderation_results": [], "current_node": self.last},
+            **{"mapping": self.mapping, "moderation_results": [], "current_node": self.last_key},
             **{"plugin_ids": None, "conversation_id": self.id, "gizmo_id": None, "id": self.id},
             **{"is_archived": False, "safe_urls": [], "default_model_slug": "gpt-4o"},
             **self.about,
         }
 
 
-def tools() -> Talk:
-    """A conversation with all that is none in it."""
-    talk = Talk("tools", gizmo_id="g-trip", title="A trip to Ghent")
+def build_tool_conversation() -> ChatGPTConversation:
+    """Build a conversation with tool calls, files, thoughts and other special parts."""
+    talk = ChatGPTConversation("tools", gizmo_id="g-trip", title="A trip to Ghent")
     hidden = {"is_visually_hidden_from_conversation": True}
-    talk.add("system", "", metadata=hidden)
+    talk.add_message("system", "", metadata=hidden)
     context = {
         "content_type": "user_editable_context",
         "user_profile": "x",
         "user_instructions": "",
     }
-    talk.add("user", context, metadata={**hidden, "is_user_system_message": True})
+    talk.add_message("user", context, metadata={**hidden, "is_user_system_message": True})
     known = {"content_type": "model_editable_context", "model_set_context": "1. Likes figs"}
-    talk.add("assistant", known)
+    talk.add_message("assistant", known)
     picture = {"content_type": "image_asset_pointer", "asset_pointer": "file-service://file-a"}
     parts = [{**picture, "width": 8}, "Plan my trip to Ghent, I am allergic to nuts"]
     image = {"id": "file-a", "name": "g.png", "mime_type": "image/png"}
     files = [{"name": "dates.pdf", "mime_type": "application/pdf"}, image]
-    talk.add(
+    talk.add_message(
         "user", {"content_type": "multimodal_text", "parts": parts}, metadata={"attachments": files}
     )
     thought = {"summary": "Weighing", "content": "The user…", "chunks": [], "finished": True}
-    talk.add("assistant", {"content_type": "thoughts", "thoughts": [thought]})
-    talk.add("assistant", {"content_type": "reasoning_recap", "content": "Thought for 8s"})
-    talk.call("bio", "User is allergic to nuts.", "Model set context updated.")
+    talk.add_message("assistant", {"content_type": "thoughts", "thoughts": [thought]})
+    talk.add_message("assistant", {"content_type": "reasoning_recap", "content": "Thought for 8s"})
+    talk.add_tool_call("bio", "User is allergic to nuts.", "Model set context updated.")
     browsed = {"content_type": "tether_browsing_display", "result": "L0: Ghent", "summary": ""}
-    talk.call("web", '{"search_query":[{"q":"ghent ferry times"}]}', browsed)
-    talk.add("assistant", '{"open":[{"ref_id":"turn0search1"}]}', recipient="web.run")
+    talk.add_tool_call("web", '{"search_query":[{"q":"ghent ferry times"}]}', browsed)
+    talk.add_message("assistant", '{"open":[{"ref_id":"turn0search1"}]}', recipient="web.run")
     quote = {"content_type": "tether_quote", "url": "https://a.example", "title": "Ferries"}
-    talk.add("tool", {**quote, "text": "A long quote", "domain": "a.example"}, name="browser")
+    talk.add_message(
+        "tool", {**quote, "text": "A long quote", "domain": "a.example"}, name="browser"
+    )
     source = {"title": "Ferries of Ghent", "url": "https://ferry.example/ghent"}
     reference = {"matched_text": CITE, "type": "grouped_webpages", "items": [source], "alt": "x"}
     named = '\ue200entity\ue202["city","Ghent","in Belgium"]\ue201'
-    talk.add(
+    talk.add_message(
         "assistant",
         f"The ferry to {named} leaves at nine.{CITE} It is slow.\ue200video\ue202turn0\ue201",
         metadata={"content_references": [reference], "model_slug": "gpt-5-thinking"},
     )
     canvas = {"name": "Packing list", "type": "document", "content": "# Bring\n\n- a coat"}
-    talk.call("canmore.create_textdoc", json.dumps(canvas), "Successfully created text document")
+    talk.add_tool_call(
+        "canmore.create_textdoc", json.dumps(canvas), "Successfully created text document"
+    )
     change = {"updates": [{"pattern": ".*", "multiple": False, "replacement": "- two coats"}]}
-    talk.call("canmore.update_textdoc", json.dumps(change), "Successfully updated text document")
+    talk.add_tool_call(
+        "canmore.update_textdoc", json.dumps(change), "Successfully updated text document"
+    )
     made = {**picture, "metadata": {"dalle": {"prompt": "A ferry at dawn", "gen_id": "1"}}}
-    talk.call(
+    talk.add_tool_call(
         "dalle.text2im",
         '{"size":"1024x1024","prompt":"A ferry at dawn, in oils"}',
         {"content_type": "multimodal_text", "parts": [made]},
     )
     code = "for day in range(2):\n    if day:\n        print(day)"
-    talk.call("python", code, {"content_type": "execution_output", "text": "1\n"})
-    talk.add("tool", {"content_type": "system_error", "name": "Timeout", "text": "it took long"})
+    talk.add_tool_call("python", code, {"content_type": "execution_output", "text": "1\n"})
+    talk.add_message(
+        "tool", {"content_type": "system_error", "name": "Timeout", "text": "it took long"}
+    )
     heard = {"content_type": "audio_transcription", "text": "Thank you", "direction": "in"}
     sound = {"content_type": "real_time_user_audio_video_asset_pointer", "frames": []}
-    talk.add("user", {"content_type": "multimodal_text", "parts": [heard, sound]})
+    talk.add_message("user", {"content_type": "multimodal_text", "parts": [heard, sound]})
     cited = {"extra": {"cited_message_idx": 12}, "title": "Nuts", "url": "https://nuts.example"}
-    talk.add(
+    talk.add_message(
         "assistant",
         "Walnuts are in it【12†source】, so mind【7:3†x.pdf】:\n\n"
         "```python\ndef f():\n    return 1\n```",
@@ -130,8 +138,10 @@ def tools() -> Talk:
     return talk
 
 
-def deep_research(talk: Talk, report: str, *, in_text: bool = False, done: bool = True) -> None:
-    """Add the turn of a deep research of 2026, whose report only the state of a widget has."""
+def add_deep_research(
+    talk: ChatGPTConversation, report: str, *, in_text: bool = False, done: bool = True
+) -> None:
+    """Add the turn of a deep research of 2026, whose report is only in the state of a widget."""
     source = {"title": "Ferries of Ghent", "url": "https://ferry.example/ghent"}
     other = {"title": "Tides", "url": "https://tides.example"}
     references = [
@@ -150,17 +160,21 @@ def deep_research(talk: Talk, report: str, *, in_text: bool = False, done: bool 
     }
     state |= {} if done else {"status": "in_progress", "report_message": None}
     hidden = {"is_visually_hidden_from_conversation": True}
-    talk.add("user", "Research the ferries")
-    talk.add("assistant", '{"path": "/Deep Research App/start"}', recipient="api_tool.call_tool")
+    talk.add_message("user", "Research the ferries")
+    talk.add_message(
+        "assistant", '{"path": "/Deep Research App/start"}', recipient="api_tool.call_tool"
+    )
     sdk = {"widget_state": json.dumps(state), "resource_name": "Deep Research App_start"}
-    talk.add("tool", {"content_type": "code", "text": ""}, metadata={**hidden, "chatgpt_sdk": sdk})
+    talk.add_message(
+        "tool", {"content_type": "code", "text": ""}, metadata={**hidden, "chatgpt_sdk": sdk}
+    )
     if in_text:
         text = f"The latest state of the widget is: {json.dumps(state)}"
-        talk.add("tool", text, name="api_tool.widget_state", metadata=hidden)
+        talk.add_message("tool", text, name="api_tool.widget_state", metadata=hidden)
 
 
-def claude(id: str = "pond", **about: Any) -> dict[str, Any]:
-    """A conversation of Claude's export."""
+def build_claude_conversation(id: str = "pond", **about: Any) -> dict[str, Any]:
+    """Build a conversation of Claude's export."""
     artifact = {"command": "create", "title": "Pond plan", "content": "<svg/>", "id": "plan"}
     searched = {"type": "tool_use", "name": "web_search", "input": {"query": "pond depth"}}
     messages: list[dict[str, Any]] = [
@@ -199,8 +213,8 @@ def claude(id: str = "pond", **about: Any) -> dict[str, Any]:
     }
 
 
-def claude_files() -> dict[str, Any]:
-    """A conversation of Claude's of 2026 with files, and what else its export holds."""
+def build_claude_files() -> dict[str, Any]:
+    """Build the files of Claude's export of 2026, with documents, memories and a project."""
     plan = {"command": "create", "id": "plan", "title": "Plan", "type": "text/markdown"}
     calls: list[tuple[str, Any]] = [
         ("artifacts", {**plan, "content": "# Heron\n\nlines of a heron"}),
@@ -244,8 +258,8 @@ def claude_files() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def open_webui(id: str = "webui") -> dict[str, Any]:
-    """A chat of Open WebUI's export, in which an answer was regenerated."""
+def build_open_webui_chat(id: str = "webui") -> dict[str, Any]:
+    """Build a chat of Open WebUI's export, in which an answer was regenerated."""
     thought = '<details type="reasoning" done="true">\n<summary>Thought</summary>\nx\n</details>\n'
     rows: list[tuple[str, str | None, str, str, dict[str, Any]]] = [
         ("u1", None, "user", "Which boat?", {"files": [{"type": "file", "name": "boat.pdf"}]}),
@@ -269,8 +283,8 @@ def open_webui(id: str = "webui") -> dict[str, Any]:
     }
 
 
-def librechat(*, nested: bool = True) -> dict[str, Any]:
-    """A conversation of LibreChat's export, in which an answer was regenerated."""
+def build_librechat_conversation(*, nested: bool = True) -> dict[str, Any]:
+    """Build a conversation of LibreChat's export, in which an answer was regenerated."""
     root = "00000000-0000-0000-0000-000000000000"
     blocks = [{"type": "think", "think": "x"}, {"type": "text", "text": {"value": "The blue one."}}]
     rows: list[tuple[str, str, bool, dict[str, Any]]] = [
@@ -294,8 +308,8 @@ def librechat(*, nested: bool = True) -> dict[str, Any]:
     }
 
 
-def claude_code() -> list[dict[str, Any]]:
-    """A session of Claude Code in which a question was edited, with a subagent's lines."""
+def build_claude_code_session() -> list[dict[str, Any]]:
+    """Build a session of Claude Code with an edited question and lines of a subagent."""
     call = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls boats"}}
     edit = {"file_path": "/b.md", "old_string": "x", "new_string": "a yacht"}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "red blue"}
@@ -327,8 +341,8 @@ def claude_code() -> list[dict[str, Any]]:
     return [*lines[:3], {**snapshot, "sessionId": "code"}, *lines[3:]]
 
 
-def codex(*, old: bool = False) -> list[dict[str, Any]]:
-    """A session of Codex, also as it was before September 2025."""
+def build_codex_session(*, old: bool = False) -> list[dict[str, Any]]:
+    """Build a session of Codex, or with `old` one from before September 2025."""
 
     def said(role: str, text: str) -> dict[str, Any]:
         kind = "output_text" if role == "assistant" else "input_text"
@@ -362,8 +376,8 @@ def codex(*, old: bool = False) -> list[dict[str, Any]]:
     return [*lines, {**at, "type": "event_msg", "payload": event}]
 
 
-def langgraph_state(count: int, thread: str = "lg", day: int = 1) -> dict[str, Any]:
-    """The state of a thread after some of its messages, as LangGraph's server gives it."""
+def build_thread_state(count: int, thread: str = "lg", day: int = 1) -> dict[str, Any]:
+    """Build the state of a thread after `count` messages, in the form of LangGraph's server."""
     call = {"name": "depth", "args": {"m": 1}, "id": "call-1", "type": "tool_call"}
     plain: dict[str, Any] = {"additional_kwargs": {}, "response_metadata": {}, "name": None}
     messages = [
@@ -380,49 +394,51 @@ def langgraph_state(count: int, thread: str = "lg", day: int = 1) -> dict[str, A
     }
 
 
-def many(conversations: int = 300, messages: int = 7000, seed: int = 1) -> list[dict[str, Any]]:
-    """Conversations of different lengths, with code, tools and regenerated answers in them."""
+def build_random_conversations(
+    conversations: int = 300, messages: int = 7000, seed: int = 1
+) -> list[dict[str, Any]]:
+    """Build conversations of different lengths, with code, tools and regenerated answers."""
     chance = random.Random(seed)
     weights = [chance.lognormvariate(0, 1) for _ in range(conversations)]
-    found = []
+    built = []
 
     def text(low: int, high: int) -> str:
         words = [chance.choice(WORDS) for _ in range(chance.randint(low, high))]
         return f"{' '.join(words)} {chance.randint(0, 10**6)}."
 
     for number, weight in enumerate(weights):
-        talk = Talk(f"talk-{number:04}", START + number * 86_400)
+        talk = ChatGPTConversation(f"talk-{number:04}", START + number * 86_400)
         turns = max(1, round(messages * weight / sum(weights) / 2.3))
         for turn in range(turns):
             answer = text(30, 200)
             if turn % 7 == 3:
                 answer += f"\n\n```python\nfor x in {turn}:\n    print(x)\n```"
-            talk.ask(text(8, 40), answer)
+            talk.add_turn(text(8, 40), answer)
             if turn % 11 == 5:
-                talk.call(
+                talk.add_tool_call(
                     "python", f"print({turn})", {"content_type": "execution_output", "text": "1"}
                 )
             if turn % 13 == 7:
-                parent = talk.mapping[talk.last]["parent"]
-                talk.add("assistant", text(30, 200), after=parent)
-        found.append(talk.json)
-    return found
+                parent = talk.mapping[talk.last_key]["parent"]
+                talk.add_message("assistant", text(30, 200), after=parent)
+        built.append(talk.json)
+    return built
 
 
-def written(path: Path, value: Any) -> Path:
-    """A JSON file."""
+def write_json(path: Path, value: Any) -> Path:
+    """Write a JSON file and return its path."""
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
     return path
 
 
-def lines(path: Path, values: list[dict[str, Any]]) -> Path:
-    """A JSONL file."""
+def write_jsonl(path: Path, values: list[dict[str, Any]]) -> Path:
+    """Write a JSONL file and return its path."""
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
     return path
 
 
-def zipped(files: Mapping[str, Any]) -> bytes:
-    """A ZIP of JSON files."""
+def build_zip(files: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a ZIP with JSON files."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, value in files.items():

@@ -1,4 +1,4 @@
-"""What tests of imports share: conversations, and what a database has after an import."""
+"""Functions for the tests of imports: conversations, and the contents of a database."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perdure.cli.conversation import MessageNode
 from perdure.cli.import_report import ConversationsReport
 from perdure.cli.import_thread import ImportWriter
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, read
+from tests.cli.commands import invoke, run_json
 from tests.cli.exports import (
     START,
-    Talk,
+    ChatGPTConversation,
 )
 
 CALL = {"type": "function", "id": "call-1", "function": {"name": "depth", "arguments": '{"m": 1}'}}
@@ -32,65 +32,70 @@ TALK: list[dict[str, Any]] = [
 USER = {"role": "user", "content": "hello"}
 
 
-def simple(id: str = "trip", at: float = START) -> Talk:
-    """Two turns."""
-    talk = Talk(id, at)
-    talk.ask("I am allergic to nuts", "I will keep that in mind")
-    talk.ask("I live in Ghent", "A fine city that is")
+def build_two_turns(id: str = "trip", at: float = START) -> ChatGPTConversation:
+    """Build a conversation of two turns."""
+    talk = ChatGPTConversation(id, at)
+    talk.add_turn("I am allergic to nuts", "I will keep that in mind")
+    talk.add_turn("I live in Ghent", "A fine city that is")
     return talk
 
 
-def said(thread: str, db: Path | str = "x.db") -> list[str]:
+def read_thread_texts(thread: str, db: Path | str = "x.db") -> list[str]:
+    """Return the type and text of each message of a thread, without those of branches."""
     with SQLiteCheckpointer.open(db) as saver:
         items = [item.value for item in saver.history(thread) if not item.branch]
         return [f"{item.type}: {item.text}" for item in items]
 
 
-def state(thread: str, db: str = "x.db") -> list[tuple[str, str]]:
-    """The messages that the thread has now, in their last version."""
+def read_current_messages(thread: str, db: str = "x.db") -> list[tuple[str, str]]:
+    """Return the type and text of each message in the current state of a thread."""
     with SQLiteCheckpointer.open(db) as saver:
         stored = saver.get_tuple({"configurable": {"thread_id": thread}})
     assert stored is not None
     return [(m.type, m.text) for m in stored.checkpoint["channel_values"]["messages"]]
 
 
-def threads() -> list[list[str]]:
-    """What was said on each thread, in the order of what was said first."""
+def read_all_thread_texts() -> list[list[str]]:
+    """Return the texts of each thread, sorted by their first text."""
     with SQLiteCheckpointer.open("x.db") as saver:
         names = [head.thread_id for head in saver.heads(limit=1000)]
-    return sorted(said(name) for name in names)
+    return sorted(read_thread_texts(name) for name in names)
 
 
-def only_thread(number: int = 0) -> str:
-    """The id of the thread that was written first, or of a later one."""
+def read_thread_id(number: int = 0) -> str:
+    """Return the id of the thread that was written first, or of the thread `number` later."""
     with SQLiteCheckpointer.open("x.db") as saver:
         return [head.thread_id for head in saver.heads(limit=1000)][-1 - number]
 
 
-def memories(user: str = "me") -> list[str]:
+def read_memory_texts(user: str = "me") -> list[str]:
+    """Return the sorted texts of a user's memories."""
     with SQLiteStore.open("x.db") as store:
         return sorted(item.value["text"] for item in store.search(("memories", user), limit=1000))
 
 
-def done(*arguments: Path | str) -> tuple[int, int, int]:
-    """The conversations, new messages and unchanged conversations of an import."""
-    report = read("import", *map(str, arguments), "--no-memories")
+def import_and_count(*arguments: Path | str) -> tuple[int, int, int]:
+    """Import files; return the numbers of conversations, new messages, unchanged conversations."""
+    report = run_json("import", *map(str, arguments), "--no-memories")
     return report["conversations"], report["messages"], report["unchanged"]
 
 
-def problems(*arguments: Path | str) -> list[tuple[str, str | None]]:
-    found = read("import", *map(str, arguments))["skipped"]
-    return [(each["reason"], each["message"]) for each in found]
+def import_and_read_problems(*arguments: Path | str) -> list[tuple[str, str | None]]:
+    """Import files, and return the reason and the message id of each skipped part."""
+    skipped = run_json("import", *map(str, arguments))["skipped"]
+    return [(entry["reason"], entry["message"]) for entry in skipped]
 
 
-def found(text: str) -> list[str]:
-    """The beginnings of the messages that the search of threads finds."""
-    hits = json.loads(attempt("threads", "--search", text, "--json").stdout)
+def search_thread_texts(text: str) -> list[str]:
+    """Return the first line of each message that the thread search finds."""
+    hits = json.loads(invoke("threads", "--search", text, "--json").stdout)
     return [hit["text"].partition("\n")[0] for hit in hits]
 
 
-def former_import(file: Path, reader: Any = import_chatgpt.build_chatgpt_conversation) -> None:
-    """Import a file as the version before did, which left out documents and reports."""
+def import_as_earlier_version(
+    file: Path, reader: Any = import_chatgpt.build_chatgpt_conversation
+) -> None:
+    """Import a file like the previous version, which left out documents and reports."""
     shorter = reader(json.loads(file.read_text())[0])
     for key, text in shorter.former_texts.items():
         parent, message, at = shorter.nodes[key]
@@ -112,8 +117,8 @@ def former_import(file: Path, reader: Any = import_chatgpt.build_chatgpt_convers
         ).store_conversations("", [shorter])
 
 
-def turns(*texts: str, **about: Any) -> dict[str, Any]:
-    """A line of a training file."""
+def build_training_line(*texts: str, **fields: Any) -> dict[str, Any]:
+    """Build a line of a training file."""
     roles = "user", "assistant"
     messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
-    return {"messages": messages, **about}
+    return {"messages": messages, **fields}

@@ -1,4 +1,4 @@
-"""Memories to run commands on."""
+"""Memories for the tests of commands."""
 
 from __future__ import annotations
 
@@ -11,34 +11,38 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.memory import Extraction
 from perdure.stores import SQLiteStore
-from tests.cli.commands import read
+from tests.cli.commands import run_json
 
 CARD = "My card is 4111 1111 1111 1111"
 ME: Any = {"configurable": {"user_id": "me"}}
 
 
-def talk(thread: str, *texts: str, extract: bool = True) -> None:
-    """A thread on which the user and the assistant speak in turn, and its memories."""
+def store_conversation(thread: str, *texts: str, extract: bool = True) -> None:
+    """Store a thread in which the user and the assistant alternate, and extract its memories."""
     config: Any = {"configurable": {"thread_id": thread, "user_id": "me"}}
-    said = [
+    messages = [
         (HumanMessage, AIMessage)[n % 2](text, response_metadata={"create_time": 1.7e9 + n})
         for n, text in enumerate(texts)
     ]
     path = os.environ["PERDURE_DB"]
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
-        chat_graph(checkpointer=saver).update_state(config, {"messages": said}, as_node="respond")
+        chat_graph(checkpointer=saver).update_state(
+            config, {"messages": messages}, as_node="respond"
+        )
         if extract:
             Extraction(saver, store).extract(thread, config)
 
 
-def keys(*options: str) -> dict[str, str]:
-    """The key of each memory that is listed, by its text."""
-    return {memory["text"]: memory["key"] for memory in read("memories", "list", *options)}
+def list_memory_keys(*options: str) -> dict[str, str]:
+    """Return the key of each memory that is listed, by its text."""
+    return {memory["text"]: memory["key"] for memory in run_json("memories", "list", *options)}
 
 
-def texts(*options: str) -> list[str]:
-    return list(keys(*options))
+def list_memory_texts(*options: str) -> list[str]:
+    """Return the texts of the memories that are listed."""
+    return list(list_memory_keys(*options))
 
 
-def found(query: str, *options: str) -> list[str]:
-    return [memory["text"] for memory in read("memories", "search", query, *options)]
+def search_memory_texts(query: str, *options: str) -> list[str]:
+    """Return the texts of the memories that a search finds, best first."""
+    return [memory["text"] for memory in run_json("memories", "search", query, *options)]

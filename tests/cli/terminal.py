@@ -1,4 +1,4 @@
-"""Running the program on a terminal."""
+"""A function that runs the program on a terminal."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ from perdure.cli.output import get_console
 COLOR = re.compile(r"\x1b\[[\d;]*m")
 
 
-def on_terminal(
-    monkeypatch: pytest.MonkeyPatch, *arguments: str, typed: str = "", color: bool = False
+def run_on_terminal(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "", color: bool = False
 ) -> str:
-    """What the program sends to a terminal, results and notes alike.
+    """Run the program on a terminal, and return what it prints to stdout and stderr.
 
     Args:
-        monkeypatch: Puts the terminal in the place of the standard streams.
-        arguments: As they are typed.
-        typed: What somebody types then.
-        color: Whether the colours are left in it.
+        monkeypatch: Replaces the standard streams by the terminal.
+        arguments: The arguments of the command line.
+        stdin: The text that a user types afterwards.
+        color: Whether colour codes are kept in the returned text.
     """
-    above, below = os.openpty()
-    tty.setraw(below)  # newlines come as they are sent
-    got = bytearray()
-    reader = Thread(target=_drain, args=(above, got))
+    controller, terminal = os.openpty()
+    tty.setraw(terminal)  # newlines come as they are sent
+    output = bytearray()
+    reader = Thread(target=_read_until_closed, args=(controller, output))
     reader.start()
-    os.write(above, typed.encode())
+    os.write(controller, stdin.encode())
     with ExitStack() as stack, monkeypatch.context() as patched:
         stack.callback(get_console.cache_clear)
         patched.setattr("sys.argv", ["perdure", *arguments])
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-            stream = stack.enter_context(open(os.dup(below), mode, encoding="utf-8", buffering=1))
+            stream = stack.enter_context(
+                open(os.dup(terminal), mode, encoding="utf-8", buffering=1)
+            )
             patched.setattr(f"sys.{name}", stream)
-        os.close(below)
+        os.close(terminal)
         get_console.cache_clear()
         with pytest.raises(SystemExit):
             main()
     reader.join()
-    os.close(above)
-    shown = got.decode().removeprefix(typed)
-    return shown if color else COLOR.sub("", shown)
+    os.close(controller)
+    text = output.decode().removeprefix(stdin)
+    return text if color else COLOR.sub("", text)
 
 
-def _drain(above: int, got: bytearray) -> None:
+def _read_until_closed(controller: int, output: bytearray) -> None:
     try:
-        while part := os.read(above, 1 << 16):
-            got.extend(part)
+        while chunk := os.read(controller, 1 << 16):
+            output.extend(chunk)
     except OSError:  # how a terminal ends on Linux
         return

@@ -1,4 +1,4 @@
-"""`perdure answer`: a question of a graph is answered, and its run goes on."""
+"""`perdure answer` answers a question of a graph and continues its run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.owner_record import record_organisation_owners
 from perdure.stores import open_store
-from tests.cli.asking import ask, heard, langgraph_json
-from tests.cli.commands import attempt, error, read, run
+from tests.cli.asking import read_answers, run_to_question, write_langgraph_json
+from tests.cli.commands import invoke, run, run_and_read_error, run_json
 from tests.cli.databases import postgres_database
 
-DORA = "I want a refund on t"
+DORA_MESSAGE = "I want a refund on t"
 
 
 @pytest.fixture(params=["file", "postgres"])
-def where(
+def db_address(
     request: pytest.FixtureRequest, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """The database that commands work on."""
+    """Yield the address of the database that commands use."""
     if request.param == "file":
         yield str(db)
         return
@@ -35,22 +35,22 @@ def where(
 
 @pytest.fixture
 def graphs(tmp_path: Path) -> str:
-    """A langgraph.json with the graphs that ask."""
-    return langgraph_json(tmp_path)
+    """Return the path of a langgraph.json with the graphs that ask questions."""
+    return write_langgraph_json(tmp_path)
 
 
-def remembered(where: str) -> dict[str, list[str]]:
-    """The texts of all memories, by user."""
-    with open_store(where) as store:
+def read_memory_texts_by_user(db: str) -> dict[str, list[str]]:
+    """Return the texts of all memories by user."""
+    with open_store(db) as store:
         return {
             user: sorted(item.value["text"] for item in store.search(("memories", user)))
             for _, user in store.list_namespaces(prefix=("memories",))
         }
 
 
-def checkpoints(where: str, thread: str) -> int:
-    """How many checkpoints a thread has, with the writes that its head waits with."""
-    with open_checkpointer(where) as saver:
+def read_thread_size(db: str, thread: str) -> int:
+    """Return the size of a thread in bytes, with the pending writes of its head."""
+    with open_checkpointer(db) as saver:
         return saver.thread(thread).size_bytes
 
 
@@ -68,41 +68,41 @@ REVIEWS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "decision"), REVIEWS, ids=lambda value: str(value)[:24])
-def test_a_call_is_decided(
-    given: tuple[str, ...], decision: dict[str, Any], db: Path, graphs: str
+@pytest.mark.parametrize(("arguments", "decision"), REVIEWS, ids=lambda value: str(value)[:24])
+def test_answer_sends_decision_in_form_of_langchain_middleware(
+    arguments: tuple[str, ...], decision: dict[str, Any], db: Path, graphs: str
 ) -> None:
-    """Approve, edit, reject and respond have the form that langchain's middleware expects."""
-    ask(str(db), graphs, "review", "t")
-    done = read("answer", "t", *given, "--graphs", graphs)
+    """Each action has the form that langchain's middleware expects."""
+    run_to_question(str(db), graphs, "review", "t")
+    report = run_json("answer", "t", *arguments, "--graphs", graphs)
 
-    assert (done["thread_id"], done["status"]) == ("t", "idle")
-    assert done["answer"] == {"decisions": [decision]}
-    assert heard(str(db), graphs, "review", "t") == [{"decisions": [decision]}]
+    assert (report["thread_id"], report["status"]) == ("t", "idle")
+    assert report["answer"] == {"decisions": [decision]}
+    assert read_answers(str(db), graphs, "review", "t") == [{"decisions": [decision]}]
 
 
-def test_the_person_of_the_thread_stays(where: str, graphs: str) -> None:
-    """Dora's turn goes into her memories, and her thread stays hers, whoever answers."""
-    ask(where, graphs, "review", "t", title="A refund")
-    before = remembered(where)
-    said = run("answer", "t", "approve", "--graphs", graphs, typed="")
+def test_answer_of_another_person_keeps_user_of_thread(db_address: str, graphs: str) -> None:
+    """The turn goes into Dora's memories, and the thread stays hers, whoever answers."""
+    run_to_question(db_address, graphs, "review", "t", title="A refund")
+    before = read_memory_texts_by_user(db_address)
+    output = run("answer", "t", "approve", "--graphs", graphs, stdin="")
 
-    assert said == (
+    assert output == (
         "'t' is answered; its run has ended\ndora gets {'decisions': [{'type': 'approve'}]}\n"
     )
     assert before == {}
-    assert remembered(where) == {
+    assert read_memory_texts_by_user(db_address) == {
         "dora": [
             "assistant: dora gets {'decisions': [{'type': 'approve'}]}",
-            f"user: {DORA}",
+            f"user: {DORA_MESSAGE}",
         ]
     }
-    with open_checkpointer(where) as saver:
+    with open_checkpointer(db_address) as saver:
         head = saver.head("t")
         assert head is not None
-        about = {name: head.metadata[name] for name in ("user_id", "graph_id", "title")}
-    assert about == {"user_id": "dora", "graph_id": "review", "title": "A refund"}
-    assert attempt("threads", "--waiting").exit_code == 1
+        metadata = {name: head.metadata[name] for name in ("user_id", "graph_id", "title")}
+    assert metadata == {"user_id": "dora", "graph_id": "review", "title": "A refund"}
+    assert invoke("threads", "--waiting").exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_answer_uses_owner_as_person_unless_owners_are_organisations(
     user: str | None, are_organisations: bool, expected_person: str | None, db: Path, graphs: str
 ) -> None:
     """The person is the `user_id` of the head, or else an `owner` that is not an organisation."""
-    ask(str(db), graphs, "twice", "t", user=user, owner="org")
+    run_to_question(str(db), graphs, "twice", "t", user=user, owner="org")
     if are_organisations:
         with open_checkpointer(db) as saver:
             record_organisation_owners(saver)
@@ -126,67 +126,69 @@ def test_answer_uses_owner_as_person_unless_owners_are_organisations(
     assert head.metadata["owner"] == "org"
 
 
-def test_any_question_is_answered_by_text_or_json(where: str, graphs: str) -> None:
-    """`respond` gives a text, and `--answer` any JSON."""
-    for thread, given, value in (
+def test_any_question_is_answered_by_text_or_json(db_address: str, graphs: str) -> None:
+    """`respond` sends a text, and `--answer` sends any JSON value."""
+    for thread, arguments, value in (
         ("text", ("respond", "yes, all"), "yes, all"),
         ("json", ("--answer", '{"sure": [1, null]}'), {"sure": [1, None]}),
     ):
-        ask(where, graphs, "plain", thread)
-        done = read("answer", thread, *given, "--graphs", graphs)
-        assert done["answer"] == value
-        assert heard(where, graphs, "plain", thread) == [value]
+        run_to_question(db_address, graphs, "plain", thread)
+        report = run_json("answer", thread, *arguments, "--graphs", graphs)
+        assert report["answer"] == value
+        assert read_answers(db_address, graphs, "plain", thread) == [value]
 
 
-def test_the_beginning_of_an_id_and_a_configured_file_do(
+def test_answer_accepts_id_prefix_and_graphs_file_of_environment(
     db: Path, graphs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for other commands; `PERDURE_GRAPHS` counts as --graphs."""
-    ask(str(db), graphs, "plain", "thread-with-a-long-id")
+    """An id may be shortened as in other commands, and `PERDURE_GRAPHS` replaces --graphs."""
+    run_to_question(str(db), graphs, "plain", "thread-with-a-long-id")
     monkeypatch.setenv("PERDURE_GRAPHS", graphs)
 
-    assert read("answer", "thread-w", "respond", "yes")["thread_id"] == "thread-with-a-long-id"
+    assert run_json("answer", "thread-w", "respond", "yes")["thread_id"] == "thread-with-a-long-id"
 
 
-def test_several_questions_are_answered_one_by_one(where: str, graphs: str) -> None:
-    """Which one is to be said; the others go on waiting."""
-    ask(where, graphs, "several", "t")
-    unclear = attempt("answer", "t", "respond", "yes", "--graphs", graphs)
-    first = read("answer", "t", "respond", "one", "--question", "1", "--graphs", graphs)
-    (thread,) = read("threads", "--waiting")
-    second = read("answer", "t", "respond", "two", "--graphs", graphs)
+def test_several_questions_are_answered_one_by_one(db_address: str, graphs: str) -> None:
+    """One of several open questions is chosen by its number; the others stay open."""
+    run_to_question(db_address, graphs, "several", "t")
+    unclear = invoke("answer", "t", "respond", "yes", "--graphs", graphs)
+    first = run_json("answer", "t", "respond", "one", "--question", "1", "--graphs", graphs)
+    (thread,) = run_json("threads", "--waiting")
+    second = run_json("answer", "t", "respond", "two", "--graphs", graphs)
 
     assert unclear.exit_code == 1
     assert "several questions wait; choose one with --question N:\n1. " in unclear.stderr
     assert first["status"] == "waiting"
     assert first["waits_for_answers_to"] == thread["waits_for_answers_to"]
     assert (second["status"], second["waits_for_answers_to"]) == ("idle", [])
-    assert sorted(heard(where, graphs, "several", "t")) == ["one", "two"]
+    assert sorted(read_answers(db_address, graphs, "several", "t")) == ["one", "two"]
 
 
-def test_the_next_question_is_shown(db: Path, graphs: str) -> None:
-    """An answer after which the graph asks again says what."""
-    ask(str(db), graphs, "twice", "t")
-    said = run("answer", "t", "respond", "yes", "--graphs", graphs)
-    assert said == "'t' is answered; it waits for an answer (at 'second': Two?)\n"
+def test_answer_prints_next_question_of_graph(db: Path, graphs: str) -> None:
+    """If the graph asks again after an answer, the new question is printed."""
+    run_to_question(str(db), graphs, "twice", "t")
+    output = run("answer", "t", "respond", "yes", "--graphs", graphs)
+    assert output == "'t' is answered; it waits for an answer (at 'second': Two?)\n"
     run("answer", "t", "respond", "no", "--graphs", graphs)
 
-    assert heard(str(db), graphs, "twice", "t") == ["yes", "no"]
+    assert read_answers(str(db), graphs, "twice", "t") == ["yes", "no"]
 
 
-def test_several_calls_are_decided_at_once(db: Path, graphs: str) -> None:
-    """One action counts for all of a message; --answer has a decision on each."""
-    ask(str(db), graphs, "batch", "all")
-    ask(str(db), graphs, "batch", "each")
+def test_one_answer_decides_all_tool_calls_of_question(db: Path, graphs: str) -> None:
+    """An action applies to all calls of a message; `--answer` has a decision for each call."""
+    run_to_question(str(db), graphs, "batch", "all")
+    run_to_question(str(db), graphs, "batch", "each")
     run("answer", "all", "reject", "not now", "--graphs", graphs)
     answer = {"decisions": [{"type": "edit", "args": {"euros": 1}}, {"type": "approve"}]}
     run("answer", "each", "--answer", json.dumps(answer), "--graphs", graphs)
 
-    assert heard(str(db), graphs, "batch", "all") == [
+    assert read_answers(str(db), graphs, "batch", "all") == [
         {"decisions": [{"type": "reject", "message": "not now"}] * 2}
     ]
     edited = {"type": "edit", "edited_action": {"name": "refund", "args": {"euros": 1}}}
-    assert heard(str(db), graphs, "batch", "each") == [{"decisions": [edited, {"type": "approve"}]}]
+    assert read_answers(str(db), graphs, "batch", "each") == [
+        {"decisions": [edited, {"type": "approve"}]}
+    ]
 
 
 REFUSED: list[tuple[str, tuple[str, ...], str]] = [
@@ -220,77 +222,85 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
 ]
 
 
-def test_what_is_refused(where: str, graphs: str) -> None:
-    """The exit code is 1, one line says why, and nothing is written."""
+def test_invalid_answer_is_refused_and_writes_nothing(db_address: str, graphs: str) -> None:
+    """The exit code is 1, one line gives the reason, and nothing is written."""
     for name in ("review", "batch", "plain"):
-        ask(where, graphs, name, name)
-    ask(where, graphs, "plain", "idle")
+        run_to_question(db_address, graphs, name, name)
+    run_to_question(db_address, graphs, "plain", "idle")
     run("answer", "idle", "respond", "yes", "--graphs", graphs)
     names = ("review", "batch", "plain", "idle")
-    before = [checkpoints(where, name) for name in names], remembered(where)
+    before = (
+        [read_thread_size(db_address, name) for name in names],
+        read_memory_texts_by_user(db_address),
+    )
 
-    for thread, given, said in REFUSED:
-        result = attempt("answer", thread, *given, "--graphs", graphs)
-        assert (result.exit_code, result.stdout) == (1, ""), (thread, given, result.output)
-        assert said in result.stderr, (thread, given, result.stderr)
+    for thread, arguments, expected_message in REFUSED:
+        result = invoke("answer", thread, *arguments, "--graphs", graphs)
+        assert (result.exit_code, result.stdout) == (1, ""), (thread, arguments, result.output)
+        assert expected_message in result.stderr, (thread, arguments, result.stderr)
         assert result.stderr.startswith("perdure: ")
         assert result.stderr.count("\n") == 1
-    assert ([checkpoints(where, name) for name in names], remembered(where)) == before
+    assert (
+        [read_thread_size(db_address, name) for name in names],
+        read_memory_texts_by_user(db_address),
+    ) == before
 
 
-def test_what_has_to_be_said(
+def test_answer_names_missing_or_conflicting_option(
     db: Path, graphs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a graph or a server, without an action, and of a thread whose graph nobody knows."""
-    ask(str(db), graphs, "plain", "t", graph_id="unknown")
+    """An error names the graph, server or action that is missing, or the options that conflict."""
+    run_to_question(str(db), graphs, "plain", "t", graph_id="unknown")
 
-    assert "pass --graphs FILE with the langgraph.json that names the graph" in error(
-        "answer", "t", "respond", "yes", into=capsys
+    assert "pass --graphs FILE with the langgraph.json that names the graph" in run_and_read_error(
+        "answer", "t", "respond", "yes", capsys=capsys
     )
-    assert "pass one of approve, edit, reject and respond" in error(
-        "answer", "t", "--graphs", graphs, into=capsys
+    assert "pass one of approve, edit, reject and respond" in run_and_read_error(
+        "answer", "t", "--graphs", graphs, capsys=capsys
     )
-    assert "remove --graphs and --db" in error(
-        "answer", "t", "approve", "--url", "http://x.invalid", "--db", str(db), into=capsys
+    assert "remove --graphs and --db" in run_and_read_error(
+        "answer", "t", "approve", "--url", "http://x.invalid", "--db", str(db), capsys=capsys
     )
-    assert "pass --graph with one of review, batch, plain" in error(
-        "answer", "t", "respond", "yes", "--graphs", graphs, into=capsys
+    assert "pass --graph with one of review, batch, plain" in run_and_read_error(
+        "answer", "t", "respond", "yes", "--graphs", graphs, capsys=capsys
     )
-    only = langgraph_json(tmp_path, "plain")
-    assert read("answer", "t", "respond", "yes", "--graphs", only)["status"] == "idle"
+    single_graph_file = write_langgraph_json(tmp_path, "plain")
+    assert (
+        run_json("answer", "t", "respond", "yes", "--graphs", single_graph_file)["status"] == "idle"
+    )
 
 
-def test_a_run_that_fails_says_so(db: Path, graphs: str) -> None:
+def test_answer_prints_error_of_failed_run(db: Path, graphs: str) -> None:
     """The answer is stored, the exit code is 1, and the error of the node is shown."""
-    ask(str(db), graphs, "failing", "t")
-    result = attempt("answer", "t", "respond", "yes", "--graphs", graphs)
+    run_to_question(str(db), graphs, "failing", "t")
+    result = invoke("answer", "t", "respond", "yes", "--graphs", graphs)
 
     assert result.exit_code == 1
     assert "is stored, but the run failed: ValueError: no such account" in result.stderr
 
 
-def test_it_holds_the_lock_of_the_thread(
-    where: str, graphs: str, monkeypatch: pytest.MonkeyPatch
+def test_answer_waits_for_lock_of_thread(
+    db_address: str, graphs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run of the thread is waited for; what it left to answer counts."""
+    """The answer is refused while another run holds the lock, and stored after its release."""
     monkeypatch.setattr("perdure.cli.answer._LOCK_TIMEOUT_S", 0.2)
-    ask(where, graphs, "plain", "t")
-    held, free = threading.Event(), threading.Event()
+    run_to_question(db_address, graphs, "plain", "t")
+    lock_is_held, release_lock = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with open_checkpointer(where) as saver, saver.lock("t"):
-            held.set()
-            free.wait(60)
+    def hold_lock() -> None:
+        with open_checkpointer(db_address) as saver, saver.lock("t"):
+            lock_is_held.set()
+            release_lock.wait(60)
 
-    holder = threading.Thread(target=hold)
+    holder = threading.Thread(target=hold_lock)
     holder.start()
-    held.wait(60)
+    lock_is_held.wait(60)
     try:
-        refused = attempt("answer", "t", "respond", "yes", "--graphs", graphs)
+        refused = invoke("answer", "t", "respond", "yes", "--graphs", graphs)
     finally:
-        free.set()
+        release_lock.set()
         holder.join()
 
     assert "has not ended for 0.2 s" in str(refused.exception)
-    assert heard(where, graphs, "plain", "t") == []
-    assert read("answer", "t", "respond", "yes", "--graphs", graphs)["status"] == "idle"
+    assert read_answers(db_address, graphs, "plain", "t") == []
+    assert run_json("answer", "t", "respond", "yes", "--graphs", graphs)["status"] == "idle"

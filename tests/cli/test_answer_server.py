@@ -1,4 +1,4 @@
-"""`perdure answer --url` asks a server, `perdure runs` and `crons` list what it runs."""
+"""`perdure answer --url` answers through a server; `perdure runs` and `crons` list its rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
-from tests.cli.asking import heard, langgraph_json
-from tests.cli.commands import attempt, error, read, rows, run
+from tests.cli.asking import read_answers, write_langgraph_json
+from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.cli.databases import postgres_database
 from tests.server.running import running
 from tests.server.test_keys import entry
@@ -24,24 +24,26 @@ from tests.server.test_keys import entry
 KEYS = {"dora": "perdure_dora", "boss": "perdure_boss", "emil": "perdure_emil"}
 
 
-class Served:
+class RunningServer:
     """A server with keys: dora and emil are users, and boss is an admin."""
 
     def __init__(self, url: str, db: str, graphs: str) -> None:
         self.url, self.db, self.graphs = url, db, graphs
 
     def client(self, user: str) -> SyncLangGraphClient:
-        """A client of a user, for `with`."""
+        """Return a client of a user, which is a context manager."""
         return get_sync_client(url=self.url, api_key=KEYS[user])
 
-    def ask(self, user: str, thread: str, graph: str) -> None:
-        """Begin a thread of a user, and run a graph up to its question."""
-        said: Any = {"messages": [{"role": "user", "content": f"I want a refund on {thread}"}]}
+    def run_to_question(self, user: str, thread: str, graph: str) -> None:
+        """Create a thread of a user, and run a graph on it up to its question."""
+        graph_input: Any = {
+            "messages": [{"role": "user", "content": f"I want a refund on {thread}"}]
+        }
         with self.client(user) as client:
             client.threads.create(thread_id=thread)
-            client.runs.wait(thread, graph, input=said, raise_error=False)
+            client.runs.wait(thread, graph, input=graph_input, raise_error=False)
 
-    def remembered(self) -> dict[str, list[str]]:
+    def read_memory_texts_by_user(self) -> dict[str, list[str]]:
         with open_store(self.db) as store:
             return {
                 user: sorted(item.value["text"] for item in store.search(("memories", user)))
@@ -50,21 +52,21 @@ class Served:
 
 
 @pytest.fixture(params=["file", "postgres"])
-def served(
+def server(
     request: pytest.FixtureRequest, db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Served]:
-    file = langgraph_json(tmp_path)
+) -> Iterator[RunningServer]:
+    file = write_langgraph_json(tmp_path)
     keys = tmp_path / "keys.toml"
     admin = 'permissions = ["perdure:admin"]'
     keys.write_text(
         "\n".join(entry(key, user, admin * (user == "boss")) for user, key in KEYS.items())
     )
 
-    def serve(where: str) -> Iterator[Served]:
-        settings = Settings(db=where, user="me")
+    def serve(db_address: str) -> Iterator[RunningServer]:
+        settings = Settings(db=db_address, user="me")
         app = create_app(settings, access=KeysFileAccess(keys), graphs=Graphs.load(file))
         with running(app) as url:
-            yield Served(url, where, file)
+            yield RunningServer(url, db_address, file)
 
     if request.param == "file":
         yield from serve(str(db))
@@ -75,48 +77,57 @@ def served(
 
 
 @pytest.fixture
-def as_boss(monkeypatch: pytest.MonkeyPatch) -> None:
+def boss_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands use the API key of the admin."""
     monkeypatch.setenv("PERDURE_API_KEY", KEYS["boss"])
 
 
-def test_an_answer_through_a_server(served: Served, as_boss: None) -> None:
-    """Another person may answer, if the key allows it; the run of the server goes on."""
-    served.ask("dora", "t", "review")
-    done = read("answer", "t", "edit", '{"euros": 4}', "--url", served.url)
+def test_answer_through_server_continues_run_of_another_user(
+    server: RunningServer, boss_api_key: None
+) -> None:
+    """Another person may answer if the key allows it, and the run of the server continues."""
+    server.run_to_question("dora", "t", "review")
+    report = run_json("answer", "t", "edit", '{"euros": 4}', "--url", server.url)
     decision = {"type": "edit", "edited_action": {"name": "refund", "args": {"euros": 4}}}
 
-    assert done["answer"] == {"decisions": [decision]}
-    assert (done["thread_id"], done["status"], done["waits_for_answers_to"]) == ("t", "idle", [])
-    assert heard(served.db, served.graphs, "review", "t") == [{"decisions": [decision]}]
-    assert done["said"].startswith("dora gets {'decisions': [{'type': 'edit'")
-    assert set(served.remembered()) == {"dora"}
-    assert [each["user"] for each in read("threads")] == ["dora"]
+    assert report["answer"] == {"decisions": [decision]}
+    assert (report["thread_id"], report["status"], report["waits_for_answers_to"]) == (
+        "t",
+        "idle",
+        [],
+    )
+    assert read_answers(server.db, server.graphs, "review", "t") == [{"decisions": [decision]}]
+    assert report["said"].startswith("dora gets {'decisions': [{'type': 'edit'")
+    assert set(server.read_memory_texts_by_user()) == {"dora"}
+    assert [thread["user"] for thread in run_json("threads")] == ["dora"]
 
 
-def test_an_answer_beside_a_server(served: Served) -> None:
-    """A question of a run of the server is answered here, and the server knows that at once."""
-    served.ask("dora", "t", "plain")
-    done = read("answer", "t", "respond", "yes", "--graphs", served.graphs)
-    with served.client("dora") as client:
+def test_answer_without_server_is_seen_by_server_at_once(server: RunningServer) -> None:
+    """A question of a server's run is answered in this process; the server has the new status."""
+    server.run_to_question("dora", "t", "plain")
+    report = run_json("answer", "t", "respond", "yes", "--graphs", server.graphs)
+    with server.client("dora") as client:
         thread = client.threads.get("t")
-        found = client.threads.search(status="interrupted")
-        said: Any = {"messages": [{"role": "user", "content": "Once more"}]}
-        client.runs.wait("t", "plain", input=said, raise_error=False)
+        interrupted_threads = client.threads.search(status="interrupted")
+        graph_input: Any = {"messages": [{"role": "user", "content": "Once more"}]}
+        client.runs.wait("t", "plain", input=graph_input, raise_error=False)
         after = client.threads.get("t")
 
-    assert done["status"] == "idle"
-    assert (thread["status"], thread["interrupts"], found) == ("idle", {}, [])
+    assert report["status"] == "idle"
+    assert (thread["status"], thread["interrupts"], interrupted_threads) == ("idle", {}, [])
     assert (thread["metadata"] or {})["graph_id"] == "plain"
     assert after["status"] == "interrupted"
-    assert set(served.remembered()) == {"dora"}
+    assert set(server.read_memory_texts_by_user()) == {"dora"}
 
 
-def test_several_questions_through_a_server(served: Served, as_boss: None) -> None:
-    """The one that is numbered is answered, and the other goes on waiting."""
-    served.ask("dora", "t", "several")
-    unclear = attempt("answer", "t", "respond", "yes", "--url", served.url)
-    first = run("answer", "t", "respond", "one", "--question", "1", "--url", served.url)
-    second = read("answer", "t", "respond", "two", "--url", served.url)
+def test_numbered_question_is_answered_through_server(
+    server: RunningServer, boss_api_key: None
+) -> None:
+    """The question with the given number is answered, and the other one stays open."""
+    server.run_to_question("dora", "t", "several")
+    unclear = invoke("answer", "t", "respond", "yes", "--url", server.url)
+    first = run("answer", "t", "respond", "one", "--question", "1", "--url", server.url)
+    second = run_json("answer", "t", "respond", "two", "--url", server.url)
 
     assert unclear.exit_code == 1
     assert (
@@ -125,121 +136,127 @@ def test_several_questions_through_a_server(served: Served, as_boss: None) -> No
     )
     assert first == "'t' is answered; it waits for an answer (Second?)\n"
     assert second["status"] == "idle"
-    assert sorted(heard(served.db, served.graphs, "several", "t")) == ["one", "two"]
+    assert sorted(read_answers(server.db, server.graphs, "several", "t")) == ["one", "two"]
 
 
-def test_what_a_server_refuses(
-    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_server_refuses_invalid_answer_and_starts_no_run(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A thread of another user or an unknown one, nothing open, an action, JSON, and no key."""
-    served.ask("dora", "t", "review")
-    served.ask("emil", "free", "plain")
+    """An invalid thread, action, value or key is refused, and an unreachable server is reported."""
+    server.run_to_question("dora", "t", "review")
+    server.run_to_question("emil", "free", "plain")
     monkeypatch.setenv("PERDURE_API_KEY", KEYS["emil"])
-    run("answer", "free", "respond", "yes", "--url", served.url)
-    runs = len(read("runs"))
-    refused = [
+    run("answer", "free", "respond", "yes", "--url", server.url)
+    run_count = len(run_json("runs"))
+    cases = [
         ("t", "approve", "there is no thread 't' at http"),
         ("none", "approve", "there is no thread 'none' at http"),
         ("free", "respond", "waits for no answer; it is idle"),
     ]
-    for thread, action, said in refused:
-        result = attempt("answer", thread, action, "x", "--url", served.url)
+    for thread, action, expected_message in cases:
+        result = invoke("answer", thread, action, "x", "--url", server.url)
         assert (result.exit_code, result.stdout) == (1, ""), result.output
-        assert said in result.stderr
+        assert expected_message in result.stderr
     monkeypatch.setenv("PERDURE_API_KEY", KEYS["dora"])
-    for given, said in (
+    for arguments, expected_message in (
         (("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
         (("edit", "{"), "is not JSON"),
     ):
-        result = attempt("answer", "t", *given, "--url", served.url)
+        result = invoke("answer", "t", *arguments, "--url", server.url)
         assert (result.exit_code, result.stdout) == (1, ""), result.output
-        assert said in result.stderr
+        assert expected_message in result.stderr
     monkeypatch.setenv("PERDURE_API_KEY", "perdure_wrong")
-    wrong = error("answer", "t", "approve", "--url", served.url, into=capsys)
-    assert "replies with status 401: " in wrong
-    assert "set PERDURE_API_KEY to a valid key" in wrong
-    assert "cannot be reached" in error(
-        "answer", "t", "approve", "--url", "http://127.0.0.1:1", into=capsys
+    key_error = run_and_read_error("answer", "t", "approve", "--url", server.url, capsys=capsys)
+    assert "replies with status 401: " in key_error
+    assert "set PERDURE_API_KEY to a valid key" in key_error
+    assert "cannot be reached" in run_and_read_error(
+        "answer", "t", "approve", "--url", "http://127.0.0.1:1", capsys=capsys
     )
-    assert len(read("runs")) == runs
+    assert len(run_json("runs")) == run_count
 
 
-def test_a_run_that_fails_on_a_server(served: Served, as_boss: None) -> None:
-    """Its error is shown, with exit code 1."""
-    served.ask("dora", "t", "failing")
-    result = attempt("answer", "t", "respond", "yes", "--url", served.url)
+def test_answer_prints_error_of_failed_run_on_server(
+    server: RunningServer, boss_api_key: None
+) -> None:
+    """The exit code is 1, and `perdure runs` lists the run with its error."""
+    server.run_to_question("dora", "t", "failing")
+    result = invoke("answer", "t", "respond", "yes", "--url", server.url)
 
     assert result.exit_code == 1
     assert "the run failed" in result.stderr
     assert "no such account" in result.stderr
-    (failed, *_) = read("runs", "--status", "error")
+    (failed, *_) = run_json("runs", "--status", "error")
     assert failed["error"]["message"] == "no such account"
 
 
-def test_runs_are_listed(served: Served, as_boss: None) -> None:
-    """Newest first, of all, of a thread, of the person of threads, and by status."""
-    served.ask("dora", "first", "review")
-    served.ask("emil", "second", "plain")
-    run("answer", "first", "approve", "--url", served.url)
-    listed = read("runs")
-    shown = rows(run("runs"))
+def test_runs_are_listed_newest_first_by_thread_user_and_status(
+    server: RunningServer, boss_api_key: None
+) -> None:
+    """`--thread`, `--user`, `--status` and `--limit` narrow the list."""
+    server.run_to_question("dora", "first", "review")
+    server.run_to_question("emil", "second", "plain")
+    run("answer", "first", "approve", "--url", server.url)
+    listed = run_json("runs")
+    table = split_rows(run("runs"))
 
-    assert [(each["thread_id"], each["caller"]) for each in listed] == [
+    assert [(row["thread_id"], row["caller"]) for row in listed] == [
         ("first", "boss"),
         ("second", "emil"),
         ("first", "dora"),
     ]
-    assert [each["status"] for each in listed] == ["success", "interrupted", "interrupted"]
-    assert {each["graph"] for each in listed} == {"review", "plain"}
-    assert shown[0] == ["id", "thread", "graph", "status", "created", "caller", "error"]
-    assert shown[1][:6] == [listed[0]["run_id"], "first", "review", "success", "just now", "boss"]
-    assert [each["thread_id"] for each in read("runs", "--user", "dora")] == ["first", "first"]
-    assert [each["thread_id"] for each in read("runs", "--thread", "sec")] == ["second"]
-    assert len(read("runs", "--status", "success")) == 1
-    assert len(read("runs", "--limit", "2")) == 2
-    assert "there are more than 2" in attempt("runs", "--limit", "2").stderr
-    assert not any("refund" in str(each) for each in listed)  # what was asked is not shown
-    for given in (("--user", "nobody"), ("--status", "running"), ("--user", "boss")):
-        assert attempt("runs", *given).exit_code == 1
-    assert attempt("runs", "--user", "").exit_code == 1
+    assert [row["status"] for row in listed] == ["success", "interrupted", "interrupted"]
+    assert {row["graph"] for row in listed} == {"review", "plain"}
+    assert table[0] == ["id", "thread", "graph", "status", "created", "caller", "error"]
+    assert table[1][:6] == [listed[0]["run_id"], "first", "review", "success", "just now", "boss"]
+    assert [row["thread_id"] for row in run_json("runs", "--user", "dora")] == ["first", "first"]
+    assert [row["thread_id"] for row in run_json("runs", "--thread", "sec")] == ["second"]
+    assert len(run_json("runs", "--status", "success")) == 1
+    assert len(run_json("runs", "--limit", "2")) == 2
+    assert "there are more than 2" in invoke("runs", "--limit", "2").stderr
+    assert not any("refund" in str(row) for row in listed)  # what was asked is not shown
+    for options in (("--user", "nobody"), ("--status", "running"), ("--user", "boss")):
+        assert invoke("runs", *options).exit_code == 1
+    assert invoke("runs", "--user", "").exit_code == 1
 
 
-def test_crons_are_listed(served: Served) -> None:
-    """The one due next first, of all, of a thread, and of a person."""
-    served.ask("dora", "t", "review")
-    with served.client("boss") as boss:
+def test_crons_are_listed_next_due_first_by_thread_and_user(server: RunningServer) -> None:
+    """`--thread` and `--user` narrow the list."""
+    server.run_to_question("dora", "t", "review")
+    with server.client("boss") as boss:
         boss.crons.create_for_thread("t", "plain", schedule="0 3 * * *", input={})
-    with served.client("emil") as emil:
+    with server.client("emil") as emil:
         emil.crons.create("plain", schedule="0 4 1 1 *", timezone="Europe/Oslo", input={})
-        off: Any = emil.crons.create("twice", schedule="0 5 1 1 *", input={"messages": "secret"})
-        emil.crons.update(off["cron_id"], enabled=False)
+        disabled: Any = emil.crons.create(
+            "twice", schedule="0 5 1 1 *", input={"messages": "secret"}
+        )
+        emil.crons.update(disabled["cron_id"], enabled=False)
     with get_sync_client(
-        url=served.url, api_key=KEYS["boss"], headers={"X-Perdure-User": "kim"}
+        url=server.url, api_key=KEYS["boss"], headers={"X-Perdure-User": "kim"}
     ) as acting:
         acting.crons.create("plain", schedule="0 6 2 1 *", input={})
-    listed = read("crons")
-    shown = rows(run("crons"))
+    listed = run_json("crons")
+    table = split_rows(run("crons"))
 
     first = listed[0]
     assert (first["schedule"], first["caller"], first["enabled"]) == ("0 3 * * *", "boss", True)
-    assert {each["cron_id"]: each["enabled"] for each in listed}[off["cron_id"]] is False
-    assert shown[0] == ["id", "thread", "graph", "schedule", "timezone", "next", "caller"]
-    assert shown[1][1:5] == ["t", "plain", "0 3 * * *", "UTC"]
-    assert [each["caller"] for each in read("crons", "--user", "dora")] == ["boss"]
-    assert {each["caller"] for each in read("crons", "--user", "emil")} == {"emil"}
-    [for_kim] = read("crons", "--user", "kim")
+    assert {cron["cron_id"]: cron["enabled"] for cron in listed}[disabled["cron_id"]] is False
+    assert table[0] == ["id", "thread", "graph", "schedule", "timezone", "next", "caller"]
+    assert table[1][1:5] == ["t", "plain", "0 3 * * *", "UTC"]
+    assert [cron["caller"] for cron in run_json("crons", "--user", "dora")] == ["boss"]
+    assert {cron["caller"] for cron in run_json("crons", "--user", "emil")} == {"emil"}
+    [for_kim] = run_json("crons", "--user", "kim")
     assert (for_kim["caller"], for_kim["person"]) == ("boss", "kim")
-    assert [each["person"] for each in read("crons", "--user", "dora")] == ["dora"]
-    assert [each["thread_id"] for each in read("crons", "--thread", "t")] == ["t"]
+    assert [cron["person"] for cron in run_json("crons", "--user", "dora")] == ["dora"]
+    assert [cron["thread_id"] for cron in run_json("crons", "--thread", "t")] == ["t"]
     assert "secret" not in str(listed)
-    assert attempt("crons", "--user", "boss").exit_code == 1
+    assert invoke("crons", "--user", "boss").exit_code == 1
 
 
-def test_a_database_without_runs(db: Path) -> None:
-    """Nothing is no error; a file that a chat began has neither."""
+def test_database_without_runs_lists_no_runs_and_crons(db: Path) -> None:
+    """An empty list is not an error; a file that a chat created has neither runs nor crons."""
     run("chat", "-t", "t", "-m", "hello")
-    result = attempt("runs"), attempt("crons")
+    results = invoke("runs"), invoke("crons")
 
-    assert [each.exit_code for each in result] == [0, 0]
-    assert [each.stderr for each in result] == ["there are no runs\n", "there are no crons\n"]
-    assert (read("runs"), read("crons")) == ([], [])
+    assert [result.exit_code for result in results] == [0, 0]
+    assert [result.stderr for result in results] == ["there are no runs\n", "there are no crons\n"]
+    assert (run_json("runs"), run_json("crons")) == ([], [])

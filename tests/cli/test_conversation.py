@@ -1,4 +1,4 @@
-"""Storing conversations: few checkpoints, the same threads, wherever an import was cut off."""
+"""An import of a conversation uses few checkpoints, and continues after an interruption."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LONG = 300
 Parents = dict[str, str | None]
 
 
-def conversation(
+def build_chatgpt_export(
     parents: Parents, current: str, empty: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """A conversation as in ChatGPT's export: a node for each key, under ChatGPT's own root."""
+    """Build a conversation of ChatGPT's export, with a node for each key below ChatGPT's root."""
     mapping: dict[str, Any] = {"root": {"parent": None}}
     for number, (key, parent) in enumerate(parents.items()):
         content = {"content_type": "text", "parts": ["" if key in empty else f"says {key}"]}
@@ -34,223 +34,240 @@ def conversation(
     return {"conversation_id": "c", "mapping": mapping, "current_node": current}
 
 
-def chain(count: int, first: int = 0, after: str | None = None) -> Parents:
-    """Messages m0, m1, … each of which follows the one before."""
+def build_chain(count: int, first: int = 0, parent: str | None = None) -> Parents:
+    """Build messages m0, m1, … of which each follows the previous one."""
     keys = [f"m{n}" for n in range(first, first + count)]
-    return dict(zip(keys, [after, *keys], strict=False))
+    return dict(zip(keys, [parent, *keys], strict=False))
 
 
-def stored(saver: SQLiteCheckpointer, *shape: Any, advance: Any = lambda count: None) -> int:
+def import_conversation(
+    saver: SQLiteCheckpointer, *tree: Any, advance: Any = lambda count: None
+) -> int:
+    """Import a conversation, and return the number of new messages."""
     return ThreadImport(
-        saver, "c", build_chatgpt_conversation(conversation(*shape))
+        saver, "c", build_chatgpt_conversation(build_chatgpt_export(*tree))
     ).store_new_messages(advance)
 
 
-def said(saver: SQLiteCheckpointer, checkpoint_id: str | None = None) -> list[str]:
+def read_message_ids(saver: SQLiteCheckpointer, checkpoint_id: str | None = None) -> list[str]:
+    """Return the ids of the messages up to a checkpoint, without those of branches."""
     items = saver.history("c", checkpoint_id=checkpoint_id)
     return [item.value.id for item in items if not item.branch]
 
 
-def tips(saver: SQLiteCheckpointer) -> list[list[str]]:
-    """What was said on the way to the end of each branch."""
-    found = saver.checkpoints("c")
-    ends = {info.checkpoint_id for info in found} - {info.parent_id for info in found}
-    return sorted(said(saver, end) for end in ends)
+def read_branches(saver: SQLiteCheckpointer) -> list[list[str]]:
+    """Return the message ids on the path to the end of each branch."""
+    checkpoints = saver.checkpoints("c")
+    ends = {info.checkpoint_id for info in checkpoints} - {info.parent_id for info in checkpoints}
+    return sorted(read_message_ids(saver, end) for end in ends)
 
 
-def tree(saver: SQLiteCheckpointer) -> Any:
-    """Each checkpoint as the message it ends with, the one it follows, and its size."""
-    found = saver.checkpoints("c")
-    names = {info.checkpoint_id: info.metadata["imported"] for info in found}
+def read_checkpoint_tree(saver: SQLiteCheckpointer) -> Any:
+    """Return for each checkpoint its last message, that of its parent, and its size."""
+    checkpoints = saver.checkpoints("c")
+    names = {info.checkpoint_id: info.metadata["imported"] for info in checkpoints}
     return [
         (names[i.checkpoint_id], names.get(i.parent_id or ""), i.is_head, i.counts, i.ts)
-        for i in reversed(found)
+        for i in reversed(checkpoints)
     ]
 
 
-def items(saver: SQLiteCheckpointer) -> int:
+def count_items(saver: SQLiteCheckpointer) -> int:
+    """Return the number of stored items."""
     return saver.thread("c").items
 
 
-def test_checkpoints_grow_slower_than_messages(file_saver: SQLiteCheckpointer) -> None:
-    """One for each of the first turns; the sum of their sizes is proportional to the messages."""
-    told: list[int] = []
-    stored(file_saver, chain(4000), "m3999", advance=told.append)
+def test_sum_of_checkpoint_sizes_is_proportional_to_messages(
+    file_saver: SQLiteCheckpointer,
+) -> None:
+    """The first turns have a checkpoint each, and later checkpoints are further apart."""
+    progress: list[int] = []
+    import_conversation(file_saver, build_chain(4000), "m3999", advance=progress.append)
     sizes = [info.counts["messages"] for info in file_saver.checkpoints("c")][::-1]
 
     assert sizes[:32] == list(range(2, 65, 2))
     assert all(after - before <= after // 32 + 2 for before, after in pairwise(sizes[32:]))
     assert sum(sizes) < 40 * 4000
-    assert (said(file_saver), items(file_saver)) == ([f"m{n}" for n in range(4000)], 4000)
-    assert told == sorted(set(told))
-    assert len(told) > 100
+    assert (read_message_ids(file_saver), count_items(file_saver)) == (
+        [f"m{n}" for n in range(4000)],
+        4000,
+    )
+    assert progress == sorted(set(progress))
+    assert len(progress) > 100
 
 
-class Counts(SQLiteCheckpointer):
-    """A checkpointer that counts the messages that it is given to store."""
+class CountingCheckpointer(SQLiteCheckpointer):
+    """A checkpointer that counts the messages that are passed to it."""
 
-    given = 0
+    passed_count = 0
 
     def put(self, config: Any, checkpoint: Any, *rest: Any) -> Any:
         value = checkpoint["channel_values"]["messages"]
-        self.given += len(value.items if isinstance(value, Continuation) else value)
+        self.passed_count += len(value.items if isinstance(value, Continuation) else value)
         return super().put(config, checkpoint, *rest)
 
 
 @pytest.mark.parametrize("turns", [50, 400])
-def test_regenerated_answers_cost_no_more_than_others(turns: int, tmp_path: Path) -> None:
+def test_messages_of_regenerated_answers_are_passed_about_once(turns: int, tmp_path: Path) -> None:
     """Each message is passed to the database about once, however many branches there are."""
     parents: Parents = {}
     last: str | None = None
     for turn in range(turns):
         parents |= {f"q{turn}": last, f"b{turn}": f"q{turn}", f"a{turn}": f"q{turn}"}
         last = f"a{turn}"
-    with Counts.open(tmp_path / "x.db") as saver:
-        stored(saver, parents, str(last))
-        given = saver.given
+    with CountingCheckpointer.open(tmp_path / "x.db") as saver:
+        import_conversation(saver, parents, str(last))
+        passed_count = saver.passed_count
         grown = {**parents, "more": str(last)}
-        new = [stored(saver, shape, "more") for shape in (grown, grown)]
+        new_counts = [import_conversation(saver, shape, "more") for shape in (grown, grown)]
 
-        assert given < 1.2 * len(parents)
-        assert new == [1, 0]
-        assert items(saver) == len(parents) + 1
+        assert passed_count < 1.2 * len(parents)
+        assert new_counts == [1, 0]
+        assert count_items(saver) == len(parents) + 1
         assert len([item for item in saver.history("c") if item.branch]) == turns
 
 
 @pytest.mark.parametrize("fork", [10, 11, 100, 101, 102, 250, 299])
-def test_a_later_branch_may_begin_anywhere(fork: int, file_saver: SQLiteCheckpointer) -> None:
-    """Also at a message that came together with later ones: nothing is stored twice or astray."""
-    whole = chain(LONG)
-    stored(file_saver, whole, "m299")
-    grown = {**whole, **chain(3, LONG, f"m{fork}")}
-    new = [stored(file_saver, grown, "m302"), stored(file_saver, grown, "m302")]
+def test_later_branch_may_begin_at_any_message(fork: int, file_saver: SQLiteCheckpointer) -> None:
+    """The branch may begin at a message that was stored together with later ones."""
+    whole = build_chain(LONG)
+    import_conversation(file_saver, whole, "m299")
+    grown = {**whole, **build_chain(3, LONG, f"m{fork}")}
+    new_counts = [
+        import_conversation(file_saver, grown, "m302"),
+        import_conversation(file_saver, grown, "m302"),
+    ]
     branch = [f"m{n}" for n in [*range(fork + 1), *range(LONG, LONG + 3)]]
 
-    assert new == [3, 0]
-    assert said(file_saver) == branch
-    assert tips(file_saver) == sorted([branch, *([list(whole)] if fork < LONG - 1 else [])])
-    assert items(file_saver) == LONG + 3
+    assert new_counts == [3, 0]
+    assert read_message_ids(file_saver) == branch
+    assert read_branches(file_saver) == sorted(
+        [branch, *([list(whole)] if fork < LONG - 1 else [])]
+    )
+    assert count_items(file_saver) == LONG + 3
 
 
-def test_the_head_may_go_back_to_any_message(file_saver: SQLiteCheckpointer) -> None:
-    """An export that was left at an older message, of many that came together, ends there."""
-    stored(file_saver, chain(LONG), "m299")
-    stored(file_saver, {**chain(LONG), **chain(1, LONG, "m250")}, "m201")
+def test_import_moves_head_back_to_message_shown_last(file_saver: SQLiteCheckpointer) -> None:
+    """An export whose shown message is an older one moves the head back to this message."""
+    import_conversation(file_saver, build_chain(LONG), "m299")
+    import_conversation(file_saver, {**build_chain(LONG), **build_chain(1, LONG, "m250")}, "m201")
 
-    assert said(file_saver) == [f"m{n}" for n in range(202)]
-    assert items(file_saver) == LONG + 1
+    assert read_message_ids(file_saver) == [f"m{n}" for n in range(202)]
+    assert count_items(file_saver) == LONG + 1
 
 
-class Dies(SQLiteCheckpointer):
-    """A process that ends before its n-th write."""
+class InterruptedCheckpointer(SQLiteCheckpointer):
+    """A checkpointer that raises KeyboardInterrupt instead of its n-th write."""
 
-    left = 10**9
+    writes_left = 10**9
 
-    def _count(self) -> None:
-        if not self.left:
+    def _count_write(self) -> None:
+        if not self.writes_left:
             raise KeyboardInterrupt
-        self.left -= 1
+        self.writes_left -= 1
 
     def put(self, *args: Any, **options: Any) -> Any:
-        self._count()
+        self._count_write()
         return super().put(*args, **options)
 
     def rewind(self, *args: Any, **options: Any) -> None:
-        self._count()
+        self._count_write()
         super().rewind(*args, **options)
 
 
 SHAPES = [
-    (chain(90), "m89"),
-    ({**chain(90), **chain(5, 90, "m70"), **chain(5, 95, "m70")}, "m94"),
-    ({**chain(5), **chain(5, 5), **chain(3, 10, "m2")}, "m4"),
+    (build_chain(90), "m89"),
+    ({**build_chain(90), **build_chain(5, 90, "m70"), **build_chain(5, 95, "m70")}, "m94"),
+    ({**build_chain(5), **build_chain(5, 5), **build_chain(3, 10, "m2")}, "m4"),
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["chain", "forks", "roots"])
-def test_an_import_that_was_cut_off_goes_on(shape: Any, tmp_path: Path) -> None:
-    """Before whichever write it ended, the next import makes the same thread of it."""
-    with Dies.open(tmp_path / "whole.db") as saver:
-        stored(saver, *shape)
-        expected, writes = tree(saver), 10**9 - saver.left
+def test_interrupted_import_is_completed_by_next_import(shape: Any, tmp_path: Path) -> None:
+    """The thread is the same, whichever write the interrupted import stopped before."""
+    with InterruptedCheckpointer.open(tmp_path / "whole.db") as saver:
+        import_conversation(saver, *shape)
+        expected, writes = read_checkpoint_tree(saver), 10**9 - saver.writes_left
     for count in range(0, writes, 3 if writes > 30 else 1):
-        with Dies.open(tmp_path / f"{count}.db") as saver:
-            saver.left = count
+        with InterruptedCheckpointer.open(tmp_path / f"{count}.db") as saver:
+            saver.writes_left = count
             with pytest.raises(KeyboardInterrupt):
-                stored(saver, *shape)
-        with Dies.open(tmp_path / f"{count}.db") as saver:
-            stored(saver, *shape)
-            assert sorted(expected) == sorted(tree(saver))
-            assert items(saver) == len(shape[0])
+                import_conversation(saver, *shape)
+        with InterruptedCheckpointer.open(tmp_path / f"{count}.db") as saver:
+            import_conversation(saver, *shape)
+            assert sorted(expected) == sorted(read_checkpoint_tree(saver))
+            assert count_items(saver) == len(shape[0])
 
 
-def test_a_branch_that_was_cut_off_leaves_the_thread(tmp_path: Path) -> None:
-    """Killed before the head was back where someone had talked on, the next import sees to it."""
-    grown = {**chain(4), **chain(4, 4, "m1")}, "m7"
-    with Dies.open(tmp_path / "x.db") as saver:
-        stored(saver, chain(4), "m3")
+def test_interrupted_branch_import_restores_head_of_continued_thread(tmp_path: Path) -> None:
+    """If an import is killed before it restored the head, the next import restores it."""
+    grown = {**build_chain(4), **build_chain(4, 4, "m1")}, "m7"
+    with InterruptedCheckpointer.open(tmp_path / "x.db") as saver:
+        import_conversation(saver, build_chain(4), "m3")
         graph: Any = chat_graph(checkpointer=saver)
         graph.invoke({"messages": [("user", "and here")]}, {"configurable": {"thread_id": "c"}})
-        talk = said(saver)
-        saver.left = 2
+        ids_before = read_message_ids(saver)
+        saver.writes_left = 2
         with pytest.raises(KeyboardInterrupt):
-            stored(saver, *grown)
-    with Dies.open(tmp_path / "x.db") as saver:
-        stored(saver, *grown)
+            import_conversation(saver, *grown)
+    with InterruptedCheckpointer.open(tmp_path / "x.db") as saver:
+        import_conversation(saver, *grown)
 
-        assert (items(saver), len(talk)) == (10, 6)
-        assert talk == said(saver)
+        assert (count_items(saver), len(ids_before)) == (10, 6)
+        assert ids_before == read_message_ids(saver)
 
 
-def test_a_thread_that_was_rewound_stays_there(file_saver: SQLiteCheckpointer) -> None:
-    """An import without news moves nothing, nor does one after a prune bring anything back."""
-    stored(file_saver, chain(9), "m8")
+def test_import_without_new_messages_keeps_rewound_head(file_saver: SQLiteCheckpointer) -> None:
+    """After a prune, an import without new messages restores nothing."""
+    import_conversation(file_saver, build_chain(9), "m8")
     file_saver.rewind("c", file_saver.checkpoints("c")[3].checkpoint_id)
-    rewound = said(file_saver)
+    rewound = read_message_ids(file_saver)
 
-    assert stored(file_saver, chain(9), "m8") == 0
-    assert said(file_saver) == rewound == [f"m{n}" for n in range(4)]
+    assert import_conversation(file_saver, build_chain(9), "m8") == 0
+    assert read_message_ids(file_saver) == rewound == [f"m{n}" for n in range(4)]
     file_saver.prune(["c"])
-    before = tree(file_saver)
-    assert stored(file_saver, chain(4), "m3") == 0
-    assert tree(file_saver) == before
+    before = read_checkpoint_tree(file_saver)
+    assert import_conversation(file_saver, build_chain(4), "m3") == 0
+    assert read_checkpoint_tree(file_saver) == before
 
 
-def test_an_import_warns_of_no_conflict(
+def test_import_of_branches_logs_no_conflict(
     file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its branches are meant, so no run is said to have lost against another."""
+    """The branches are intended, so no run is reported as overtaken by another."""
     with caplog.at_level(logging.INFO, "perdure"):
         for shape in SHAPES:
-            stored(file_saver, *shape)
+            import_conversation(file_saver, *shape)
 
     assert [record for record in caplog.records if "branch" in record.message] == []
 
 
 @given(st.integers(60, 200), st.lists(st.integers(0, 199), max_size=4), st.data())
-def test_any_growing_tree_ends_up_the_same(count: int, forks: list[int], data: Any) -> None:
-    """Imported in two steps or at once: the same branches, and each message stored once."""
-    parents = chain(count)
+def test_import_in_two_steps_equals_import_at_once(count: int, forks: list[int], data: Any) -> None:
+    """Both have the same branches, and each message is stored once."""
+    parents = build_chain(count)
     for number, fork in enumerate(forks):
-        parents |= chain(3, 1000 + 10 * number, f"m{fork % count}")
+        parents |= build_chain(3, 1000 + 10 * number, f"m{fork % count}")
     keys = list(parents)
     part = {key: parents[key] for key in keys[: data.draw(st.integers(1, len(keys)))]}
     leaf = data.draw(st.sampled_from(keys))
-    found = []
+    results = []
     for stages in ([(part, data.draw(st.sampled_from(list(part))))], []):
         with SQLiteCheckpointer.open(":memory:") as saver:
             for shape in (*stages, (parents, leaf)):
-                stored(saver, *shape)
-            found.append((said(saver), items(saver), set(map(tuple, tips(saver)))))
+                import_conversation(saver, *shape)
+            results.append(
+                (read_message_ids(saver), count_items(saver), set(map(tuple, read_branches(saver))))
+            )
 
-    assert found[1][1] == found[0][1] == len(parents)
-    assert found[0][2] >= found[1][2]
-    assert found[1][0][-1] == leaf
+    assert results[1][1] == results[0][1] == len(parents)
+    assert results[0][2] >= results[1][2]
+    assert results[1][0][-1] == leaf
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[Parents, str, frozenset[str]]:
-    """Messages with their parents, the one shown last, and those that are empty."""
+    """Generate messages with their parents, the one shown last, and those that are empty."""
     count = draw(st.integers(1, 12))
     keys = [f"m{n}" for n in range(count)]
     parents = {
@@ -261,31 +278,37 @@ def trees(draw: st.DrawFn) -> tuple[Parents, str, frozenset[str]]:
 
 @given(trees())
 def test_any_tree_is_imported_with_every_branch(shape: tuple[Parents, str, frozenset[str]]) -> None:
-    """The way to each checkpoint is its history, and the thread's own is the branch shown last."""
+    """Each checkpoint has its path as history, and the thread has the branch shown last."""
     parents, current, empty = shape
 
-    def way(key: str | None) -> list[str]:
+    def find_path(key: str | None) -> list[str]:
         if key is None:
             return []
-        return way(parents[key]) + ([] if key in empty else [key])
+        return find_path(parents[key]) + ([] if key in empty else [key])
 
     with SQLiteCheckpointer.open(":memory:") as saver:
-        if not build_chatgpt_conversation(conversation(*shape)).nodes:
+        if not build_chatgpt_conversation(build_chatgpt_export(*shape)).nodes:
             return
-        stored(saver, *shape)
+        import_conversation(saver, *shape)
         for info in saver.checkpoints("c"):
-            assert way(info.metadata["imported"]) == said(saver, info.checkpoint_id)
+            assert find_path(info.metadata["imported"]) == read_message_ids(
+                saver, info.checkpoint_id
+            )
         history = saver.history("c")
     shown = {item.value.id for item in history if not item.branch}
 
-    assert not way(current) or way(current) == [i.value.id for i in history if not i.branch]
+    assert not find_path(current) or find_path(current) == [
+        i.value.id for i in history if not i.branch
+    ]
     assert {item.value.id for item in history} == parents.keys() - empty
     assert shown | {i.value.id for i in history if i.branch} == parents.keys() - empty
 
 
-def test_an_older_export_changes_nothing(file_saver: SQLiteCheckpointer) -> None:
-    """A newer one brings what is new, and the older one after it leaves the thread where it is."""
-    new = [stored(file_saver, chain(n), f"m{n - 1}") for n in (70, 70, 99, 99, 70)]
+def test_older_export_after_newer_one_changes_nothing(file_saver: SQLiteCheckpointer) -> None:
+    """A newer export adds its new messages; the older one leaves the thread where it is."""
+    new_counts = [
+        import_conversation(file_saver, build_chain(n), f"m{n - 1}") for n in (70, 70, 99, 99, 70)
+    ]
 
-    assert new == [70, 0, 29, 0, 0]
-    assert len(said(file_saver)) == 99
+    assert new_counts == [70, 0, 29, 0, 0]
+    assert len(read_message_ids(file_saver)) == 99

@@ -11,7 +11,7 @@ import pytest
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.stores import SQLiteStore
 from tests import earlier_build
-from tests.cli.commands import error
+from tests.cli.commands import run_and_read_error
 
 COMMANDS = [
     "import FILE",
@@ -25,8 +25,8 @@ COMMANDS = [
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """A database of this build."""
+def current_db(tmp_path: Path) -> Path:
+    """Return a database of this build."""
     path = tmp_path / "own.db"
     with SQLiteCheckpointer.open(path), SQLiteStore.open(path):
         return path
@@ -36,7 +36,7 @@ def check_refusal(command: str, path: Path, capsys: pytest.CaptureFixture[str]) 
     """Check that a command refuses a file with the remedy, and leaves its bytes unchanged."""
     before = path.read_bytes()
 
-    message = error(*command.replace("FILE", path.name).split(), into=capsys)
+    message = run_and_read_error(*command.replace("FILE", path.name).split(), capsys=capsys)
 
     assert "was written by a build of perdure from before the first release" in message
     assert "perdure export --all --db FILE > threads.jsonl" in message
@@ -46,7 +46,7 @@ def check_refusal(command: str, path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_file_without_script_hashes_is_refused(
-    command: str, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, current_db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "earlier.db"
     earlier_build.write_file(path)
@@ -56,11 +56,11 @@ def test_file_without_script_hashes_is_refused(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_file_with_other_script_hashes_is_refused(
-    command: str, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, current_db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tables have other names, so only the table `schemas` tells who wrote the file."""
     path = tmp_path / "earlier.db"
-    path.write_bytes(own.read_bytes())
+    path.write_bytes(current_db.read_bytes())
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         conn.execute("UPDATE schemas SET script_hash = 'another'")
         conn.execute("ALTER TABLE namespaces RENAME TO other_namespaces")

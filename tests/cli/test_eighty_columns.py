@@ -1,4 +1,4 @@
-"""What the commands show on a terminal of 80 columns: tables, answers, help and errors."""
+"""The output of commands on a terminal of 80 columns: tables, answers, help and errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.cells import cell_len
 
 from perdure.cli import main
 from perdure.cli.output import get_console, print_stream
-from tests.cli.commands import attempt, error, folded, read, run
-from tests.cli.talk import say
+from tests.cli.commands import invoke, join_first_cells, run, run_and_read_error, run_json
+from tests.cli.talk import say_on_thread
 from tests.cli.terminal import COLOR
 from tests.openai_server import OpenAIServer
 
@@ -35,7 +35,7 @@ KEY = "a-key-that-somebody-made-up-by-hand-and-that-is-long"
 PLACE = "users/alice-the-first-of-her-name/preferences/travel"
 SEAT = "prefers a window seat in the front of the plane, on the left"
 # commands that show a table, and how much of its longest text there is at least
-TABLES = {
+TABLE_COMMANDS = {
     "threads": 17,
     "threads --ids": 20,
     "memories list": 60,
@@ -56,8 +56,8 @@ TABLES = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with threads, memories and items whose names are long, wide, and alike."""
+def database_with_long_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a database with threads, memories and items that have long and similar names."""
     folder = tmp_path_factory.mktemp("whole")
     talks = [
         {
@@ -72,36 +72,36 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patched.setenv("PERDURE_DB", str(folder / "x.db"))
         run("import", str(folder / "x.jsonl"))
         run("memories", "add", "--key", KEY, "Ann lives in Ghent, in a house with a tree of figs")
-        attempt("memories", "add", card)  # is put into quarantine
+        invoke("memories", "add", card)  # is put into quarantine
         run("store", "put", PLACE, "seat-in-the-aeroplane-preferred", "--text", SEAT)
         run("store", "put", "users/bob", "seat", "--text", SEAT)
-        say(WAITS, "hello")
+        say_on_thread(WAITS, "hello")
     return folder / "x.db"
 
 
 @pytest.fixture
-def filled(whole: Path, db: Path) -> None:
-    """The database of commands has these."""
-    shutil.copy(whole, db)
+def filled_database(database_with_long_names: Path, db: Path) -> None:
+    """Copy the rows with long names into the database that commands use."""
+    shutil.copy(database_with_long_names, db)
 
 
-@pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("command", TABLES)
-def test_a_table_fits_and_leaves_room_for_its_text(command: str, terminal: Any) -> None:
-    """No line is longer than the terminal, but one that is an id; of a long text much is there."""
+@pytest.mark.usefixtures("filled_database")
+@pytest.mark.parametrize("command", TABLE_COMMANDS)
+def test_table_fits_80_columns_and_shows_enough_of_long_texts(command: str, terminal: Any) -> None:
+    """Only a line that is a single id may be longer than the terminal."""
     shown = [line.rstrip() for line in terminal(*command.split()).splitlines()]
     cut = [cell_len(cell) for line in shown for cell in re.split("  +(?!…)", line) if "…" in cell]
 
     assert len(shown) >= 1
     assert [line for line in shown if cell_len(line) > 80 and line not in (LONG, PLACE, KEY)] == []
-    assert min(cut, default=80) >= TABLES[command]
+    assert min(cut, default=80) >= TABLE_COMMANDS[command]
 
 
-@pytest.mark.usefixtures("filled")
-def test_an_id_is_shown_by_a_beginning_that_is_taken(terminal: Any) -> None:
-    """It is whole with --ids, and in a pipe; where ids differ in the end, it is whole anyway."""
-    shown = folded(terminal("threads"))
-    whole, piped = folded(terminal("threads", "--ids")), run("threads")
+@pytest.mark.usefixtures("filled_database")
+def test_threads_shows_unique_prefix_of_id_on_terminal(terminal: Any) -> None:
+    """An id is whole with --ids, in a pipe, and if it differs from another only at the end."""
+    shown = join_first_cells(terminal("threads"))
+    whole, piped = join_first_cells(terminal("threads", "--ids")), run("threads")
 
     assert {UUID, TWIN} < {*shown}
     assert not any(LONG in cell or "7ea1f2aa-" in cell for cell in shown)
@@ -109,9 +109,9 @@ def test_an_id_is_shown_by_a_beginning_that_is_taken(terminal: Any) -> None:
     assert all(thread in whole and thread in piped for thread in TITLES)
 
 
-@pytest.mark.usefixtures("filled")
-def test_keys_of_memories_are_shown_when_they_are_asked_for(terminal: Any) -> None:
-    """`list` and `search` have them with --ids, and JSON always."""
+@pytest.mark.usefixtures("filled_database")
+def test_memory_keys_are_shown_only_by_ids_option_and_json(terminal: Any) -> None:
+    """`list` and `search` show keys with --ids; JSON always has them."""
     plain = terminal("memories", "list"), run("memories", "list"), run("memories", "search", "figs")
     whole = run("memories", "list", "--ids"), run("memories", "search", "Ghent", "--ids")
     broken = terminal("memories", "list", "--ids")
@@ -120,20 +120,20 @@ def test_keys_of_memories_are_shown_when_they_are_asked_for(terminal: Any) -> No
     assert all(KEY in shown for shown in whole)
     assert KEY[:20] in broken
     assert KEY[-5:] in broken
-    assert KEY in [memory["key"] for memory in read("memories", "list")]
+    assert KEY in [memory["key"] for memory in run_json("memories", "list")]
 
 
 # -- times
 
 
-@pytest.mark.usefixtures("filled")
-def test_times_name_their_zone_and_are_taken(terminal: Any) -> None:
-    """What a version's time is shown as, --as-of takes."""
+@pytest.mark.usefixtures("filled_database")
+def test_shown_time_of_version_has_zone_and_is_accepted_by_as_of(terminal: Any) -> None:
+    """The time of a version that `history` prints is a valid value of --as-of."""
     for words in (["memories", "history", KEY], ["store", "history", "users/bob", "seat"]):
         (at,) = re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d\S*", terminal(*words))
 
         assert at.endswith("Z")
-        assert attempt("memories", "list", "--as-of", at).exit_code == 0
+        assert invoke("memories", "list", "--as-of", at).exit_code == 0
 
 
 # -- answers
@@ -150,10 +150,10 @@ ANSWER = (
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_an_answer_is_broken_between_words(
+def test_printed_stream_is_wrapped_between_words(
     size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However its parts are cut; its code has the lines that it had."""
+    """The result does not depend on the parts of the stream; lines of code are not wrapped."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")
     get_console.cache_clear()
@@ -168,10 +168,10 @@ def test_an_answer_is_broken_between_words(
     assert shown.count("\n\n") == 1
 
 
-def test_a_streamed_answer_is_broken_between_words(
+def test_answer_of_chat_is_wrapped_between_words(
     terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a chat as well."""
+    """Only the line of code is longer than the terminal."""
     with OpenAIServer([ANSWER]) as server:
         monkeypatch.setenv("PERDURE_MODEL", "scripted")
         monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
@@ -184,10 +184,10 @@ def test_a_streamed_answer_is_broken_between_words(
 
 
 @pytest.mark.parametrize("words", [[], ["memories"], ["store"]])
-def test_a_group_without_a_command_shows_its_help_once(
+def test_group_without_command_prints_its_help_and_exits_with_2(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As --help does, and it is an error."""
+    """The text is that of --help, and is printed once."""
     monkeypatch.setattr("sys.argv", ["perdure", *words])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -204,20 +204,20 @@ def test_a_group_without_a_command_shows_its_help_once(
         (["memories", "--user", "x", "list"], "perdure memories"),
     ],
 )
-def test_an_option_before_its_command_is_told_where_it_stands(
+def test_option_before_command_is_refused_with_its_right_place(
     words: list[str], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For the options of all commands, also of those in a group."""
+    """The error says where the option belongs, also for a command of a group."""
     option = next(word for word in words if word.startswith("--"))
 
-    assert error(*words, into=capsys) == (
+    assert run_and_read_error(*words, capsys=capsys) == (
         f"No such option: {option}; put the options of a command after its name: "
         f"{command} COMMAND {option}\n"
     )
 
 
-def test_errors_are_broken_between_words(terminal: Any) -> None:
-    """On a terminal; in a pipe they are a line."""
+def test_error_on_terminal_is_wrapped_between_words(terminal: Any) -> None:
+    """On a terminal an error has lines of at most 80 columns."""
     shown = terminal("history", "nothing", "--db", "there-is-no-such-file-of-a-database-here.db")
 
     assert len(shown.splitlines()) > 1
@@ -228,14 +228,14 @@ def test_errors_are_broken_between_words(terminal: Any) -> None:
 # -- a chat that is typed
 
 
-def test_a_chat_says_what_it_is_and_how_to_leave(
+def test_chat_prints_its_model_and_how_to_leave(
     terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the model, or that there is none; /help says more, and is no message."""
-    without = terminal("chat", "-t", "t", typed="/help\n/quit\n")
+    """The first lines name the model or say that there is none; /help prints help."""
+    without = terminal("chat", "-t", "t", stdin="/help\n/quit\n")
     monkeypatch.setenv("PERDURE_MODEL", "scripted")
     monkeypatch.setenv("PERDURE_BASE_URL", "http://someone:secret@127.0.0.1:9/v1")
-    configured = terminal("chat", "-t", "t", typed="/quit\n")
+    configured = terminal("chat", "-t", "t", stdin="/quit\n")
 
     assert without.splitlines()[0].startswith("perdure chat: ")
     assert "No model is configured" in without

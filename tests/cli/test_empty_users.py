@@ -1,4 +1,4 @@
-"""A user, a query or a database that is empty, like a variable that is not set, is refused."""
+"""A blank user, query or database, as of a variable that is not set, is refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perdure.memory import Collection, search_threads
 from perdure.server.keys import create_api_key_and_hash
 from perdure.settings import Settings
 from perdure.stores import SQLiteStore
-from tests.cli.commands import error, read, run
-from tests.cli.memory import texts
+from tests.cli.commands import run, run_and_read_error, run_json
+from tests.cli.memory import list_memory_texts
 
 BLANKS = ["", "  ", "\u200b\u2060"]
 COMMANDS = [
@@ -34,7 +34,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("user", BLANKS, ids=repr)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_empty_user_of_an_option_is_refused(
+def test_blank_user_option_is_refused(
     command: tuple[str, ...], user: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No command takes a blank --user for the default user, and nothing is written."""
@@ -42,18 +42,18 @@ def test_an_empty_user_of_an_option_is_refused(
     line = '{"messages": [{"role": "user", "content": "hello"}]}'
     Path("conversations.jsonl").write_text(line)
 
-    said = error(*command, "--user", user, into=capsys)
-    assert said == (
+    message = run_and_read_error(*command, "--user", user, capsys=capsys)
+    assert message == (
         f"--user is {user!r}; expected the name of a user, which is not blank; leave it out for "
         "the default user\n"
     )
-    assert texts() == ["drinks green tea"]
-    assert read("threads") == []
+    assert list_memory_texts() == ["drinks green tea"]
+    assert run_json("threads") == []
 
 
 @pytest.mark.parametrize("user", BLANKS, ids=repr)
 @pytest.mark.parametrize(
-    ("command", "otherwise"),
+    ("command", "expected_remedy"),
     [
         (("forget", "--yes"), "pass the name of the person"),
         (("export",), "give the name of the person"),
@@ -68,22 +68,24 @@ def test_an_empty_user_of_an_option_is_refused(
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_an_empty_user_is_not_everybody(
-    command: tuple[str, ...], otherwise: str, user: str, capsys: pytest.CaptureFixture[str]
+def test_blank_user_option_does_not_mean_all_users(
+    command: tuple[str, ...], expected_remedy: str, user: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where --user limits what a command shows or erases, a blank one does not mean all."""
+    """A blank --user is refused where the option limits what a command shows or erases."""
     run("chat", "-t", "t", "-m", "I drink green tea")
-    before = texts()
+    before = list_memory_texts()
 
-    said = error(*command, "--user", user, into=capsys)
-    assert said.startswith(f"--user is {user!r}; expected the name of a user, which is not blank; ")
-    assert said.endswith(f"{otherwise}\n")
-    assert texts() == before
-    assert len(read("threads")) == 1
+    message = run_and_read_error(*command, "--user", user, capsys=capsys)
+    assert message.startswith(
+        f"--user is {user!r}; expected the name of a user, which is not blank; "
+    )
+    assert message.endswith(f"{expected_remedy}\n")
+    assert list_memory_texts() == before
+    assert len(run_json("threads")) == 1
 
 
 @pytest.mark.parametrize("user", BLANKS, ids=repr)
-def test_an_empty_user_of_a_variable_or_a_file_is_refused(
+def test_blank_user_of_environment_or_settings_file_is_refused(
     user: str, db: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither a blank PERDURE_USER nor a blank `user` of perdure.toml is the default user."""
@@ -91,16 +93,20 @@ def test_an_empty_user_of_a_variable_or_a_file_is_refused(
     forget = ("memories", "forget", "--all", "--yes")
     with monkeypatch.context() as within:
         within.setenv("PERDURE_USER", user)
-        assert error(*forget, into=capsys).startswith(f"PERDURE_USER is {user!r}; expected the")
+        assert run_and_read_error(*forget, capsys=capsys).startswith(
+            f"PERDURE_USER is {user!r}; expected the"
+        )
     file = db.parent / "perdure.toml"
     file.write_text(f'user = "{user}"')
-    assert error(*forget, into=capsys).startswith("user in the settings file 'perdure.toml' is ")
+    assert run_and_read_error(*forget, capsys=capsys).startswith(
+        "user in the settings file 'perdure.toml' is "
+    )
     file.unlink()
-    assert texts() == ["drinks green tea"]
+    assert list_memory_texts() == ["drinks green tea"]
 
 
 @pytest.mark.parametrize("user", BLANKS, ids=repr)
-def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
+def test_blank_user_of_python_call_is_refused(user: str, tmp_path: Path) -> None:
     """Settings, `load`, `search_threads`, a namespace and a new key need a user with a name."""
     with pytest.raises(ConfigurationError, match="expected the name of a user"):
         Settings(db="x.db", user=user)
@@ -119,7 +125,7 @@ def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "expected_message"),
     [
         (("memories", "forget", "--all", "--thread", ""), "pass either keys of memories, or"),
         (("memories", "forget", "--all", "--query", ""), "--query is empty"),
@@ -130,10 +136,10 @@ def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_empty_limit_of_what_is_erased_is_refused(
-    command: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+def test_empty_option_does_not_widen_what_is_erased(
+    command: tuple[str, ...], expected_message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty option, as of a variable that is not set, does not widen what a command erases."""
+    """An empty option, as of a variable that is not set, is refused and nothing is erased."""
     run("memories", "add", "drinks green tea")
-    assert error(*command, "--yes", into=capsys).startswith(said)
-    assert texts() == ["drinks green tea"]
+    assert run_and_read_error(*command, "--yes", capsys=capsys).startswith(expected_message)
+    assert list_memory_texts() == ["drinks green tea"]

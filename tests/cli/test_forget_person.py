@@ -1,4 +1,4 @@
-"""`perdure forget --user`: it asks for the name, and says what goes and what stays."""
+"""`perdure forget --user` asks for the name, and says what is erased and what is kept."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from perdure.checkpointers.owner_record import record_organisation_owners
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.memory import Collection
-from tests.cli.commands import attempt, read, run
+from tests.cli.commands import invoke, run, run_json
 from tests.contracts.puts import put
 from tests.people import empty_database, fill, opened
 
 
 @pytest.fixture(params=["file", "postgres"])
-def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database with everything of two people."""
+def two_people_db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Yield a database with all kinds of rows of two people."""
     with empty_database(request.param, tmp_path) as db:
         with opened(db) as both:
             fill(both, "ann", "anns")
@@ -30,43 +30,45 @@ def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield db
 
 
-def names(db: str) -> set[str]:
-    """Return whose threads there are."""
-    return {thread["user"] for thread in read("threads", "--db", db)}
+def read_thread_users(db: str) -> set[str]:
+    """Return the users of all threads."""
+    return {thread["user"] for thread in run_json("threads", "--db", db)}
 
 
-def test_the_name_must_be_typed(filled: str) -> None:
-    """Another text erases nothing; the name erases all of the person."""
-    wrong = attempt("forget", "--user", "ann", "--db", filled, typed="Ann\n")
-    before = names(filled)
-    right = attempt("forget", "--user", "ann", "--db", filled, typed="ann\n")
-    again = attempt("forget", "--user", "ann", "--yes", "--db", filled)
+def test_forget_requires_typed_name_of_person(two_people_db: str) -> None:
+    """Another text erases nothing; the name erases everything of the person."""
+    wrong = invoke("forget", "--user", "ann", "--db", two_people_db, stdin="Ann\n")
+    before = read_thread_users(two_people_db)
+    right = invoke("forget", "--user", "ann", "--db", two_people_db, stdin="ann\n")
+    again = invoke("forget", "--user", "ann", "--yes", "--db", two_people_db)
 
     assert (wrong.exit_code, before) == (1, {"ann", "bob"})
     assert "nothing was erased" in wrong.stderr
     assert "erase 2 threads: anns, anns-2" in wrong.stderr
     assert "keep 1 namespaces: cities/ann" in wrong.stderr
-    assert (right.exit_code, names(filled)) == (0, {"bob"})
+    assert (right.exit_code, read_thread_users(two_people_db)) == (0, {"bob"})
     assert "forgot 'ann'" in right.stdout
     assert (again.exit_code, again.stdout) == (1, "")
     assert "nobody of this name" in again.stderr
 
 
-def test_a_dry_run_changes_nothing(filled: str) -> None:
-    shown = run("forget", "--user", "ann", "--dry-run", "--db", filled)
-    planned = read("forget", "--user", "ann", "--dry-run", "--db", filled)
-    still = names(filled)
-    done = read("forget", "--user", "ann", "--yes", "--db", filled)
+def test_dry_run_of_forget_reports_and_changes_nothing(two_people_db: str) -> None:
+    output = run("forget", "--user", "ann", "--dry-run", "--db", two_people_db)
+    planned = run_json("forget", "--user", "ann", "--dry-run", "--db", two_people_db)
+    users_after_dry_run = read_thread_users(two_people_db)
+    report = run_json("forget", "--user", "ann", "--yes", "--db", two_people_db)
 
-    assert "would forget 'ann'" in shown
-    assert still == {"ann", "bob"}
-    assert planned["erased"] == done["erased"]
-    assert (planned["dry_run"], done["dry_run"]) == (True, False)
-    assert done["scrubbed"] == (not filled.startswith("postgres"))
+    assert "would forget 'ann'" in output
+    assert users_after_dry_run == {"ann", "bob"}
+    assert planned["erased"] == report["erased"]
+    assert (planned["dry_run"], report["dry_run"]) == (True, False)
+    assert report["scrubbed"] == (not two_people_db.startswith("postgres"))
 
 
-def test_keys_and_audit_records_are_listed(filled: str, tmp_path: Path) -> None:
-    """They are counted and kept; files that cannot be read are named before anything is erased."""
+def test_forget_counts_and_keeps_api_keys_and_audit_records(
+    two_people_db: str, tmp_path: Path
+) -> None:
+    """A file that cannot be read is reported before anything is erased."""
     keys, audit = tmp_path / "keys.toml", tmp_path / "audit.jsonl"
     digest = hashlib.sha256(b"key").hexdigest()
     keys.write_text(
@@ -76,63 +78,65 @@ def test_keys_and_audit_records_are_listed(filled: str, tmp_path: Path) -> None:
     records += [{"user": "desk", "acting_for": user} for user in ("ann", "bob", None)]
     audit.write_text("".join(json.dumps(record) + "\n" for record in records))
     files = ("--keys", str(keys), "--audit", str(audit))
-    missing = attempt("forget", "--user", "ann", "--yes", "--db", filled, "--keys", "no.toml")
-    done = read("forget", "--user", "ann", "--yes", "--db", filled, *files)
-    kept = {part["what"]: part["count"] for part in done["kept"]}
+    missing = invoke("forget", "--user", "ann", "--yes", "--db", two_people_db, "--keys", "no.toml")
+    report = run_json("forget", "--user", "ann", "--yes", "--db", two_people_db, *files)
+    kept = {part["what"]: part["count"] for part in report["kept"]}
 
     assert missing.exit_code != 0
     assert kept == {"namespaces": 1, "API keys": 1, "audit records": 3}
     assert len(audit.read_text().splitlines()) == 6
 
 
-def test_a_name_is_needed(filled: str) -> None:
-    """An empty name, as of a variable that is not set, is nobody's."""
+def test_forget_without_user_is_refused(two_people_db: str) -> None:
+    """A blank name, as of a variable that is not set, is the name of nobody."""
     for options in (("--user", ""), ("--user", " "), ()):
-        assert attempt("forget", *options, "--yes", "--db", filled).exit_code != 0
-        assert names(filled) == {"ann", "bob"}
+        assert invoke("forget", *options, "--yes", "--db", two_people_db).exit_code != 0
+        assert read_thread_users(two_people_db) == {"ann", "bob"}
 
 
-def test_what_was_written_for_a_team_is_erased_or_handed_over(filled: str) -> None:
-    """With `--hand-over` it stays without the name."""
-    with opened(filled) as both:
+def test_forget_erases_or_hands_over_items_of_teams(two_people_db: str) -> None:
+    """With `--hand-over`, an item stays without the name of its author."""
+    with opened(two_people_db) as both:
         for user in ("ann", "bob"):
             config: Any = {"configurable": {"user_id": user, "team": "red"}}
             Collection(both.store, ("teams", "{team}")).insert(f"a kettle of {user}", config=config)
 
-    planned = read("forget", "--user", "ann", "--hand-over", "--dry-run", "--db", filled)
-    read("forget", "--user", "ann", "--hand-over", "--yes", "--db", filled)
-    read("forget", "--user", "bob", "--yes", "--db", filled)
+    planned = run_json("forget", "--user", "ann", "--hand-over", "--dry-run", "--db", two_people_db)
+    run_json("forget", "--user", "ann", "--hand-over", "--yes", "--db", two_people_db)
+    run_json("forget", "--user", "bob", "--yes", "--db", two_people_db)
 
     kept = {part["what"]: part["count"] for part in planned["kept"]}
     assert kept["items of teams without the name"] == 1
-    with opened(filled) as both:
+    with opened(two_people_db) as both:
         [item] = both.store.search(("teams",))
     assert item.value["text"] == "a kettle of ann"
     assert item.provenance is not None
     assert item.provenance.author is None
 
 
-def own_threads(db: str) -> None:
+def add_threads_with_owner_only(db: str) -> None:
     """Add two threads without a user: one with a message, and one that a client only named."""
     with opened(db) as both:
         put(both.saver, {"messages": ["a"]}, thread="acme-1", metadata={"owner": "ann"})
         ThreadList(both.saver).create("acme-2", ClientMetadata({"owner": "ann"}))
 
 
-def test_threads_that_only_have_the_owner_are_named_before_the_question(filled: str) -> None:
-    """They count as the person's, or with `--owners organisations` as an organisation's."""
-    own_threads(filled)
-    asked = attempt("forget", "--user", "ann", "--db", filled, typed="no\n")
-    shown = attempt("forget", "--user", "ann", "--dry-run", "--db", filled)
-    planned = read("forget", "--user", "ann", "--dry-run", "--db", filled)
+def test_forget_names_threads_that_belong_to_person_only_by_owner(two_people_db: str) -> None:
+    """With `--owners organisations`, these threads count as an organisation's."""
+    add_threads_with_owner_only(two_people_db)
+    question = invoke("forget", "--user", "ann", "--db", two_people_db, stdin="no\n")
+    dry_run = invoke("forget", "--user", "ann", "--dry-run", "--db", two_people_db)
+    planned = run_json("forget", "--user", "ann", "--dry-run", "--db", two_people_db)
     others = ("--owners", "organisations")
-    kept = read("forget", "--user", "ann", "--dry-run", "--db", filled, *others)
-    exported = attempt("export", "--user", "ann", "--db", filled)
-    left_out = attempt("export", "--user", "ann", "--db", filled, *others)
-    refused = attempt("export", "anns", "--db", filled, *others)
+    kept = run_json("forget", "--user", "ann", "--dry-run", "--db", two_people_db, *others)
+    exported = invoke("export", "--user", "ann", "--db", two_people_db)
+    left_out = invoke("export", "--user", "ann", "--db", two_people_db, *others)
+    refused = invoke("export", "anns", "--db", two_people_db, *others)
 
-    said = "2 threads without a user belong to 'ann' only by their owner: acme-1, acme-2;"
-    assert all(said in each.stderr for each in (asked, shown, exported))
+    expected_message = (
+        "2 threads without a user belong to 'ann' only by their owner: acme-1, acme-2;"
+    )
+    assert all(expected_message in result.stderr for result in (question, dry_run, exported))
     assert planned["by_owner"] == ["acme-1", "acme-2"]
     assert planned["erased"][0]["ids"] == ["acme-1", "acme-2", "anns", "anns-2"]
     assert (kept["by_owner"], kept["erased"][0]["ids"]) == ([], ["anns", "anns-2"])
@@ -145,28 +149,30 @@ def test_threads_that_only_have_the_owner_are_named_before_the_question(filled: 
     assert "applies only to --user" in str(refused.exception)
 
 
-def test_a_database_that_was_served_with_an_auth_file(filled: str, tmp_path: Path) -> None:
-    """By default, an owner is an organisation there, also in a copy; `--owners people` differs."""
-    own_threads(filled)
-    with opened(filled) as both:
+def test_owners_are_organisations_if_database_had_an_auth_file(
+    two_people_db: str, tmp_path: Path
+) -> None:
+    """This also applies to a copy; `--owners people` makes an owner a person."""
+    add_threads_with_owner_only(two_people_db)
+    with opened(two_people_db) as both:
         record_organisation_owners(both.saver)
         record_organisation_owners(both.saver)
     copy = str(tmp_path / "copy.db")
-    run("copy", "--from", filled, "--to", copy)
+    run("copy", "--from", two_people_db, "--to", copy)
     with opened(copy) as both:
         put(both.saver, {"messages": ["a"]}, thread="acme-3", metadata={"owner": "acme"})
     planned = [
-        read("forget", "--user", "ann", "--dry-run", "--db", db, *more)["by_owner"]
-        for db in (filled, copy)
-        for more in ((), ("--owners", "people"))
+        run_json("forget", "--user", "ann", "--dry-run", "--db", db, *options)["by_owner"]
+        for db in (two_people_db, copy)
+        for options in ((), ("--owners", "people"))
     ]
-    unknown = attempt("forget", "--user", "acme", "--yes", "--db", copy)
-    read("forget", "--user", "ann", "--yes", "--db", copy)
+    unknown = invoke("forget", "--user", "acme", "--yes", "--db", copy)
+    run_json("forget", "--user", "ann", "--yes", "--db", copy)
     with opened(copy) as both:
-        left = [each.thread_id for each in both.saver.heads() if each.owner != "bob"]
+        remaining = [head.thread_id for head in both.saver.heads() if head.owner != "bob"]
 
     assert planned == [[], ["acme-1", "acme-2"]] * 2
     assert (unknown.exit_code, unknown.stdout) == (1, "")
     assert "the owner of 'acme-3' has this name" in unknown.stderr
     assert "pass --owners people" in unknown.stderr
-    assert sorted(left) == ["acme-1", "acme-3"]
+    assert sorted(remaining) == ["acme-1", "acme-3"]

@@ -1,7 +1,7 @@
-"""No command lets what somebody said control the terminal, or hide in it.
+"""No command lets stored text control the terminal or hide in the output.
 
-Everything stored here is hostile. Every command of the program runs on it, on a terminal and into
-a pipe, with --json and without; a new command without a case in `CASES` fails the test.
+Every text in the database is hostile. Every command runs on a terminal and into a pipe, with --json
+and without; a new command without a case in `CASES` fails a test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perdure.checkpointers.records import CronRow, LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.cli import main
 from perdure.cli.app import app
-from perdure.cli.store import format_namespace as typed_as
+from perdure.cli.store import format_namespace
 from perdure.graphs import chat_graph
 from perdure.stores import Provenance, SQLiteStore
 from tests.store_backends import Words
@@ -54,7 +54,7 @@ DRAWN = re.compile(r"\r?\x1b\[(?:[\d;]*m|\?25[lh]|1A|2K)")
 THREAD, MESSAGE, KEY, USER = f"t {NAME}", f"m {NAME}", f"k {NAME}", f"u {NAME}"
 FILE = NAME.replace("/", "") + ".jsonl"
 LABEL = f"l {NAME}"
-PLACE = typed_as((LABEL,))
+PLACE = format_namespace((LABEL,))
 VALUE = json.dumps({SPOKEN: [SPOKEN]})
 
 # by command, what is typed after it: the runs of it. A comment says what a run is for.
@@ -125,35 +125,37 @@ CASES: dict[str, list[list[str]]] = {
 TEXT_ONLY = {"serve", "mcp", "fork", "rewind", "chat", "worker", "store delete", "export"}
 
 
-def commands(of: typer.Typer, before: str = "") -> Iterator[str]:
-    """The names of all commands of the program."""
-    for command in of.registered_commands:
+def iter_command_names(typer_app: typer.Typer, prefix: str = "") -> Iterator[str]:
+    """Yield the names of all commands of the program."""
+    for command in typer_app.registered_commands:
         function: Any = command.callback
-        yield before + (command.name or function.__name__.replace("_", "-"))
-    for inner in of.registered_groups:
+        yield prefix + (command.name or function.__name__.replace("_", "-"))
+    for inner in typer_app.registered_groups:
         assert inner.typer_instance is not None
-        yield from commands(inner.typer_instance, f"{inner.typer_instance.info.name} ")
+        yield from iter_command_names(inner.typer_instance, f"{inner.typer_instance.info.name} ")
 
 
-def test_every_command_has_a_case() -> None:
-    """Who adds a command says here what it is shown."""
-    assert set(commands(app)) == set(CASES)
+def test_every_command_has_a_hostile_case() -> None:
+    """A new command needs a case in `CASES`."""
+    assert set(iter_command_names(app)) == set(CASES)
 
 
 @pytest.fixture
-def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database, and files, in which every text is hostile; it belongs to a hostile user."""
+def hostile_database(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill a database and files with hostile texts; the user's name is hostile as well."""
     monkeypatch.setenv("PERDURE_USER", USER)
     calls: Any = [{"name": NAME, "args": {SPOKEN: SPOKEN, "x": f"{SPOKEN}\n{SPOKEN}"}, "id": "c"}]
-    known = {"model_name": SPOKEN, "create_time": SPOKEN}
-    kinds: Any = [{"type": "text", "text": SPOKEN}, {"type": SPOKEN}, SPOKEN]
+    response_metadata = {"model_name": SPOKEN, "create_time": SPOKEN}
+    content_parts: Any = [{"type": "text", "text": SPOKEN}, {"type": SPOKEN}, SPOKEN]
     messages: list[AnyMessage] = [
         HumanMessage(SPOKEN, id=MESSAGE),
-        HumanMessage(kinds, id="h"),
-        AIMessage(f"```\n{SPOKEN}\n```\n{SPOKEN}", tool_calls=calls, response_metadata=known),
+        HumanMessage(content_parts, id="h"),
+        AIMessage(
+            f"```\n{SPOKEN}\n```\n{SPOKEN}", tool_calls=calls, response_metadata=response_metadata
+        ),
         ToolMessage(json.dumps({SPOKEN: SPOKEN}), tool_call_id="c", name=SPOKEN, id="r"),
     ]
-    whence = Provenance(thread_id=THREAD, message_ids=(MESSAGE,), actor=NAME, trust=NAME)
+    provenance = Provenance(thread_id=THREAD, message_ids=(MESSAGE,), actor=NAME, trust=NAME)
     with SQLiteCheckpointer.open(db) as saver:
         graph: Any = chat_graph(checkpointer=saver)
         for thread in (THREAD, f"x1 {NAME}", f"x2 {NAME}"):
@@ -162,7 +164,7 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             graph.update_state(config, {"messages": messages}, as_node="respond")
             saver.rewind(thread, saver.checkpoints(thread)[0].checkpoint_id)
             graph.update_state(config, {"messages": [("human", SPOKEN)]}, as_node="respond")
-    held: dict[str, Any] = {
+    value: dict[str, Any] = {
         "text": f"red {SPOKEN}",
         "shown": f"red {SPOKEN}",
         "kind": NAME,
@@ -170,7 +172,7 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "detail": NAME,
         NAME: SPOKEN,
     }
-    held |= {
+    value |= {
         "at": "2026-01-01T00:00:00+00:00",
         "key": KEY,
         "check": NAME,
@@ -180,15 +182,15 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words: Any = Words()
     with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as store:
         for place in ((LABEL,), ("memories", USER), ("perdure", "quarantine", "memories", USER)):
-            store.put(place, KEY, {"text": SPOKEN}, provenance=whence)
-            store.put(place, KEY, held, provenance=whence)
-            store.put(place, "other", held, provenance=whence)
-        words.embed = fails
-        store.put((LABEL,), "late", held)
+            store.put(place, KEY, {"text": SPOKEN}, provenance=provenance)
+            store.put(place, KEY, value, provenance=provenance)
+            store.put(place, "other", value, provenance=provenance)
+        words.embed = raise_hostile_error
+        store.put((LABEL,), "late", value)
     line = {"namespace": [LABEL], "key": KEY, "value": {"x": SPOKEN}}
     Path("bad.jsonl").write_text(json.dumps(line) + '\n{"' + NAME + '": ', encoding="utf-8")
     Path(FILE).write_text(json.dumps({NAME: NAME}) + "\n", encoding="utf-8")
-    Path("chat.json").write_text(json.dumps([conversation()]), encoding="utf-8")
+    Path("chat.json").write_text(json.dumps([build_hostile_conversation()]), encoding="utf-8")
     Path("check.jsonl").write_text(json.dumps({"question": NAME, "expected": [NAME]}) + "\n")
     Path("their.db").write_bytes(b"SQLite format 3\0" + SPOKEN.encode())
     key = f'user = {json.dumps(USER)}\nsha256 = "{"0" * 64}"\ntenant = {json.dumps(NAME)}'
@@ -197,23 +199,23 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SQLiteCheckpointer.open(db) as saver:
         config = {"configurable": {"thread_id": f"waits {NAME}"}}
         asks.compile(checkpointer=saver).invoke({"messages": [("human", SPOKEN)]}, config)
-        asyncio.run(run_and_schedule(saver))
+        asyncio.run(store_run_and_cron(saver))
 
 
 def ask(state: MessagesState) -> dict[str, Any]:
-    """A node that asks, and repeats the answer."""
+    """Ask a question, and repeat the answer."""
     return {"messages": [AIMessage(f"{interrupt(SPOKEN)} {SPOKEN}")]}
 
 
 asks: Any = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask")
 
 
-async def run_and_schedule(saver: SQLiteCheckpointer) -> None:
-    """Store a run of the server that failed, and a cron."""
+async def store_run_and_cron(saver: SQLiteCheckpointer) -> None:
+    """Store a failed run of the server, and a cron."""
     table, now = RunTable(saver), time.time()
     live = LiveRun(THREAD, 0, 0, f"run {NAME}", "pending", "", NAME, 1, None)
-    about = {"assistant_id": NAME, "user": NAME, "person": NAME, "metadata": {}}
-    row = RunRow(live, now, now, about, request={})
+    fields = {"assistant_id": NAME, "user": NAME, "person": NAME, "metadata": {}}
+    row = RunRow(live, now, now, fields, request={})
     accepted, _ = await table.accept_run_and_list_live_run_ids(
         row, reject_if_busy=False, cancel_action=None
     )
@@ -224,13 +226,13 @@ async def run_and_schedule(saver: SQLiteCheckpointer) -> None:
     await CronTable(saver).create(CronRow(f"cron {NAME}", THREAD, now, now, now, content))
 
 
-def fails(texts: Any) -> Any:
-    """An embedder whose error quotes what it was given."""
+def raise_hostile_error(texts: Any) -> Any:
+    """Raise an error with hostile text, as an embedder that fails."""
     raise OSError(f"the model is away: {SPOKEN}")
 
 
-def conversation() -> dict[str, Any]:
-    """As ChatGPT exports it, with an unknown role."""
+def build_hostile_conversation() -> dict[str, Any]:
+    """Build a conversation of ChatGPT's export with hostile texts and an unknown role."""
     content = {"content_type": "text", "parts": [SPOKEN]}
     nodes: dict[str, Any] = {}
     for key, parent, role in (("a", None, "user"), ("b", "a", "assistant"), ("c", "b", NAME)):
@@ -239,47 +241,51 @@ def conversation() -> dict[str, Any]:
     return {"conversation_id": NAME, "title": SPOKEN, "mapping": nodes, "current_node": "c"}
 
 
-def piped(monkeypatch: pytest.MonkeyPatch, *arguments: str, typed: str = "") -> str:
-    """What the program writes into pipes."""
-    into = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+def run_piped(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> str:
+    """Run the program with pipes, and return what it writes to stdout and stderr."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with monkeypatch.context() as patched:
         patched.setattr(sys, "argv", ["perdure", *arguments])
-        patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         for name in ("stdout", "stderr"):
-            patched.setattr(sys, name, into)
+            patched.setattr(sys, name, output)
         with pytest.raises(SystemExit):
             main()
-    written = into.buffer.getvalue()
+    written = output.buffer.getvalue()
     assert "Traceback" not in written.decode()
     return str(written.decode())
 
 
-@pytest.mark.usefixtures("hostile")
+@pytest.mark.usefixtures("hostile_database")
 @pytest.mark.parametrize("command", CASES)
-def test_nothing_stored_is_a_control(
+def test_no_command_prints_control_characters(
     command: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal only what rich draws is left, in a pipe nothing; prompts and errors too."""
+    """A terminal gets only what rich draws, and a pipe no control; prompts and errors included."""
     monkeypatch.setattr("pydoc.pager", lambda text: sys.stdout.write(text))
     for case in CASES[command]:
         for as_json in ([], ["--json"]) if command not in TEXT_ONLY else ([],):
             words = [*command.split(), *as_json, *case]
-            for shown in (
-                piped(monkeypatch, *words, typed="n\n"),
-                DRAWN.sub("", terminal(*words, typed="n\n", color=True)),
+            for output in (
+                run_piped(monkeypatch, *words, stdin="n\n"),
+                DRAWN.sub("", terminal(*words, stdin="n\n", color=True)),
             ):
-                found = FORBIDDEN.search(shown)
-                where = "" if found is None else shown[max(0, found.start() - 60) : found.end() + 9]
+                match = FORBIDDEN.search(output)
+                context = (
+                    "" if match is None else output[max(0, match.start() - 60) : match.end() + 9]
+                )
 
-                assert found is None, (words[:3], where)
-                assert shown
+                assert match is None, (words[:3], context)
+                assert output
 
 
-@pytest.mark.usefixtures("hostile")
-def test_the_test_sees_controls(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that prints what somebody said as it is would fail; colours alone would not."""
+@pytest.mark.usefixtures("hostile_database")
+def test_check_detects_unescaped_control_characters(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check fails for a command that prints stored text unescaped, and ignores colours."""
     monkeypatch.setattr("perdure.cli.output.escape_controls", str)
-    shown = piped(monkeypatch, "history", "t "), terminal("threads", color=True)
+    shown = run_piped(monkeypatch, "history", "t "), terminal("threads", color=True)
 
     assert all(FORBIDDEN.search(DRAWN.sub("", text)) for text in shown)
     assert not DRAWN.sub("", "\x1b[1;32m\x1b[0m\x1b[?25l")

@@ -32,46 +32,46 @@ from perdure.errors import ConfigurationError, ImportFailed
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
 from tests.backends import KEY
-from tests.cli.commands import attempt, error, read, run
+from tests.cli.commands import invoke, run, run_and_read_error, run_json
 from tests.cli.exports import (
     START,
-    Talk,
-    claude,
-    claude_code,
-    claude_files,
-    codex,
-    langgraph_state,
-    librechat,
-    lines,
-    open_webui,
-    tools,
-    written,
-    zipped,
+    ChatGPTConversation,
+    build_claude_code_session,
+    build_claude_conversation,
+    build_claude_files,
+    build_codex_session,
+    build_librechat_conversation,
+    build_open_webui_chat,
+    build_thread_state,
+    build_tool_conversation,
+    build_zip,
+    write_json,
+    write_jsonl,
 )
 from tests.cli.imported import (
     TALK,
     USER,
-    done,
-    memories,
-    problems,
-    said,
-    simple,
+    build_two_turns,
+    import_and_count,
+    import_and_read_problems,
+    read_memory_texts,
+    read_thread_texts,
 )
-from tests.cli.memory import keys
+from tests.cli.memory import list_memory_keys
 
 # -- what is not as expected
 
 
 def broken() -> dict[str, Any]:
     """A conversation of which much is broken, with two turns that are not."""
-    talk = simple("broken")
+    talk = build_two_turns("broken")
     for message in (
         *({"author": {"role": "robot"}}, {"author": None}, {"content": None}, {"content": "x"}),
         *({"content": {"content_type": "hologram"}}, {"content": {"parts": 5}}),
     ):
-        talk.mapping[talk.add("assistant", "x")]["message"].update(message)
+        talk.mapping[talk.add_message("assistant", "x")]["message"].update(message)
     found = talk.json
-    found["mapping"]["odd"] = {"message": 5, "parent": talk.last}
+    found["mapping"]["odd"] = {"message": 5, "parent": talk.last_key}
     found["mapping"]["lost"] = {**found["mapping"]["broken-1"], "parent": "gone"}
     loop = {**found["mapping"]["broken-2"], "parent": "loop"}
     return {**found, "mapping": {**found["mapping"], "loop": loop}, "create_time": "soon"}
@@ -79,15 +79,18 @@ def broken() -> dict[str, Any]:
 
 def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
     """It is left out and named; what is good is imported, the exit code is 0."""
-    talks = [5, {"title": "x"}, {"id": "m", "mapping": None}, broken(), simple().json]
-    file = written(tmp_path / "c.json", talks)
-    result = attempt("import", str(file))
+    talks = [5, {"title": "x"}, {"id": "m", "mapping": None}, broken(), build_two_turns().json]
+    file = write_json(tmp_path / "c.json", talks)
+    result = invoke("import", str(file))
 
     assert (result.exit_code, result.exception) == (0, None)
     assert result.stdout.startswith("2 conversations: 10 new messages, 1 more without messages, ")
     assert "unknown role 'robot' (1)" in result.stderr
-    assert said("broken")[:2] == ["human: I am allergic to nuts", "ai: I will keep that in mind"]
-    assert sorted(problems(file), key=lambda each: each[0]) == [
+    assert read_thread_texts("broken")[:2] == [
+        "human: I am allergic to nuts",
+        "ai: I will keep that in mind",
+    ]
+    assert sorted(import_and_read_problems(file), key=lambda each: each[0]) == [
         ("'mapping' is missing or not an object", None),
         ("'parts' is not a list", "broken-10"),
         ("is its own ancestor, so it was imported as a first message", "loop"),
@@ -106,11 +109,13 @@ def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [0.5, 0.99])
 def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float) -> None:
     """The mended file brings the rest."""
-    text = json.dumps([simple("a").json, simple("b").json, simple("c").json])
+    text = json.dumps(
+        [build_two_turns("a").json, build_two_turns("b").json, build_two_turns("c").json]
+    )
     (tmp_path / "c.json").write_text(text[: int(len(text) * cut)])
 
-    assert problems("c.json") == [("not JSON: the rest", None)]
-    assert done(written(tmp_path / "c.json", json.loads(text))) == (
+    assert import_and_read_problems("c.json") == [("not JSON: the rest", None)]
+    assert import_and_count(write_json(tmp_path / "c.json", json.loads(text))) == (
         3,
         12 - 4 * round(3 * cut - 0.6),
         1 + (cut > 0.9),
@@ -128,7 +133,7 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float)
         (b'[{"title": "x"}]', "no conversations"),
         (b'{"role": "user", "content": "caf\xe9"}', "not UTF-8 text: byte 32"),
         (b"PK\x03\x04 and no more", "cannot be unpacked"),
-        (zipped({"user.json": {"id": "x"}, "chat.html": "x"}), "no conversations"),
+        (build_zip({"user.json": {"id": "x"}, "chat.html": "x"}), "no conversations"),
         (None, "No such file"),
     ],
 )
@@ -136,7 +141,7 @@ def test_a_file_of_no_known_kind_is_an_error(data: bytes | None, why: str, tmp_p
     """It is named, and no database is begun."""
     if data is not None:
         (tmp_path / "a.json").write_bytes(data)
-    failed = attempt("import", "a.json").exception
+    failed = invoke("import", "a.json").exception
 
     assert isinstance(failed, ImportFailed)
     assert "'a.json'" in str(failed)
@@ -147,9 +152,9 @@ def test_a_file_of_no_known_kind_is_an_error(data: bytes | None, why: str, tmp_p
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
     """A file of a ZIP that unpacks to far more than text does is not unpacked."""
     spaces = "[" + " " * (65 << 20) + "]"
-    (tmp_path / "a.zip").write_bytes(zipped({"conversations.json": spaces}))
+    (tmp_path / "a.zip").write_bytes(build_zip({"conversations.json": spaces}))
     tracemalloc.start()
-    failed = attempt("import", "a.zip").exception
+    failed = invoke("import", "a.zip").exception
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
@@ -161,16 +166,16 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 
 def test_a_call_without_its_result_is_text(tmp_path: Path) -> None:
     """A model takes no call without a result, and no result without its call, on no branch."""
-    talk = simple()
+    talk = build_two_turns()
     code = {"content_type": "code", "text": "1 + 1"}
     output = {"content_type": "execution_output", "text": "2"}
-    call = talk.add("assistant", code, recipient="python")
-    talk.add("assistant", "It failed")
-    talk.add("tool", output, after=call, name="python")
-    talk.add("tool", output, name="python")
-    done(written(tmp_path / "c.json", [talk.json]))
+    call = talk.add_message("assistant", code, recipient="python")
+    talk.add_message("assistant", "It failed")
+    talk.add_message("tool", output, after=call, name="python")
+    talk.add_message("tool", output, name="python")
+    import_and_count(write_json(tmp_path / "c.json", [talk.json]))
 
-    assert said("trip")[-3:] == [
+    assert read_thread_texts("trip")[-3:] == [
         "ai: [python]\n```python\n1 + 1\n```",
         *["ai: [python]\n```\n2\n```"] * 2,
     ]
@@ -178,8 +183,8 @@ def test_a_call_without_its_result_is_text(tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_told_again(tmp_path: Path) -> None:
     """By an import that brings nothing new, too."""
-    file = str(written(tmp_path / "c.json", [tools().json]))
-    first, again = read("import", file), read("import", file)
+    file = str(write_json(tmp_path / "c.json", [build_tool_conversation().json]))
+    first, again = run_json("import", file), run_json("import", file)
 
     assert (again["messages"], again["unchanged"]) == (0, 1)
     assert first["left_out"] == again["left_out"] != {}
@@ -187,18 +192,18 @@ def test_what_is_left_out_is_told_again(tmp_path: Path) -> None:
 
 def test_an_import_that_read_no_message_fails(tmp_path: Path) -> None:
     """It says what it saw and exits with 1; a repeated import without news exits with 0."""
-    hidden = Talk("hidden")
-    hidden.add("system", "", metadata={"is_visually_hidden_from_conversation": True})
-    hidden.add("assistant", {"content_type": "thoughts", "thoughts": []})
-    empty = Talk("empty")
+    hidden = ChatGPTConversation("hidden")
+    hidden.add_message("system", "", metadata={"is_visually_hidden_from_conversation": True})
+    hidden.add_message("assistant", {"content_type": "thoughts", "thoughts": []})
+    empty = ChatGPTConversation("empty")
     odd = {"thread_id": "odd", "messages": [{"role": "robot", "content": "x"}]}
     files = [
-        str(written(tmp_path / "c.json", [hidden.json, empty.json])),
-        str(lines(tmp_path / "o.jsonl", [odd])),
+        str(write_json(tmp_path / "c.json", [hidden.json, empty.json])),
+        str(write_jsonl(tmp_path / "o.jsonl", [odd])),
     ]
-    result = attempt("import", *files)
-    again = attempt("import", *files, "--json")
-    good = str(written(tmp_path / "good.json", [simple().json]))
+    result = invoke("import", *files)
+    again = invoke("import", *files, "--json")
+    good = str(write_json(tmp_path / "good.json", [build_two_turns().json]))
 
     assert result.exit_code == again.exit_code == 1
     assert result.stdout == (
@@ -209,15 +214,15 @@ def test_an_import_that_read_no_message_fails(tmp_path: Path) -> None:
     assert "unknown role 'robot' (1)" in result.stderr
     assert result.stderr.endswith("no message was read\n")
     assert json.loads(again.stdout)["unread"] == 2
-    assert [attempt("import", good, *files).exit_code for _ in range(2)] == [0, 0]
+    assert [invoke("import", good, *files).exit_code for _ in range(2)] == [0, 0]
 
 
 def test_a_database_without_threads_was_not_read(tmp_path: Path) -> None:
     """One of langgraph's saver has none; one of perdure's has an item, which is known at last."""
-    empty = attempt("import", str(langgraphs(tmp_path)))
+    empty = invoke("import", str(langgraphs(tmp_path)))
     with SQLiteStore.open("other.db") as there:
         there.put(("notes",), "tea", {"text": "green"})
-    told = [attempt("import", "other.db") for _ in range(2)]
+    told = [invoke("import", "other.db") for _ in range(2)]
 
     assert (empty.exit_code, empty.stderr) == (1, "no message was read\n")
     assert [each.exit_code for each in told] == [0, 0]
@@ -241,23 +246,36 @@ BRANCHED = {
     "branches": [{"after": 1, "messages": [{**USER, "id": "3", **EXACT}]}],
 }
 EXPORTS = [
-    *(tools().json, broken(), claude(), {"thread_id": "t", "messages": TALK}, BRANCHED),
-    *(open_webui(), librechat(), claude_code(), codex(), codex(old=True), langgraph_state(4)),
-    [*claude_files().values()],
+    *(
+        build_tool_conversation().json,
+        broken(),
+        build_claude_conversation(),
+        {"thread_id": "t", "messages": TALK},
+        BRANCHED,
+    ),
+    *(
+        build_open_webui_chat(),
+        build_librechat_conversation(),
+        build_claude_code_session(),
+        build_codex_session(),
+        build_codex_session(old=True),
+        build_thread_state(4),
+    ),
+    [*build_claude_files().values()],
 ]
 
 
 @given(st.data(), st.sampled_from(EXPORTS))
 def test_no_change_of_an_export_breaks_the_importer(data: st.DataObject, export: Any) -> None:
     """With anything in the place of any value, there is a report, or the file is of no kind."""
-    changed = [copy.deepcopy(export), simple().json]
+    changed = [copy.deepcopy(export), build_two_turns().json]
     within, key = data.draw(st.sampled_from(places(changed)))
     odd: list[Any] = [None, 5, 0.5, True, "", "x", "\ud800", [], ["x"], [[]], {}]
     within[key] = data.draw(st.sampled_from([*odd, {"x": 1}, 1e300, -1]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "c.json"
         file.write_text(json.dumps(changed))
-        result = attempt("import", str(file), "--db", f"{folder}/x.db", "--no-memories")
+        result = invoke("import", str(file), "--db", f"{folder}/x.db", "--no-memories")
 
     assert isinstance(result.exception, ImportFailed | SystemExit | None)
 
@@ -267,8 +285,16 @@ def test_no_change_of_an_export_breaks_the_importer(data: st.DataObject, export:
 
 def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
     """The same messages, titles, models and times; what is no memory stays none."""
-    jsonl = lines(tmp_path / "t.jsonl", [{"thread_id": "t", "messages": TALK}])
-    run("import", str(written(tmp_path / "c.json", [tools().json, simple().json])), str(jsonl))
+    jsonl = write_jsonl(tmp_path / "t.jsonl", [{"thread_id": "t", "messages": TALK}])
+    run(
+        "import",
+        str(
+            write_json(
+                tmp_path / "c.json", [build_tool_conversation().json, build_two_turns().json]
+            )
+        ),
+        str(jsonl),
+    )
     expected = run("export", "--all")
     Path("all.jsonl").write_text(run("export", "--all"), encoding="utf-8")
     os.rename("x.db", "old.db")
@@ -276,13 +302,13 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
 
     assert (tmp_path / "all.jsonl").read_text() == expected
     assert run("export", "--all") == expected
-    assert said("tools") == said("tools", "old.db")
+    assert read_thread_texts("tools") == read_thread_texts("tools", "old.db")
     with SQLiteCheckpointer.open("x.db") as saver:
         assert "a coat" in saver.history("tools")[5].value.additional_kwargs["canvas"]
     assert json.loads(run("export", "too"))["gizmo_id"] == "g-trip"
-    assert len(memories()) == 4 + 4 + 3
+    assert len(read_memory_texts()) == 4 + 4 + 3
     for wrong in ([], ["t", "--all"], ["gone"]):
-        assert isinstance(attempt("export", *wrong).exception, ConfigurationError)
+        assert isinstance(invoke("export", *wrong).exception, ConfigurationError)
 
 
 # -- another file of perdure
@@ -290,14 +316,14 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
 
 def test_files_of_perdure_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Threads, versions of items and deletions come; what went on in both is refused by name."""
-    talk = written(tmp_path / "c.json", [tools().json, simple().json])
+    talk = write_json(tmp_path / "c.json", [build_tool_conversation().json, build_two_turns().json])
     run("import", str(talk), "--db", "other.db")
     with SQLiteStore.open("other.db") as there:
         there.put(("notes",), "tea", {"text": "green"})
         there.put(("notes",), "milk", {"text": "oats"})
     before = run("export", "--all", "--db", "other.db")
-    first = read("import", "other.db")
-    again = read("import", "other.db")
+    first = run_json("import", "other.db")
+    again = run_json("import", "other.db")
     with SQLiteStore.open("other.db") as there, SQLiteStore.open("x.db") as here:
         assert [*there.export()] == [*here.export()]
         there.put(("notes",), "tea", {"text": "black"})
@@ -308,19 +334,21 @@ def test_files_of_perdure_are_merged(tmp_path: Path, capsys: pytest.CaptureFixtu
     for db, text in (("x.db", "here"), ("other.db", "there")):
         run("chat", "--db", db, "-t", "trip", "-m", text)
 
-    told = error("import", "other.db", into=capsys)
+    told = run_and_read_error("import", "other.db", capsys=capsys)
     run("import", "other.db", "--as", "trip=second")
 
     assert (first["conversations"], first["unchanged"]) == (2, 0)
     assert (again["conversations"], again["unchanged"], again["items"]) == (2, 2, 0)
     assert before.count('"thread_id"') == 2
     assert "neither continues the other: 'trip'" in told
-    assert "human: here" in said("trip")
-    assert said("second") == said("trip", "other.db")
+    assert "human: here" in read_thread_texts("trip")
+    assert read_thread_texts("second") == read_thread_texts("trip", "other.db")
     for wrong in (["other.db", "--as", "trip"], ["other.db", "--as", "no=x"]):
-        assert re.search("expected ID=NEW|no thread 'no'", error("import", *wrong, into=capsys))
-    assert "databases of perdure" in error(
-        "import", str(langgraphs(tmp_path)), "--as", "a=b", into=capsys
+        assert re.search(
+            "expected ID=NEW|no thread 'no'", run_and_read_error("import", *wrong, capsys=capsys)
+        )
+    assert "databases of perdure" in run_and_read_error(
+        "import", str(langgraphs(tmp_path)), "--as", "a=b", capsys=capsys
     )
 
 
@@ -332,21 +360,21 @@ def test_memories_that_were_forgotten_here_are_not_merged(
     if key is not None:
         monkeypatch.setenv("PERDURE_KEY", key)
     talk = {"thread_id": "t", "messages": [{"role": "user", "content": "I live in Bergen"}]}
-    run("import", str(lines(Path("t.jsonl"), [talk])), "--db", "other.db")
+    run("import", str(write_jsonl(Path("t.jsonl"), [talk])), "--db", "other.db")
     run("copy", "--from", "other.db", "--to", "x.db")
-    (identity,) = keys().values()
+    (identity,) = list_memory_keys().values()
     run("memories", "forget", identity, "--yes")
-    first, again = read("import", "other.db"), read("import", "other.db")
+    first, again = run_json("import", "other.db"), run_json("import", "other.db")
     run("copy", "--from", "x.db", "--to", "copy.db")
-    copied = read("import", "other.db", "--db", "copy.db")
-    shown = attempt("import", "other.db")
+    copied = run_json("import", "other.db", "--db", "copy.db")
+    shown = invoke("import", "other.db")
 
     assert [report["refused"] for report in (first, again, copied)] == [
         [{"namespace": ["memories", "me"], "key": identity}]
     ] * 3
     assert "1 item refused" in shown.stdout
     assert f"in this database: '{identity}' in memories/me" in shown.stderr
-    assert keys() == {}
+    assert list_memory_keys() == {}
 
 
 def langgraphs(folder: Path) -> Path:
@@ -375,7 +403,7 @@ def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
             builder.add_edge(BEGIN, "say")
             graph = builder.compile(checkpointer=saver)
             graph.invoke({"messages": [message]}, {"configurable": {"thread_id": name}})
-    first, again = read("import", str(old)), read("import", str(old))
+    first, again = run_json("import", str(old)), run_json("import", str(old))
     piped = CliRunner().invoke(app, ["import", "-", "--db", "y.db"], input=old.read_bytes())
 
     assert (first["conversations"], first["checkpoints"], first["memories"]) == (2, 6, 1)
@@ -383,8 +411,8 @@ def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
     assert run("import", str(old)) == "2 conversations: 2 unchanged, 0 memories\n"
     assert [each["conversation"] for each in first["skipped"]] == ["own"]
     assert piped.stdout == "2 conversations: 6 new checkpoints, 1 memory\n"
-    assert memories() == ["user: I like figs"]
-    assert "keeps its own thread ids" in str(attempt("import", str(old), "--prefix", "x").exception)
+    assert read_memory_texts() == ["user: I like figs"]
+    assert "keeps its own thread ids" in str(invoke("import", str(old), "--prefix", "x").exception)
 
 
 def langgraphs_database(path: Path, users: dict[str, Any]) -> str:
@@ -403,7 +431,7 @@ def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) 
     users = {"a": "ann", "b": "ann", "c": 7, "d": None, "e": ""}
     old = langgraphs_database(tmp_path / "old.sqlite", users)
     report = run("import", old, "--user", "zoe")
-    again = read("import", old, "--user", "zoe")
+    again = run_json("import", old, "--user", "zoe")
     with SQLiteStore.open("x.db") as store:
         found = {place[1] for place in store.list_namespaces(prefix=("memories",))}
         threads = {
@@ -421,7 +449,7 @@ def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) 
 def test_a_user_of_whom_there_can_be_no_memories_ends_no_import(tmp_path: Path) -> None:
     """Its thread is taken over and named; the threads after it are read."""
     old = langgraphs_database(tmp_path / "old.sqlite", {"a": "ann", "blank": "  ", "c": "bob"})
-    report = read("import", old)
+    report = run_json("import", old)
 
     assert (report["conversations"], report["by_user"]) == (3, {"ann": 1, "bob": 1})
     assert [each["conversation"] for each in report["skipped"]] == ["blank"]
@@ -431,14 +459,14 @@ def test_a_user_of_whom_there_can_be_no_memories_ends_no_import(tmp_path: Path) 
 def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:
     """It gives each user theirs, and says of how many threads there is no user."""
     old = langgraphs_database(tmp_path / "old.sqlite", {"a": "ann", "d": None})
-    later = attempt("import", old, "--later")
-    work = attempt("worker", "--once")
+    later = invoke("import", old, "--later")
+    work = invoke("worker", "--once")
 
     assert later.stdout.startswith("2 conversations (1 of ann, 1 of nobody): ")
     assert "'perdure worker' makes no memories of conversations without a user" in later.stderr
     assert "threads that name no user_id are not extracted: 1;" in work.stderr
-    assert (len(memories("ann")), memories()) == (1, [])
-    assert "no user is named: 1 thread" in attempt("memories", "jobs").stderr
+    assert (len(read_memory_texts("ann")), read_memory_texts()) == (1, [])
+    assert "no user is named: 1 thread" in invoke("memories", "jobs").stderr
 
 
 def test_a_line_that_is_a_message_names_its_user(tmp_path: Path) -> None:
@@ -453,7 +481,7 @@ def test_a_line_that_is_a_message_names_its_user(tmp_path: Path) -> None:
     report = run("import", str(lines_file))
 
     assert report.startswith("2 conversations (1 of 7, 1 of ann): 3 new messages, ")
-    assert (memories("ann"), memories("7"), memories()) == (
+    assert (read_memory_texts("ann"), read_memory_texts("7"), read_memory_texts()) == (
         ["user: and bye", "user: hello"],
         ["user: hello"],
         [],
@@ -480,7 +508,10 @@ def test_lines_name_their_users(tmp_path: Path) -> None:
     assert (
         report == "2 conversations (1 of ann, 1 of me): 2 new messages, 1 memory of ann, 1 of me\n"
     )
-    assert (memories("ann"), memories()) == (["user: hello"], ["user: good morning"])
+    assert (read_memory_texts("ann"), read_memory_texts()) == (
+        ["user: hello"],
+        ["user: good morning"],
+    )
     assert (known["user_id"], known["owner"]) == ("ann", "team")
 
 
@@ -488,11 +519,11 @@ def test_lines_name_their_users(tmp_path: Path) -> None:
 def test_a_named_pipe_is_a_file(tmp_path: Path) -> None:
     """It is read once."""
     os.mkfifo("pipe.json")
-    data = json.dumps(simple().json).encode()
+    data = json.dumps(build_two_turns().json).encode()
     writing = threading.Thread(target=Path("pipe.json").write_bytes, args=(data,))
     writing.start()
 
-    assert done("pipe.json") == (1, 4, 0)
+    assert import_and_count("pipe.json") == (1, 4, 0)
     writing.join()
 
 
@@ -501,10 +532,10 @@ def test_a_named_pipe_is_a_file(tmp_path: Path) -> None:
 
 def test_memories_are_made_once(tmp_path: Path) -> None:
     """Of whom, of which thread, and when, is known; --no-memories and --later leave them out."""
-    file = str(written(tmp_path / "c.json", [simple().json]))
+    file = str(write_json(tmp_path / "c.json", [build_two_turns().json]))
     without = run("import", file, "--no-memories")
     later = run("import", file, "--later", "--prefix", "later/", "--user", "bo")
-    before = memories(), memories("bo")
+    before = read_memory_texts(), read_memory_texts("bo")
     after = run("import", file), run("import", file, "--user", "ann", "--prefix", "old/")
     with SQLiteStore.open("x.db") as store:
         item: Any = store.search(("memories", "ann"), query="nuts", limit=1)[0]
@@ -518,8 +549,8 @@ def test_memories_are_made_once(tmp_path: Path) -> None:
 
 def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next import goes on."""
-    talks = [simple(name).json for name in "abc"]
-    file = str(written(tmp_path / "c.json", talks))
+    talks = [build_two_turns(name).json for name in "abc"]
+    file = str(write_json(tmp_path / "c.json", talks))
     store, left = ThreadImport.store_new_messages, [1]
 
     def cut_off(*given: Any) -> int:
@@ -529,25 +560,27 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return store(*given)
 
     monkeypatch.setattr(ThreadImport, "store_new_messages", cut_off)
-    result = attempt("import", file)
+    result = invoke("import", file)
     monkeypatch.setattr(ThreadImport, "store_new_messages", store)
 
     assert result.exit_code == 130
     assert (
         "interrupted: 1 conversation: 4 new messages, 4 memories; these are stored" in result.stderr
     )
-    assert done(file) == (3, 8, 1)
+    assert import_and_count(file) == (3, 8, 1)
 
 
 def test_an_import_that_was_killed_goes_on(tmp_path: Path) -> None:
     """SIGKILL in the middle, and the same import again: each message once, and one memory each."""
     talks = []
     for number in range(40):
-        talk = Talk(f"t{number}")
+        talk = ChatGPTConversation(f"t{number}")
         for turn in range(8):
-            talk.ask(f"On day {number} I ate {turn} plums", f"{turn} plums on day {number} is fine")
+            talk.add_turn(
+                f"On day {number} I ate {turn} plums", f"{turn} plums on day {number} is fine"
+            )
         talks.append(talk.json)
-    file = str(written(tmp_path / "c.json", talks))
+    file = str(write_json(tmp_path / "c.json", talks))
     main = [sys.executable, "-c", "from perdure.cli import main; main()", "import", file]
     killed = subprocess.Popen(main, stdout=subprocess.DEVNULL)
     while not Path("x.db").exists() and killed.poll() is None:
@@ -557,14 +590,14 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path) -> None:
     killed.wait()
     run("import", file)
 
-    assert len(memories()) == 640
-    assert [len(said(talk["id"])) for talk in talks] == [16] * 40
+    assert len(read_memory_texts()) == 640
+    assert [len(read_thread_texts(talk["id"])) for talk in talks] == [16] * 40
 
 
 def test_an_id_that_no_memory_can_name_is_named(tmp_path: Path) -> None:
     """Its thread is there, and so are the other threads with their memories."""
-    talks = [simple("a\0b").json, simple().json]
-    report = read("import", str(written(tmp_path / "c.json", talks)))
+    talks = [build_two_turns("a\0b").json, build_two_turns().json]
+    report = run_json("import", str(write_json(tmp_path / "c.json", talks)))
 
     assert (report["conversations"], report["memories"]) == (2, 4)
     assert [each["conversation"] for each in report["skipped"]] == ["a\0b"]
@@ -572,16 +605,16 @@ def test_an_id_that_no_memory_can_name_is_named(tmp_path: Path) -> None:
 
 def test_an_import_continues_a_talk_that_went_on(tmp_path: Path) -> None:
     """A thread that was talked on stays where it was; the rest of the export is a branch."""
-    talk = simple()
-    done(written(tmp_path / "c.json", [talk.json]))
+    talk = build_two_turns()
+    import_and_count(write_json(tmp_path / "c.json", [talk.json]))
     with SQLiteCheckpointer.open("x.db") as saver:
         graph: Any = chat_graph(checkpointer=saver)
         graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "trip"}})
-    before = said("trip")
-    talk.ask("And later?", "Later as well")
+    before = read_thread_texts("trip")
+    talk.add_turn("And later?", "Later as well")
 
-    assert done(written(tmp_path / "c.json", [talk.json])) == (1, 2, 0)
-    assert said("trip") == before
+    assert import_and_count(write_json(tmp_path / "c.json", [talk.json])) == (1, 2, 0)
+    assert read_thread_texts("trip") == before
 
 
 def test_what_no_file_can_hold_is_named_and_the_rest_is_there(db: Path) -> None:
@@ -595,23 +628,23 @@ def test_what_no_file_can_hold_is_named_and_the_rest_is_there(db: Path) -> None:
     good = {"thread_id": "good", "messages": [{"role": "user", "content": "hello"}]}
     path = db.parent / "odd.json"
     path.write_text(json.dumps([early, odd, long, good]))
-    report = read("import", str(path))
+    report = run_json("import", str(path))
 
     assert (report["conversations"], report["messages"]) == (3, 3)
     assert [each["conversation"] for each in report["skipped"]] == ["odd"]
-    assert sorted(len(info["thread_id"]) for info in read("threads")) == [4, 5, 36]
+    assert sorted(len(info["thread_id"]) for info in run_json("threads")) == [4, 5, 36]
 
 
 def test_of_a_conversation_with_a_message_that_cannot_be_stored_nothing_is(db: Path) -> None:
     """The others are there, whole."""
     talk: list[dict[str, Any]] = [{"role": "user", "content": f"number {i}"} for i in range(40)]
     talk[30] |= {"role": "assistant", "response_metadata": {"n": 10**30}}
-    path = lines(
+    path = write_jsonl(
         db.parent / "l.jsonl",
         [{"thread_id": "big", "messages": talk}, {"thread_id": "small", "messages": talk[:30]}],
     )
-    report = read("import", str(path))
+    report = run_json("import", str(path))
 
     assert (report["conversations"], report["messages"]) == (1, 30)
     assert [each["conversation"] for each in report["skipped"]] == ["big"]
-    assert [info["thread_id"] for info in read("threads")] == ["small"]
+    assert [info["thread_id"] for info in run_json("threads")] == ["small"]

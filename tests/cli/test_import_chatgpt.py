@@ -13,31 +13,33 @@ from typer.testing import CliRunner
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.cli.app import app
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, read, run
+from tests.cli.commands import invoke, run, run_json
 from tests.cli.exports import (
     CITE,
     START,
-    Talk,
-    deep_research,
-    tools,
-    written,
-    zipped,
+    ChatGPTConversation,
+    add_deep_research,
+    build_tool_conversation,
+    build_zip,
+    write_json,
 )
 from tests.cli.imported import (
-    done,
-    former_import,
-    found,
-    memories,
-    said,
-    simple,
-    state,
+    build_two_turns,
+    import_and_count,
+    import_as_earlier_version,
+    read_current_messages,
+    read_memory_texts,
+    read_thread_texts,
+    search_thread_texts,
 )
 
 
 def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> None:
     """Calls of tools are a line or a code block, what tells nothing is counted, glyphs are gone."""
-    (tmp_path / "e.zip").write_bytes(zipped({"conversations.json": [tools().json]}))
-    result = attempt("import", "e.zip")
+    (tmp_path / "e.zip").write_bytes(
+        build_zip({"conversations.json": [build_tool_conversation().json]})
+    )
+    result = invoke("import", "e.zip")
     code = "for day in range(2):\n    if day:\n        print(day)"
 
     assert result.stdout == "1 conversation: 14 new messages, 4 memories\n"
@@ -46,7 +48,7 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         "reasoning_recap (1), bio (1), tether_browsing_display (1), web.run (1), "
         "canmore.create_textdoc (1), canmore.update_textdoc (1)\n"
     )
-    assert said("tools") == [
+    assert read_thread_texts("tools") == [
         "human: [file: dates.pdf]\n[image: g.png]\nPlan my trip to Ghent, I am allergic to nuts",
         "ai: [memory: User is allergic to nuts.]",
         "ai: [web: ghent ferry times]",
@@ -64,7 +66,12 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         "ai: Walnuts are in it (Nuts, https://nuts.example), so mind:\n\n"
         "```python\ndef f():\n    return 1\n```",
     ]
-    assert [text.split()[1] for text in memories()] == ["The", "Walnuts", "Thank", "[file:"]
+    assert [text.split()[1] for text in read_memory_texts()] == [
+        "The",
+        "Walnuts",
+        "Thank",
+        "[file:",
+    ]
     with SQLiteCheckpointer.open("x.db") as saver:
         items = [item.value for item in saver.history("tools")]
         (head, *_) = saver.checkpoints("tools")
@@ -89,45 +96,48 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
 
 def test_documents_of_a_canvas_are_shown_and_found(tmp_path: Path) -> None:
     """Text, code, changes and comments; none is a memory."""
-    talk = Talk("canvas")
+    talk = ChatGPTConversation("canvas")
     code = {"name": "Tides", "type": "code/python", "content": "print('ebb')"}
     comment = {"comments": [{"pattern": "ebb", "comment": "say flood instead"}]}
-    talk.add("user", "Write it")
+    talk.add_message("user", "Write it")
     for tool, call in (("create", code), ("comment", comment)):
-        talk.call(f"canmore.{tool}_textdoc", json.dumps(call), f"Successfully {tool}d")
-    cut = Talk("cut")
-    cut.call("canmore.create_textdoc", '{"name": "Cut", "content": "the moonrise', "Error")
-    run("import", str(written(tmp_path / "c.json", [talk.json, cut.json, tools().json])))
+        talk.add_tool_call(f"canmore.{tool}_textdoc", json.dumps(call), f"Successfully {tool}d")
+    cut = ChatGPTConversation("cut")
+    cut.add_tool_call("canmore.create_textdoc", '{"name": "Cut", "content": "the moonrise', "Error")
+    run(
+        "import",
+        str(write_json(tmp_path / "c.json", [talk.json, cut.json, build_tool_conversation().json])),
+    )
 
-    assert said("canvas")[1:] == [
+    assert read_thread_texts("canvas")[1:] == [
         "ai: [canvas: Tides]\n```python\nprint('ebb')\n```",
         "ai: [canvas comments]\nsay flood instead",
     ]
-    assert found("ebb") == ["[canvas: Tides]"]
-    assert found("moonrise") == ["[canvas]"]
-    assert found("flood") == ["[canvas comments]"]
-    assert found("coats")[0] == "[canvas changed]"
-    assert not [text for text in memories() if "coat" in text or "ebb" in text]
+    assert search_thread_texts("ebb") == ["[canvas: Tides]"]
+    assert search_thread_texts("moonrise") == ["[canvas]"]
+    assert search_thread_texts("flood") == ["[canvas comments]"]
+    assert search_thread_texts("coats")[0] == "[canvas changed]"
+    assert not [text for text in read_memory_texts() if "coat" in text or "ebb" in text]
 
 
 @pytest.mark.parametrize("in_text", [False, True])
 def test_the_report_of_a_deep_research_is_an_answer(in_text: bool, tmp_path: Path) -> None:
     """It is the assistant's message, once, with its sources and time; a plan is none."""
-    talk = simple()
-    deep_research(talk, f"# Ferries\n\nOne leaves at nine.{CITE}", in_text=in_text)
-    talk.ask("Thank you", "You are welcome")
-    deep_research(talk, "", done=False)
-    run("import", str(written(tmp_path / "c.json", [talk.json])))
+    talk = build_two_turns()
+    add_deep_research(talk, f"# Ferries\n\nOne leaves at nine.{CITE}", in_text=in_text)
+    talk.add_turn("Thank you", "You are welcome")
+    add_deep_research(talk, "", done=False)
+    run("import", str(write_json(tmp_path / "c.json", [talk.json])))
     report = (
         "ai: # Ferries\n\nOne leaves at nine. (Ferries of Ghent, https://ferry.example/ghent)\n\n"
         "Sources:\n- Ferries of Ghent, https://ferry.example/ghent\n- Tides, https://tides.example"
     )
 
-    assert said("trip")[5:] == [
+    assert read_thread_texts("trip")[5:] == [
         report,
         *("human: Thank you", "ai: You are welcome", "human: Research the ferries"),
     ]
-    assert "# Ferries" in found("ferries leaves")
+    assert "# Ferries" in search_thread_texts("ferries leaves")
     with SQLiteStore.open("x.db") as store:
         (item,) = [i for i in store.search(("memories", "me"), limit=99) if "nine" in str(i.value)]
         assert item.provenance is not None
@@ -137,55 +147,55 @@ def test_the_report_of_a_deep_research_is_an_answer(in_text: bool, tmp_path: Pat
 
 def test_what_a_former_import_left_out_is_added(tmp_path: Path) -> None:
     """A document is in its message, a report in its place; neither is a branch or said twice."""
-    talk = tools()
-    deep_research(talk, "One leaves at nine.")
-    talk.ask("Thank you", "You are welcome")
-    whole = written(tmp_path / "c.json", [talk.json])
-    former_import(whole)
-    before = state("tools"), memories()
-    updated, again = read("import", str(whole)), read("import", str(whole))
+    talk = build_tool_conversation()
+    add_deep_research(talk, "One leaves at nine.")
+    talk.add_turn("Thank you", "You are welcome")
+    whole = write_json(tmp_path / "c.json", [talk.json])
+    import_as_earlier_version(whole)
+    before = read_current_messages("tools"), read_memory_texts()
+    updated, again = run_json("import", str(whole)), run_json("import", str(whole))
     run("import", str(whole), "--db", "fresh.db")
-    talk.ask("And now?", "Nothing")
-    grown = done(written(tmp_path / "c.json", [talk.json]))
+    talk.add_turn("And now?", "Nothing")
+    grown = import_and_count(write_json(tmp_path / "c.json", [talk.json]))
 
     assert (updated["messages"], updated["updated"], updated["outdated"]) == (0, 3, 0)
     assert (again["updated"], again["unchanged"], again["memories"]) == (0, 1, 0)
     assert grown == (1, 2, 0)
-    assert state("tools")[:-2] != before[0]
-    assert state("tools")[:-2] == state("tools", "fresh.db")
-    new = set(memories()) - set(before[1])
+    assert read_current_messages("tools")[:-2] != before[0]
+    assert read_current_messages("tools")[:-2] == read_current_messages("tools", "fresh.db")
+    new = set(read_memory_texts()) - set(before[1])
     assert [text.partition("\n")[0] for text in new] == ["assistant: One leaves at nine."]
-    assert found("bring") == ["[canvas: Packing list]"]
+    assert search_thread_texts("bring") == ["[canvas: Packing list]"]
     with SQLiteCheckpointer.open("x.db") as saver:
         assert not [item for item in saver.history("tools") if item.branch]
 
 
 def test_what_cannot_be_added_is_counted(tmp_path: Path) -> None:
     """It is on a branch that the thread has left."""
-    talk = simple()
-    talk.call("canmore.create_textdoc", '{"name": "List", "content": "a coat"}', "Success")
-    deep_research(talk, "One leaves at nine.")
-    talk.ask("Thank you", "You are welcome")
-    whole = written(tmp_path / "c.json", [talk.json])
-    former_import(whole)
+    talk = build_two_turns()
+    talk.add_tool_call("canmore.create_textdoc", '{"name": "List", "content": "a coat"}', "Success")
+    add_deep_research(talk, "One leaves at nine.")
+    talk.add_turn("Thank you", "You are welcome")
+    whole = write_json(tmp_path / "c.json", [talk.json])
+    import_as_earlier_version(whole)
     with SQLiteCheckpointer.open("x.db") as saver:
         saver.rewind("trip", saver.checkpoints("trip")[-1].checkpoint_id)
-    before = state("trip")
-    result = attempt("import", str(whole))
+    before = read_current_messages("trip")
+    result = invoke("import", str(whole))
 
     assert result.exit_code == 0
     assert "2 messages that an earlier import skipped" in result.stderr
-    assert state("trip") == before
+    assert read_current_messages("trip") == before
 
 
 def test_times_may_be_in_milliseconds(tmp_path: Path) -> None:
     """Those of a conversation and of its messages."""
-    talk = simple().json
+    talk = build_two_turns().json
     for node in talk["mapping"].values():
         if node["message"] is not None:
             node["message"]["create_time"] *= 1000
     talk = {**talk, "create_time": START * 1000, "update_time": START * 1000 + 80_000}
-    run("import", str(written(tmp_path / "c.json", [talk])))
+    run("import", str(write_json(tmp_path / "c.json", [talk])))
     with SQLiteCheckpointer.open("x.db") as saver:
         assert saver.thread("trip").active_at.timestamp() == START + 80
         assert saver.checkpoints("trip")[0].metadata["create_time"] == START
@@ -194,45 +204,47 @@ def test_times_may_be_in_milliseconds(tmp_path: Path) -> None:
 
 def test_an_export_is_taken_in_every_form(tmp_path: Path) -> None:
     """ZIP, split or within folders, an unpacked folder, files, one object, stdin: all the same."""
-    one, two = simple("one").json, simple("two", START + 9).json
+    one, two = build_two_turns("one").json, build_two_turns("two", START + 9).json
     split = {"a/conversations-000.json": [one], "a/conversations-001.json": [two]}
     (tmp_path / "split.zip").write_bytes(
-        zipped({**split, "a/user.json": {}, "__MACOSX/a/._conversations.json": b"\x00"})
+        build_zip({**split, "a/user.json": {}, "__MACOSX/a/._conversations.json": b"\x00"})
     )
     folder = tmp_path / "unpacked" / "within"
     folder.mkdir(parents=True)
-    both = written(folder / "conversations.json", [one, two])
+    both = write_json(folder / "conversations.json", [one, two])
     (folder / "chat.html").write_text("<html>")
-    apart = [str(written(tmp_path / f"{talk['id']}.json", talk)) for talk in (one, two)]
-    (tmp_path / "odd name.dat").write_bytes(zipped({"x.json": [one, two]}))
+    apart = [str(write_json(tmp_path / f"{talk['id']}.json", talk)) for talk in (one, two)]
+    (tmp_path / "odd name.dat").write_bytes(build_zip({"x.json": [one, two]}))
     given = [
         *(["split.zip"], ["unpacked"], [str(both)], apart, ["odd name.dat"]),
-        [str(written(tmp_path / "indented.json", [one, two]))],
+        [str(write_json(tmp_path / "indented.json", [one, two]))],
     ]
     for number, files in enumerate(given):
-        assert done(*files, "--db", f"{number}.db") == (2, 8, 0)
-    for data in (json.dumps([one, two]), zipped(split)):
+        assert import_and_count(*files, "--db", f"{number}.db") == (2, 8, 0)
+    for data in (json.dumps([one, two]), build_zip(split)):
         piped = CliRunner().invoke(app, ["import", "-", "--db", "-.db", "--json"], input=data)
         assert json.loads(piped.stdout)["conversations"] == 2
 
 
 def test_a_shared_link_is_a_conversation(tmp_path: Path) -> None:
     """Its messages stand in a list, somewhere in what the page holds."""
-    talk = simple().json
+    talk = build_two_turns().json
     line = list(talk.pop("mapping").values())
     page = {"props": {"pageProps": {"serverResponse": {"data": talk}}}}
     talk["linear_conversation"] = line
 
-    assert done(written(tmp_path / "share.json", page)) == (1, 4, 0)
-    assert said("trip")[0] == "human: I am allergic to nuts"
+    assert import_and_count(write_json(tmp_path / "share.json", page)) == (1, 4, 0)
+    assert read_thread_texts("trip")[0] == "human: I am allergic to nuts"
 
 
 def test_threads_have_the_conversations_own_times(tmp_path: Path) -> None:
     """Lists and age rules go by them, the newest first; what is due for memories does not."""
     week = timedelta(days=7).total_seconds()
-    talks = [simple(name, START + week * n).json for name, n in (("b", 2), ("c", 3), ("a", 1))]
+    talks = [
+        build_two_turns(name, START + week * n).json for name, n in (("b", 2), ("c", 3), ("a", 1))
+    ]
     before = datetime.now(UTC)
-    run("import", str(written(tmp_path / "c.json", talks)), "--no-memories")
+    run("import", str(write_json(tmp_path / "c.json", talks)), "--no-memories")
     with SQLiteCheckpointer.open("x.db") as saver:
         found = saver.threads()
         days = (time.time() - START - week * 2.5) / 86400
@@ -249,17 +261,17 @@ def test_threads_have_the_conversations_own_times(tmp_path: Path) -> None:
 
 def test_regenerated_answers_are_forks(tmp_path: Path) -> None:
     """The branch that was shown last is the thread; growing exports bring only what is new."""
-    talk = simple()
-    first = done(written(tmp_path / "c.json", [talk.json]))
-    kept = talk.last
-    talk.last = talk.mapping[kept]["parent"]
-    other = talk.add("assistant", "A rainy city that is")
-    second = done(written(tmp_path / "c.json", [talk.json]))
-    shown = said("trip")[-1]
-    back = done(written(tmp_path / "c.json", [{**talk.json, "current_node": kept}]))
+    talk = build_two_turns()
+    first = import_and_count(write_json(tmp_path / "c.json", [talk.json]))
+    kept = talk.last_key
+    talk.last_key = talk.mapping[kept]["parent"]
+    other = talk.add_message("assistant", "A rainy city that is")
+    second = import_and_count(write_json(tmp_path / "c.json", [talk.json]))
+    shown = read_thread_texts("trip")[-1]
+    back = import_and_count(write_json(tmp_path / "c.json", [{**talk.json, "current_node": kept}]))
 
     assert (first, second, back) == ((1, 4, 0), (1, 1, 0), (1, 0, 1))
     assert shown == "ai: A rainy city that is"
-    assert said("trip")[-1] == "ai: A fine city that is"
+    assert read_thread_texts("trip")[-1] == "ai: A fine city that is"
     with SQLiteCheckpointer.open("x.db") as saver:
         assert [item.value.id for item in saver.history("trip") if item.branch] == [other]

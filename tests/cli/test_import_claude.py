@@ -9,31 +9,31 @@ import pytest
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli import import_claude
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, error, read, run
+from tests.cli.commands import invoke, run, run_and_read_error, run_json
 from tests.cli.exports import (
-    claude,
-    claude_files,
-    written,
-    zipped,
+    build_claude_conversation,
+    build_claude_files,
+    build_zip,
+    write_json,
 )
 from tests.cli.imported import (
-    former_import,
-    found,
-    memories,
-    problems,
-    said,
-    state,
+    import_and_read_problems,
+    import_as_earlier_version,
+    read_current_messages,
+    read_memory_texts,
+    read_thread_texts,
+    search_thread_texts,
 )
 
 
 def test_claudes_export_is_imported(tmp_path: Path) -> None:
     """Pasted text is the user's own, files and tools are no memories, thoughts are left out."""
-    twice = [claude(), claude("other", name="")]
-    (tmp_path / "data.zip").write_bytes(zipped({"conversations.json": twice, "users.json": []}))
-    report = read("import", "data.zip")
+    twice = [build_claude_conversation(), build_claude_conversation("other", name="")]
+    (tmp_path / "data.zip").write_bytes(build_zip({"conversations.json": twice, "users.json": []}))
+    report = run_json("import", "data.zip")
 
     assert (report["conversations"], report["left_out"]) == (2, {"thinking": 2, "tool_result": 2})
-    assert said("pond") == [
+    assert read_thread_texts("pond") == [
         "human: [file: pond.txt]\n```\n2 m\n3 m\n```",
         "human: pasted: it has carps",
         "human: [file: pond.png]",
@@ -44,7 +44,7 @@ def test_claudes_export_is_imported(tmp_path: Path) -> None:
         "ai: [artifact: Pond plan]\n<svg/>",
         "human: Thank you for that",
     ]
-    assert not [text for text in memories() if "[" in text or "2 m" in text]
+    assert not [text for text in read_memory_texts() if "[" in text or "2 m" in text]
     with SQLiteCheckpointer.open("x.db") as saver:
         assert saver.thread("pond").active_at.isoformat() == "2024-05-01T10:02:00.123456+00:00"
         assert saver.checkpoints("pond")[0].metadata["title"] == "The pond"
@@ -52,22 +52,22 @@ def test_claudes_export_is_imported(tmp_path: Path) -> None:
 
 def test_claudes_branches_and_faults(tmp_path: Path) -> None:
     """An edited question is a fork; what is broken is named."""
-    talk = claude()
+    talk = build_claude_conversation()
     again = {**talk["chat_messages"][2], "uuid": "again", "text": "Is it?"}
     odd = [5, {**again, "uuid": "odd", "sender": "robot"}]
     blocks = {**again, "uuid": "blocks", "content": [{"type": "hologram"}, {"type": "text"}]}
     talk["chat_messages"] += [again, *odd, blocks]
     talk["current_leaf_message_uuid"] = "again"
-    file = written(tmp_path / "c.json", [talk, {"uuid": "none", "chat_messages": 5}])
+    file = write_json(tmp_path / "c.json", [talk, {"uuid": "none", "chat_messages": 5}])
 
-    assert [reason for reason, _ in problems(file)] == [
+    assert [reason for reason, _ in import_and_read_problems(file)] == [
         "the message is not an object",
         "unknown sender 'robot'",
         "unknown content 'hologram'",
         "no content",
         "'chat_messages' is not a list",
     ]
-    assert said("pond")[-2:] == ["ai: [artifact: Pond plan]\n<svg/>", "human: Is it?"]
+    assert read_thread_texts("pond")[-2:] == ["ai: [artifact: Pond plan]\n<svg/>", "human: Is it?"]
 
 
 BIRDS = (  # noqa: SIM905
@@ -77,10 +77,10 @@ BIRDS = (  # noqa: SIM905
 
 def test_what_claude_wrote_and_was_given_is_shown_and_found(tmp_path: Path) -> None:
     """Artifacts, files, code, attachments; what is pasted is the user's own, and a memory."""
-    (tmp_path / "e.zip").write_bytes(zipped(claude_files()))
-    report = read("import", "e.zip")
+    (tmp_path / "e.zip").write_bytes(build_zip(build_claude_files()))
+    report = run_json("import", "e.zip")
 
-    assert said("birds") == [
+    assert read_thread_texts("birds") == [
         "human: [file: notes.pdf]\n```\na printed godwit\n```",
         "human: my own curlew",
         "human: Look",
@@ -98,29 +98,31 @@ def test_what_claude_wrote_and_was_given_is_shown_and_found(tmp_path: Path) -> N
             "[message_compose]\nBirds\nDear avocet",
         ]),
     ]  # fmt: skip
-    assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
-    assert "user: my own curlew" in memories()
-    assert not [text for text in memories() if "godwit" in text or "[" in text]
+    assert {bird: bool(search_thread_texts(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
+    assert "user: my own curlew" in read_memory_texts()
+    assert not [text for text in read_memory_texts() if "godwit" in text or "[" in text]
     assert report["left_out"] == {"tool_result": 10, "arguments of message_compose": 1}
 
 
 def test_what_else_claudes_export_holds_has_its_place(tmp_path: Path) -> None:
     """Memories are memories, documents are items of their project, the rest is named."""
-    (tmp_path / "e.zip").write_bytes(zipped(claude_files()))
-    first = attempt("import", "e.zip")
-    again = read("import", "e.zip")
+    (tmp_path / "e.zip").write_bytes(build_zip(build_claude_files()))
+    first = invoke("import", "e.zip")
+    again = run_json("import", "e.zip")
     (tmp_path / "folder").mkdir()
-    for name, value in claude_files().items():
+    for name, value in build_claude_files().items():
         part = f"{name.partition('.')[0].partition('/')[0]}-000.zip"
-        (tmp_path / "folder" / part).write_bytes(zipped({name: value}))
-    parts = read("import", "folder", "--db", "parts.db")
-    quiet = read("import", "e.zip", "--db", "quiet.db", "--no-memories")
+        (tmp_path / "folder" / part).write_bytes(build_zip({name: value}))
+    parts = run_json("import", "folder", "--db", "parts.db")
+    quiet = run_json("import", "e.zip", "--db", "quiet.db", "--no-memories")
     with SQLiteStore.open("x.db") as store:
         documents = {i.key: i.value for i in store.search(("projects", "me", "proj"), limit=9)}
 
     assert first.stdout.startswith("2 conversations: 7 new messages, 2 new items, ")
     assert first.stderr.endswith("files that were not read: users.json\n")
-    assert {text for text in memories() if "user" not in text and "assistant" not in text} == {
+    assert {
+        text for text in read_memory_texts() if "user" not in text and "assistant" not in text
+    } == {
         *("Work context: Ann counts sandpipers.", "Personal: She lives in Ghent.", "Curt"),
     }
     assert (again["messages"], again["items"], again["memories"]) == (0, 0, 0)
@@ -130,7 +132,7 @@ def test_what_else_claudes_export_holds_has_its_place(tmp_path: Path) -> None:
     assert documents["instructions"]["text"] == "Be brief"
     assert (parts["messages"], parts["items"]) == (7, 2)
     assert quiet["left_out"]["memory of the export"] == 3
-    assert said("d") == ["ai: A page of terns", "ai: [write_file]\n<tern/>"]
+    assert read_thread_texts("d") == ["ai: A page of terns", "ai: [write_file]\n<tern/>"]
 
 
 def test_a_list_of_links_says_what_to_download(
@@ -139,12 +141,14 @@ def test_a_list_of_links_says_what_to_download(
     """It has no conversation; beside one that has, it is named."""
     names = ["light_metadata-000.zip", "conversations-000.zip"]
     links = [{"filename": name, "export_url": "https://secret.example/x"} for name in names]
-    manifest = written(tmp_path / "m.json", {"total_files": 2, "data_files": links})
-    told = error("import", str(manifest), into=capsys)
+    manifest = write_json(tmp_path / "m.json", {"total_files": 2, "data_files": links})
+    told = run_and_read_error("import", str(manifest), capsys=capsys)
     (tmp_path / "folder").mkdir()
-    written(tmp_path / "folder" / "m.json", {"data_files": links})
-    (tmp_path / "folder" / names[1]).write_bytes(zipped({"conversations.json": [claude()]}))
-    report = read("import", "folder")
+    write_json(tmp_path / "folder" / "m.json", {"data_files": links})
+    (tmp_path / "folder" / names[1]).write_bytes(
+        build_zip({"conversations.json": [build_claude_conversation()]})
+    )
+    report = run_json("import", "folder")
 
     assert "download light_metadata-000.zip, conversations-000.zip from them" in told
     assert "secret" not in told
@@ -154,16 +158,16 @@ def test_a_list_of_links_says_what_to_download(
 
 def test_a_former_import_of_claudes_is_completed(tmp_path: Path) -> None:
     """Documents are in their messages and are found, what was pasted is a memory, once each."""
-    whole = written(tmp_path / "c.json", claude_files()["conversations.json"])
-    former_import(whole, import_claude.build_claude_conversation)
-    before = memories()
-    first, again = read("import", str(whole)), read("import", str(whole))
+    whole = write_json(tmp_path / "c.json", build_claude_files()["conversations.json"])
+    import_as_earlier_version(whole, import_claude.build_claude_conversation)
+    before = read_memory_texts()
+    first, again = run_json("import", str(whole)), run_json("import", str(whole))
     run("import", str(whole), "--db", "fresh.db")
 
     assert first["messages"] == again["messages"] == again["updated"] == 0
     assert first["updated"] > 0
-    assert state("birds")[-1] == state("birds", "fresh.db")[-1]
-    assert set(memories()) - set(before) == {"user: my own curlew"}
-    assert {bird: bool(found(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
+    assert read_current_messages("birds")[-1] == read_current_messages("birds", "fresh.db")[-1]
+    assert set(read_memory_texts()) - set(before) == {"user: my own curlew"}
+    assert {bird: bool(search_thread_texts(bird)) for bird in BIRDS} == dict.fromkeys(BIRDS, True)
     with SQLiteCheckpointer.open("x.db") as saver:
         assert not [item for item in saver.history("birds") if item.branch]

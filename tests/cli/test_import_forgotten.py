@@ -12,10 +12,17 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.memory import Extraction
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, read, run
-from tests.cli.exports import START, Talk, claude_files, lines, written, zipped
-from tests.cli.imported import memories, only_thread, simple
-from tests.cli.memory import keys
+from tests.cli.commands import invoke, run, run_json
+from tests.cli.exports import (
+    START,
+    ChatGPTConversation,
+    build_claude_files,
+    build_zip,
+    write_json,
+    write_jsonl,
+)
+from tests.cli.imported import build_two_turns, read_memory_texts, read_thread_id
+from tests.cli.memory import list_memory_keys
 
 NUTS = "user: I am allergic to nuts"
 FUTURE = START + 1e9
@@ -23,13 +30,13 @@ FUTURE = START + 1e9
 
 def forget(text: str) -> None:
     """Forget the memory of a text."""
-    run("memories", "forget", keys()[text], "--yes")
+    run("memories", "forget", list_memory_keys()[text], "--yes")
 
 
 @pytest.fixture
 def forgotten(tmp_path: Path) -> str:
     """An export that was imported, and one memory of it forgotten."""
-    file = str(written(tmp_path / "c.json", [simple().json]))
+    file = str(write_json(tmp_path / "c.json", [build_two_turns().json]))
     run("import", file)
     forget(NUTS)
     return file
@@ -38,18 +45,18 @@ def forgotten(tmp_path: Path) -> str:
 @pytest.mark.parametrize("at", [START, FUTURE], ids=["same times", "later times"])
 def test_an_export_brings_nothing_back(forgotten: str, at: float, tmp_path: Path) -> None:
     """The same one, under another prefix, and another conversation with the text."""
-    same = read("import", forgotten)
-    copied = read("import", forgotten, "--prefix", "copy/")
-    talk = Talk("other", at)
-    talk.ask("I am allergic to nuts", "So you are", n=7)
-    other = attempt("import", str(written(tmp_path / "other.json", [talk.json])))
+    same = run_json("import", forgotten)
+    copied = run_json("import", forgotten, "--prefix", "copy/")
+    talk = ChatGPTConversation("other", at)
+    talk.add_turn("I am allergic to nuts", "So you are", n=7)
+    other = invoke("import", str(write_json(tmp_path / "other.json", [talk.json])))
     line = [{"role": "user", "content": "I am allergic to nuts", "timestamp": at}]
-    listed = read("import", str(lines(tmp_path / "l.jsonl", [{"messages": line}])))
+    listed = run_json("import", str(write_jsonl(tmp_path / "l.jsonl", [{"messages": line}])))
 
     assert [report["forgotten"] for report in (same, copied, listed)] == [0, 1, 1]
     assert "1 memory forgotten before" in other.stdout
     assert "not remembered again" in other.stderr
-    assert NUTS not in memories()
+    assert NUTS not in read_memory_texts()
 
 
 def test_a_run_that_continues_an_imported_thread_says_it_again(forgotten: str) -> None:
@@ -59,21 +66,21 @@ def test_a_run_that_continues_an_imported_thread_says_it_again(forgotten: str) -
         graph = chat_graph(checkpointer=saver)
         graph.invoke({"messages": [HumanMessage("And you?")]}, config)
         report = Extraction(saver, store).extract("trip", config, anew=True)
-        assert (report.forgotten, memories().count(NUTS)) == (1, 0)
+        assert (report.forgotten, read_memory_texts().count(NUTS)) == (1, 0)
 
         graph.invoke({"messages": [HumanMessage("I am allergic to nuts")]}, config)
         Extraction(saver, store).extract("trip", config)
 
-    assert memories().count(NUTS) == 1
+    assert read_memory_texts().count(NUTS) == 1
 
 
 def test_a_memory_of_an_export_stays_forgotten(tmp_path: Path) -> None:
     """An assistant's own memories are imported as facts, once."""
-    (tmp_path / "e.zip").write_bytes(zipped(claude_files()))
+    (tmp_path / "e.zip").write_bytes(build_zip(build_claude_files()))
     run("import", "e.zip")
     forget("Personal: She lives in Ghent.")
-    again = read("import", "e.zip")
+    again = run_json("import", "e.zip")
 
     assert (again["memories"], again["forgotten"]) == (0, 1)
-    assert "Personal: She lives in Ghent." not in memories()
-    assert only_thread()
+    assert "Personal: She lives in Ghent." not in read_memory_texts()
+    assert read_thread_id()

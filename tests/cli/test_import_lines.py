@@ -13,20 +13,20 @@ from langchain_core.messages import messages_from_dict
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.stores import SQLiteStore
-from tests.cli.commands import read, run
+from tests.cli.commands import run, run_json
 from tests.cli.exports import (
     START,
-    langgraph_state,
-    lines,
-    written,
+    build_thread_state,
+    write_json,
+    write_jsonl,
 )
 from tests.cli.imported import (
     TALK,
     USER,
-    done,
-    only_thread,
-    problems,
-    said,
+    import_and_count,
+    import_and_read_problems,
+    read_thread_id,
+    read_thread_texts,
 )
 
 
@@ -35,11 +35,11 @@ def test_both_forms_of_jsonl_say_the_same(tmp_path: Path) -> None:
     loose = [{"thread_id": "t", **message} for message in TALK]
     whole = {"thread_id": "t", "messages": TALK}
     files = [
-        *(lines(tmp_path / "1.jsonl", [whole]), lines(tmp_path / "2.jsonl", loose)),
-        *(written(tmp_path / "3.json", [whole]), written(tmp_path / "4.json", loose)),
+        *(write_jsonl(tmp_path / "1.jsonl", [whole]), write_jsonl(tmp_path / "2.jsonl", loose)),
+        *(write_json(tmp_path / "3.json", [whole]), write_json(tmp_path / "4.json", loose)),
     ]
     for file in files:
-        assert done(file, "--db", f"{file.stem}.db") == (1, 6, 0)
+        assert import_and_count(file, "--db", f"{file.stem}.db") == (1, 6, 0)
         with SQLiteCheckpointer.open(f"{file.stem}.db") as saver:
             talk = [item.value for item in saver.history("t")]
         assert [m.type for m in talk] == ["system", "human", "ai", "tool", "ai", "human"]
@@ -51,19 +51,19 @@ def test_jsonl_is_imported_once_and_grows(tmp_path: Path) -> None:
     """Again changes nothing, appended lines are new messages, and --prefix makes other threads."""
     file = tmp_path / "log.jsonl"
     loose = [{"role": m["role"], "content": f"line {n}"} for n, m in enumerate(TALK[:2] * 2)]
-    told = [done(lines(file, loose[:count])) for count in (2, 2, 4)]
-    told.append(done(file, "--prefix", "old/"))
+    told = [import_and_count(write_jsonl(file, loose[:count])) for count in (2, 2, 4)]
+    told.append(import_and_count(file, "--prefix", "old/"))
 
     assert told == [(1, 2, 0), (1, 0, 1), (1, 2, 0), (1, 4, 0)]
-    name = only_thread()
-    assert said(name) == said(f"old/{name}") != []
+    name = read_thread_id()
+    assert read_thread_texts(name) == read_thread_texts(f"old/{name}") != []
 
 
 def test_lines_of_several_threads_may_be_mixed(tmp_path: Path) -> None:
     """A log that many threads wrote to gives each of them its messages in order."""
     mixed = [{"thread_id": t, "role": "user", "content": f"{t}{n}"} for n in range(3) for t in "ab"]
-    assert done(lines(tmp_path / "log.jsonl", mixed)) == (2, 6, 0)
-    assert said("a") == ["human: a0", "human: a1", "human: a2"]
+    assert import_and_count(write_jsonl(tmp_path / "log.jsonl", mixed)) == (2, 6, 0)
+    assert read_thread_texts("a") == ["human: a0", "human: a1", "human: a2"]
 
 
 def test_functions_of_old_are_tools(tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_functions_of_old_are_tools(tmp_path: Path) -> None:
     call = {"name": "depth", "arguments": '{"m": 1}'}
     asked = {"role": "assistant", "content": None, "function_call": call}
     told = [{"role": "function", "name": "depth", "content": f"{n} m"} for n in (2, 3)]
-    run("import", str(lines(tmp_path / "t.jsonl", [USER, asked, told[0], asked, told[1]])))
+    run("import", str(write_jsonl(tmp_path / "t.jsonl", [USER, asked, told[0], asked, told[1]])))
     with SQLiteCheckpointer.open("x.db") as saver:
-        found: list[Any] = [item.value for item in saver.history(only_thread())]
+        found: list[Any] = [item.value for item in saver.history(read_thread_id())]
 
     assert [m.type for m in found] == ["human", "ai", "tool", "ai", "tool"]
     assert [m.tool_call_id for m in found[2::2]] == [m.tool_calls[0]["id"] for m in found[1::2]]
@@ -85,20 +85,25 @@ def test_functions_of_old_are_tools(tmp_path: Path) -> None:
 
 def test_a_history_of_langgraphs_server_is_one_thread(tmp_path: Path) -> None:
     """Its states come newest first; each message has the time of the first state that has it."""
-    states = [langgraph_state(count, day=day) for count, day in ((4, 3), (3, 2), (1, 1))]
+    states = [build_thread_state(count, day=day) for count, day in ((4, 3), (3, 2), (1, 1))]
     old = [{k: v for k, v in state.items() if k != "checkpoint"} for state in states]
     for each in old:
         each["config"] = {"configurable": {"thread_id": "old"}}
     thread = {"thread_id": "lg", "status": "idle", "values": {**states[0]["values"]}}
     thread |= {"created_at": "2024-05-01T10:00:00Z", "updated_at": "2024-05-03T10:00:00Z"}
-    first = read("import", str(written(tmp_path / "history.json", states)))
-    again = done(written(tmp_path / "threads.json", [thread]))
+    first = run_json("import", str(write_json(tmp_path / "history.json", states)))
+    again = import_and_count(write_json(tmp_path / "threads.json", [thread]))
 
     assert (first["conversations"], first["messages"], first["users"]) == (1, 4, {"ann": 1})
     assert again == (1, 0, 1)
-    assert done(written(tmp_path / "old.json", old)) == (1, 4, 0)
-    assert said("old") == said("lg")
-    assert said("lg") == ["human: How deep is it?", "ai: ", "tool: 2 m", "ai: Two metres."]
+    assert import_and_count(write_json(tmp_path / "old.json", old)) == (1, 4, 0)
+    assert read_thread_texts("old") == read_thread_texts("lg")
+    assert read_thread_texts("lg") == [
+        "human: How deep is it?",
+        "ai: ",
+        "tool: 2 m",
+        "ai: Two metres.",
+    ]
     with SQLiteCheckpointer.open("x.db") as saver:
         items = saver.history("lg")
         assert items[1].value.tool_calls[0]["args"] == {"m": 1}
@@ -115,25 +120,29 @@ def fields_of(messages: Iterable[Any]) -> list[Any]:
 
 def test_every_form_of_a_langchain_message_is_read(tmp_path: Path) -> None:
     """The server's, that of messages_to_dict, that of dumpd, streamed chunks, and the two roles."""
-    stated = langgraph_state(4)["values"]["messages"]
+    stated = build_thread_state(4)["values"]["messages"]
     as_data = [{"type": each["type"], "data": each} for each in stated]
     dumped = json.loads(dumps(messages_from_dict(as_data)))
     chunks = [{**m, "type": {"ai": "AIMessageChunk"}.get(m["type"], m["type"])} for m in stated]
     for each in dumped:
         del each["kwargs"]["type"]  # as JavaScript writes it, with the class alone
     none = [{**stated[1], "content": None}]
-    assert done(written(tmp_path / "n.json", [{"thread_id": "n", "messages": none}])) == (1, 1, 0)
+    assert import_and_count(
+        write_json(tmp_path / "n.json", [{"thread_id": "n", "messages": none}])
+    ) == (1, 1, 0)
     roles = [{"role": "human", "content": "How deep is it?"}, {"role": "ai", "content": "2 m"}]
     for number, messages in enumerate((stated, as_data, dumped, chunks)):
         whole = {"thread_id": "w", "messages": messages}
         loose = [{"thread_id": "l", **message} for message in messages]
-        file = written(tmp_path / f"{number}.json", [whole, *loose])
-        assert done(file, "--db", f"{number}.db") == (2, 8, 0)
+        file = write_json(tmp_path / f"{number}.json", [whole, *loose])
+        assert import_and_count(file, "--db", f"{number}.db") == (2, 8, 0)
         with SQLiteCheckpointer.open(f"{number}.db") as saver:
             told = [fields_of(item.value for item in saver.history(name)) for name in "wl"]
         assert told[0] == told[1] == fields_of(messages_from_dict(as_data))
-    assert done(written(tmp_path / "r.json", [{"thread_id": "r", "messages": roles}])) == (1, 2, 0)
-    assert said("r") == ["human: How deep is it?", "ai: 2 m"]
+    assert import_and_count(
+        write_json(tmp_path / "r.json", [{"thread_id": "r", "messages": roles}])
+    ) == (1, 2, 0)
+    assert read_thread_texts("r") == ["human: How deep is it?", "ai: 2 m"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +157,7 @@ def test_every_form_of_a_langchain_message_is_read(tmp_path: Path) -> None:
 def test_an_old_message_is_not_of_today(time: Any, form: Any, tmp_path: Path) -> None:
     """Its time is in one of several places, in seconds, milliseconds or ISO 8601."""
     message = {**form, "content": "I live in Ghent", **time}
-    run("import", str(lines(tmp_path / "t.jsonl", [{"thread_id": "t", **message}])))
+    run("import", str(write_jsonl(tmp_path / "t.jsonl", [{"thread_id": "t", **message}])))
     with SQLiteStore.open("x.db") as store:
         (item,) = store.search(("memories", "me"))
     with SQLiteCheckpointer.open("x.db") as saver:
@@ -192,10 +201,10 @@ def test_a_bad_line_is_named_and_the_others_are_read(line: str, why: str, tmp_pa
     ]
     first, last = (json.dumps({**each, "content": f"says {each['id']}"}) for each in good)
     (tmp_path / "bad.jsonl").write_text(f"{first}\n{line}\n\n{last}\n")
-    found = problems("bad.jsonl")
+    found = import_and_read_problems("bad.jsonl")
 
     assert [reason[: len(why)] for reason, _ in found] == [why]
-    assert said("t") == ["human: says u", "human: says u1"]
+    assert read_thread_texts("t") == ["human: says u", "human: says u1"]
 
 
 def test_a_thread_may_go_on_on_a_later_line(tmp_path: Path) -> None:
@@ -204,10 +213,10 @@ def test_a_thread_may_go_on_on_a_later_line(tmp_path: Path) -> None:
     found = [{"thread_id": "t", "messages": talk[:count]} for count in (2, 2, 4)]
     other = {"thread_id": "t", "messages": [{"role": "user", "content": "other"}]}
 
-    assert done(lines(tmp_path / "c.jsonl", found)) == (1, 4, 0)
-    assert said("t") == ["human: 0", "human: 1", "human: 2", "human: 3"]
-    assert done(lines(tmp_path / "c.jsonl", [*found, other])) == (1, 1, 0)
-    assert said("t") == ["human: other"]
+    assert import_and_count(write_jsonl(tmp_path / "c.jsonl", found)) == (1, 4, 0)
+    assert read_thread_texts("t") == ["human: 0", "human: 1", "human: 2", "human: 3"]
+    assert import_and_count(write_jsonl(tmp_path / "c.jsonl", [*found, other])) == (1, 1, 0)
+    assert read_thread_texts("t") == ["human: other"]
     with SQLiteCheckpointer.open("x.db") as saver:
         branch = [item.value.text for item in saver.history("t") if item.branch]
     assert branch == ["0", "1", "2", "3"]

@@ -9,16 +9,16 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from tests.cli.commands import run
 from tests.cli.exports import (
-    lines,
+    write_jsonl,
 )
 from tests.cli.imported import (
     USER,
-    done,
-    memories,
-    only_thread,
-    said,
-    threads,
-    turns,
+    build_training_line,
+    import_and_count,
+    read_all_thread_texts,
+    read_memory_texts,
+    read_thread_id,
+    read_thread_texts,
 )
 
 
@@ -28,13 +28,13 @@ def test_unrelated_files_of_one_name_are_threads_of_their_own(tmp_path: Path) ->
     files = []
     for folder, talk in zip("abcd", (told[0], told[1], ("Hi", "Ho"), ("Hi", "Hey")), strict=True):
         (tmp_path / folder).mkdir()
-        form = turns(*talk)
+        form = build_training_line(*talk)
         values = [form] if folder in "ac" else form["messages"]
-        files.append(lines(tmp_path / folder / "chat.jsonl", values))
+        files.append(write_jsonl(tmp_path / folder / "chat.jsonl", values))
 
-    assert done(*files) == (4, 8, 0)
-    assert done(*reversed(files)) == (4, 0, 4)
-    assert threads() == [
+    assert import_and_count(*files) == (4, 8, 0)
+    assert import_and_count(*reversed(files)) == (4, 0, 4)
+    assert read_all_thread_texts() == [
         *(["human: Hi", "ai: Hey"], ["human: Hi", "ai: Ho"]),
         *(["human: How deep is the pond?", "ai: Two metres."],),
         *(["human: Who built the ferry?", "ai: Nobody knows."],),
@@ -44,19 +44,19 @@ def test_unrelated_files_of_one_name_are_threads_of_their_own(tmp_path: Path) ->
 def test_a_training_file_may_grow_anywhere(tmp_path: Path) -> None:
     """Lines come at the top, one goes on, one is repeated; each conversation is one thread."""
     prompt = {"role": "system", "content": "You look things up."}
-    talks = [turns("Hi", f"Answer {n}") for n in range(20)]
+    talks = [build_training_line("Hi", f"Answer {n}") for n in range(20)]
     for talk in talks:
         talk["messages"].insert(0, prompt)
-    first = done(lines(tmp_path / "t.jsonl", talks[5:]))
+    first = import_and_count(write_jsonl(tmp_path / "t.jsonl", talks[5:]))
     longer = {"messages": [*talks[7]["messages"], {"role": "user", "content": "And then?"}]}
     grown = [*talks[:5], *talks[5:7], longer, *talks[8:], talks[3]]
-    second, third = (done(lines(tmp_path / "t.jsonl", grown)) for _ in range(2))
-    shorter = done(lines(tmp_path / "u.jsonl", talks[::-1]))
+    second, third = (import_and_count(write_jsonl(tmp_path / "t.jsonl", grown)) for _ in range(2))
+    shorter = import_and_count(write_jsonl(tmp_path / "u.jsonl", talks[::-1]))
 
     assert (first, second, third) == ((15, 45, 0), (21, 19, 14), (21, 0, 21))
     assert shorter == (20, 0, 20)
-    assert [len(talk) for talk in threads()].count(4) == 1
-    assert len(threads()) == 21
+    assert [len(talk) for talk in read_all_thread_texts()].count(4) == 1
+    assert len(read_all_thread_texts()) == 21
     with SQLiteCheckpointer.open("x.db") as saver:
         for head in saver.heads(limit=1000):
             assert not [item for item in saver.history(head.thread_id) if item.branch]
@@ -64,27 +64,33 @@ def test_a_training_file_may_grow_anywhere(tmp_path: Path) -> None:
 
 def test_equal_lines_of_a_file_are_threads_of_their_own(tmp_path: Path) -> None:
     """The same lines in another file, or in the same again, are none."""
-    talk = turns("Hi", "Ho")
-    told = [done(lines(tmp_path / "t.jsonl", [talk] * count)) for count in (2, 2, 3)]
-    told.append(done(lines(tmp_path / "other.jsonl", [talk] * 2)))
-    one = turns("Hi")
-    told += [done(lines(tmp_path / "u.jsonl", [one, talk, one])) for _ in range(2)]
+    talk = build_training_line("Hi", "Ho")
+    told = [
+        import_and_count(write_jsonl(tmp_path / "t.jsonl", [talk] * count)) for count in (2, 2, 3)
+    ]
+    told.append(import_and_count(write_jsonl(tmp_path / "other.jsonl", [talk] * 2)))
+    one = build_training_line("Hi")
+    told += [
+        import_and_count(write_jsonl(tmp_path / "u.jsonl", [one, talk, one])) for _ in range(2)
+    ]
 
     assert told == [(2, 4, 0), (2, 0, 2), (3, 2, 2), (2, 0, 2), (3, 1, 2), (3, 0, 3)]
-    assert threads() == [["human: Hi"], *[["human: Hi", "ai: Ho"]] * 3]
+    assert read_all_thread_texts() == [["human: Hi"], *[["human: Hi", "ai: Ho"]] * 3]
 
 
 def test_long_conversations_that_differ_late_are_found_again(tmp_path: Path) -> None:
     """Also after the thread of one of them was deleted, and if only a branch can be read."""
-    talks = [turns(*map(str, range(30)), f"end {n}") for n in range(4)]
-    first = done(lines(tmp_path / "t.jsonl", talks))
+    talks = [build_training_line(*map(str, range(30)), f"end {n}") for n in range(4)]
+    first = import_and_count(write_jsonl(tmp_path / "t.jsonl", talks))
     with SQLiteCheckpointer.open("x.db") as saver:
-        saver.delete_thread(only_thread(1))
-    second = [done(lines(tmp_path / "t.jsonl", talks[::-1])) for _ in range(2)]
+        saver.delete_thread(read_thread_id(1))
+    second = [import_and_count(write_jsonl(tmp_path / "t.jsonl", talks[::-1])) for _ in range(2)]
     odd = {"role": "robot", "content": "x"}
     branch = {"after": 0, "messages": [USER]}
     alone = [
-        done(lines(tmp_path / "u.jsonl", [{"messages": [odd], "branches": [branch]}]))
+        import_and_count(
+            write_jsonl(tmp_path / "u.jsonl", [{"messages": [odd], "branches": [branch]}])
+        )
         for _ in range(2)
     ]
 
@@ -94,15 +100,20 @@ def test_long_conversations_that_differ_late_are_found_again(tmp_path: Path) -> 
 
 def test_two_users_do_not_share_a_thread(tmp_path: Path) -> None:
     """Neither those whom lines name, of either form, nor those for whom a file is imported."""
-    whole = [turns("Hi", "Ho", user_id=user) for user in ("ann", "bob")]
+    whole = [build_training_line("Hi", "Ho", user_id=user) for user in ("ann", "bob")]
     loose = [{"user_id": user, **USER} for user in ("ann", "bob", "ann")]
 
-    assert done(lines(tmp_path / "w.jsonl", whole)) == (2, 4, 0)
-    assert done(lines(tmp_path / "l.jsonl", loose)) == (2, 3, 0)
+    assert import_and_count(write_jsonl(tmp_path / "w.jsonl", whole)) == (2, 4, 0)
+    assert import_and_count(write_jsonl(tmp_path / "l.jsonl", loose)) == (2, 3, 0)
     for user in ("ann", "zoe", "zoe"):
-        run("import", str(lines(tmp_path / "n.jsonl", [turns("Hi", "Ho")])), "--user", user)
-    assert len(threads()) == 5
-    assert (len(memories("ann")), len(memories("zoe"))) == (2, 2)
+        run(
+            "import",
+            str(write_jsonl(tmp_path / "n.jsonl", [build_training_line("Hi", "Ho")])),
+            "--user",
+            user,
+        )
+    assert len(read_all_thread_texts()) == 5
+    assert (len(read_memory_texts("ann")), len(read_memory_texts("zoe"))) == (2, 2)
 
 
 def test_times_tell_conversations_apart(tmp_path: Path) -> None:
@@ -110,41 +121,63 @@ def test_times_tell_conversations_apart(tmp_path: Path) -> None:
     talks = [
         {"messages": [{**USER, "created_at": f"2024-05-0{day}T10:00:00Z"}]} for day in (1, 2, 1)
     ]
-    assert done(lines(tmp_path / "t.jsonl", talks[:2])) == (2, 2, 0)
-    twice = lines(tmp_path / "u.jsonl", [talks[1], talks[0]])
-    assert done(twice, twice) == (4, 0, 4)
+    assert import_and_count(write_jsonl(tmp_path / "t.jsonl", talks[:2])) == (2, 2, 0)
+    twice = write_jsonl(tmp_path / "u.jsonl", [talks[1], talks[0]])
+    assert import_and_count(twice, twice) == (4, 0, 4)
 
 
 def test_a_former_import_is_repeated_and_goes_on(tmp_path: Path) -> None:
     """Threads that were named by file and place are found by what was said first."""
-    talks = [turns("Hi", f"Answer {n}") for n in range(4)]
+    talks = [build_training_line("Hi", f"Answer {n}") for n in range(4)]
     former = [{"thread_id": f"chat-{n}", **talk} for n, talk in enumerate(talks, 1)]
-    log = [{"thread_id": "log", **message} for message in turns("Who?", "Me.")["messages"]]
-    merged = [{"thread_id": "two-1", **turns(*told)} for told in (("A", "B"), ("C", "D"))]
-    done(lines(tmp_path / "old.jsonl", [*former, *log, *merged]))
-    longer = turns("Hi", "Answer 2", "More?", "No.")
+    log = [
+        {"thread_id": "log", **message}
+        for message in build_training_line("Who?", "Me.")["messages"]
+    ]
+    merged = [
+        {"thread_id": "two-1", **build_training_line(*told)} for told in (("A", "B"), ("C", "D"))
+    ]
+    import_and_count(write_jsonl(tmp_path / "old.jsonl", [*former, *log, *merged]))
+    longer = build_training_line("Hi", "Answer 2", "More?", "No.")
     told = [
-        done(lines(tmp_path / "chat.jsonl", talks)),
-        done(lines(tmp_path / "chat.jsonl", [turns("New"), *talks[:2], longer, talks[3]])),
-        done(lines(tmp_path / "log.jsonl", turns("Who?", "Me.", "Why?")["messages"])),
-        done(lines(tmp_path / "two.jsonl", [turns("A", "B"), turns("C", "D")])),
+        import_and_count(write_jsonl(tmp_path / "chat.jsonl", talks)),
+        import_and_count(
+            write_jsonl(
+                tmp_path / "chat.jsonl", [build_training_line("New"), *talks[:2], longer, talks[3]]
+            )
+        ),
+        import_and_count(
+            write_jsonl(
+                tmp_path / "log.jsonl", build_training_line("Who?", "Me.", "Why?")["messages"]
+            )
+        ),
+        import_and_count(
+            write_jsonl(
+                tmp_path / "two.jsonl",
+                [build_training_line("A", "B"), build_training_line("C", "D")],
+            )
+        ),
     ]
 
     assert told == [(4, 0, 4), (5, 3, 3), (1, 1, 0), (2, 0, 2)]
-    assert said("chat-3") == ["human: Hi", "ai: Answer 2", "human: More?", "ai: No."]
-    assert said("log") == ["human: Who?", "ai: Me.", "human: Why?"]
-    assert len(threads()) == 4 + 1 + 1 + 1
+    assert read_thread_texts("chat-3") == ["human: Hi", "ai: Answer 2", "human: More?", "ai: No."]
+    assert read_thread_texts("log") == ["human: Who?", "ai: Me.", "human: Why?"]
+    assert len(read_all_thread_texts()) == 4 + 1 + 1 + 1
 
 
 def test_a_thread_that_was_talked_on_is_found_again(tmp_path: Path) -> None:
     """It stays where it is, and what the file has in addition is a branch of it."""
-    done(lines(tmp_path / "t.jsonl", [turns("Hi", "Ho")]))
-    name = only_thread()
+    import_and_count(write_jsonl(tmp_path / "t.jsonl", [build_training_line("Hi", "Ho")]))
+    name = read_thread_id()
     with SQLiteCheckpointer.open("x.db") as saver:
         graph: Any = chat_graph(checkpointer=saver)
         graph.invoke({"messages": [("user", "and here")]}, {"configurable": {"thread_id": name}})
 
-    assert done(lines(tmp_path / "t.jsonl", [turns("Hi", "Ho")])) == (1, 0, 1)
-    assert done(lines(tmp_path / "t.jsonl", [turns("Hi", "Ho", "Why?")])) == (1, 1, 0)
-    assert said(name)[:3] == ["human: Hi", "ai: Ho", "human: and here"]
-    assert len(threads()) == 1
+    assert import_and_count(
+        write_jsonl(tmp_path / "t.jsonl", [build_training_line("Hi", "Ho")])
+    ) == (1, 0, 1)
+    assert import_and_count(
+        write_jsonl(tmp_path / "t.jsonl", [build_training_line("Hi", "Ho", "Why?")])
+    ) == (1, 1, 0)
+    assert read_thread_texts(name)[:3] == ["human: Hi", "ai: Ho", "human: and here"]
+    assert len(read_all_thread_texts()) == 1

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.cli.commands import attempt, read
+from tests.cli.commands import invoke, run_json
 from tests.cli.exports import (
     START,
-    lines,
+    write_jsonl,
 )
 from tests.cli.imported import (
     USER,
-    done,
-    threads,
+    import_and_count,
+    read_all_thread_texts,
 )
 
 
@@ -45,7 +45,7 @@ def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
         {"input": {}, "preferred_output": two, "non_preferred_output": three},
         {"prompt": ["a"], "completion": "b"},
     ]  # fmt: skip
-    report = read("import", str(lines(tmp_path / "t.jsonl", examples)))
+    report = run_json("import", str(write_jsonl(tmp_path / "t.jsonl", examples)))
 
     assert (report["conversations"], report["messages"]) == (4, 8)
     assert report["left_out"] == {"tools": 2, "parallel_tool_calls": 1, "reference_answer": 1}
@@ -53,11 +53,11 @@ def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
         "a preference example without 'input.messages'",
         "the prompt or its completion is not text",
     ]
-    assert threads() == [
+    assert read_all_thread_texts() == [
         *(["human: Hi", "ai: Ho"], ["human: How deep is it?", "ai: Two metres"]),
         *(["human: Name a boat"], ["human: Water is", "ai:  wet"]),
     ]
-    assert done(tmp_path / "t.jsonl") == (4, 0, 4)
+    assert import_and_count(tmp_path / "t.jsonl") == (4, 0, 4)
     with SQLiteCheckpointer.open("x.db") as saver:
         said_ = [i for head in saver.heads() for i in saver.history(head.thread_id)]
     assert [i.value.text for i in said_ if i.branch] == ["Three metres"]
@@ -96,10 +96,13 @@ def test_a_batch_is_imported_with_its_answers(tmp_path: Path) -> None:
         answered("6", None, response=None, error={"code": "batch_expired", "message": "late"}),
         answered("7", {"choices": choices}),
     ]  # fmt: skip
-    asked, got = lines(tmp_path / "in.jsonl", requests), lines(tmp_path / "out.jsonl", answers)
-    first = done(asked)
-    report = read("import", str(got), str(asked))
-    alone = attempt("import", str(got), "--db", "alone.db")
+    asked, got = (
+        write_jsonl(tmp_path / "in.jsonl", requests),
+        write_jsonl(tmp_path / "out.jsonl", answers),
+    )
+    first = import_and_count(asked)
+    report = run_json("import", str(got), str(asked))
+    alone = invoke("import", str(got), "--db", "alone.db")
 
     assert first == (5, 8, 0)
     assert (report["messages"], report["unchanged"]) == (4, 2)
@@ -110,11 +113,11 @@ def test_a_batch_is_imported_with_its_answers(tmp_path: Path) -> None:
         "the answer to a batch request that is in none of the files; import the batch's input "
         "file in the same command",
     ]
-    assert threads() == [
+    assert read_all_thread_texts() == [
         *(["human: Fail"], ["human: Hi", "ai: Ho"], ["human: Water is", "ai:  wet"]),
         ["human: Who?"],
         ["system: Be brief", "human: How deep?", "ai: ", "tool: 2 m", "ai: 2 metres"],
     ]
-    assert done(got, asked) == (5, 0, 5)
+    assert import_and_count(got, asked) == (5, 0, 5)
     assert alone.exit_code == 1
     assert "import the batch's input file" in alone.stderr

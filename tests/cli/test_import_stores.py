@@ -17,7 +17,7 @@ from langgraph.store.sqlite import SqliteStore
 
 from perdure.graphs import chat_graph
 from tests import postgres_server
-from tests.cli.commands import error, read, run
+from tests.cli.commands import run, run_and_read_error, run_json
 
 ITEMS = {("users", "ann"): {"seat": {"text": "aisle"}, "meal": {"text": "vegan"}}}
 TARGETS = ["file", "postgres"]
@@ -56,7 +56,7 @@ def write_items(path: Path) -> None:
 
 def items_in(db: str) -> dict[str, Any]:
     """The items below `users`, by key."""
-    return {item["key"]: item["value"] for item in read("store", "search", "users", "--db", db)}
+    return {item["key"]: item["value"] for item in run_json("store", "search", "users", "--db", db)}
 
 
 def test_a_file_with_threads_and_items_gives_both(tmp_path: Path, target: str) -> None:
@@ -64,13 +64,16 @@ def test_a_file_with_threads_and_items_gives_both(tmp_path: Path, target: str) -
     path = tmp_path / "both.db"
     write_threads(path)
     write_items(path)
-    first, again = (read("import", str(path), "--db", target) for _ in range(2))
+    first, again = (run_json("import", str(path), "--db", target) for _ in range(2))
 
     assert (first["conversations"], first["items"], first["known_items"]) == (2, 2, 0)
     assert (again["conversations"], again["unchanged"]) == (2, 2)
     assert (again["items"], again["known_items"]) == (0, 2)
     assert items_in(target) == ITEMS["users", "ann"]
-    assert sorted(each["thread_id"] for each in read("threads", "--db", target)) == ["one", "two"]
+    assert sorted(each["thread_id"] for each in run_json("threads", "--db", target)) == [
+        "one",
+        "two",
+    ]
 
 
 def test_a_file_with_items_alone_gives_them(tmp_path: Path, target: str) -> None:
@@ -89,7 +92,7 @@ def test_a_file_with_threads_alone_needs_no_store(tmp_path: Path, target: str) -
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE store (city TEXT)")
         db.commit()
-    report = read("import", str(path), "--db", target)
+    report = run_json("import", str(path), "--db", target)
 
     assert (report["conversations"], report["items"]) == (2, 0)
 
@@ -100,7 +103,7 @@ def test_a_file_with_neither_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE shops (city TEXT)")
         db.commit()
-    said = error("import", str(path), into=capsys)
+    said = run_and_read_error("import", str(path), capsys=capsys)
 
     assert "has no tables of langgraph-checkpoint-sqlite" in said
     assert "has no table of langgraph's SqliteStore" in said
@@ -114,7 +117,9 @@ def test_an_item_that_is_too_large_is_refused(
     with SqliteStore.from_conn_string(str(path)) as store:
         store.setup()
         store.put(("users", "ann"), "long", {"text": "x" * (2 << 20)})
-    said = error("import", str(path), "--max-value-mb", "1", "--db", target, into=capsys)
+    said = run_and_read_error(
+        "import", str(path), "--max-value-mb", "1", "--db", target, capsys=capsys
+    )
 
     assert "has a value of more than 1 MB" in said
-    assert read("import", str(path), "--db", target)["items"] == 1
+    assert run_json("import", str(path), "--db", target)["items"] == 1

@@ -16,7 +16,7 @@ from perdure.server import create_app
 from perdure.server.keys import KeysFileAccess, create_api_key_and_hash
 from perdure.server.keys_file import read_keys, revoke_keys
 from perdure.settings import Settings
-from tests.cli.commands import attempt, error, read, rows, run
+from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.server.running import running, until
 
 HEAD = "# Keys of the support desk.\n# Ask boss for a new one.\n\n"
@@ -50,12 +50,12 @@ def file(tmp_path: Path) -> Path:
 
 def test_keys_are_listed(file: Path) -> None:
     """Whose each is, with what it may do and the beginning of its hash."""
-    assert rows(run("keys", "list", "--keys", str(file)))[1:] == [
+    assert split_rows(run("keys", "list", "--keys", str(file)))[1:] == [
         ["dora", hash_of(DORA)[:12]],
         ["boss", "perdure:admin", hash_of(BOSS)[:12]],
         ["dora", "acme", hash_of(PHONE)[:12]],
     ]
-    assert read("keys", "list", "--keys", str(file), "--user", "boss") == [
+    assert run_json("keys", "list", "--keys", str(file), "--user", "boss") == [
         {
             "user": "boss",
             "sha256": hash_of(BOSS),
@@ -64,13 +64,13 @@ def test_keys_are_listed(file: Path) -> None:
             "teams": [],
         }
     ]
-    assert len(read("keys", "list", "--keys", str(file), "--tenant", "acme")) == 1
-    assert attempt("keys", "list", "--keys", str(file), "--user", "emil").exit_code == 1
+    assert len(run_json("keys", "list", "--keys", str(file), "--tenant", "acme")) == 1
+    assert invoke("keys", "list", "--keys", str(file), "--user", "emil").exit_code == 1
 
 
 def test_keys_are_revoked_by_user(file: Path) -> None:
     """All of the user, with their comments; everything else stays as it was written."""
-    done = read("keys", "revoke", "--keys", str(file), "--user", "dora", "--yes")
+    done = run_json("keys", "revoke", "--keys", str(file), "--user", "dora", "--yes")
 
     assert [key["sha256"] for key in done] == [hash_of(DORA), hash_of(PHONE)]
     assert file.read_text() == HEAD + BLOCKS[BOSS] + "\n"
@@ -82,7 +82,7 @@ def test_keys_are_revoked_by_tenant_and_hash(file: Path) -> None:
     """A tenant narrows a user, and a hash is named by its beginning."""
     run("keys", "revoke", "--keys", str(file), "--user", "dora", "--tenant", "acme", "--yes")
     assert file.read_text() == HEAD + BLOCKS[DORA] + "\n" + BLOCKS[BOSS] + "\n"
-    said = run("keys", "revoke", "--keys", str(file), "--hash", hash_of(DORA)[:5], typed="y\n")
+    said = run("keys", "revoke", "--keys", str(file), "--hash", hash_of(DORA)[:5], stdin="y\n")
     assert said == f"revoked 1 key of 'dora' ({hash_of(DORA)[:12]})\n"
     assert file.read_text() == HEAD + BLOCKS[BOSS] + "\n"
 
@@ -90,7 +90,7 @@ def test_keys_are_revoked_by_tenant_and_hash(file: Path) -> None:
 def test_it_asks(file: Path) -> None:
     """Without --yes nothing is revoked until it is confirmed."""
     before = file.read_bytes()
-    result = attempt("keys", "revoke", "--keys", str(file), "--user", "dora", typed="n\n")
+    result = invoke("keys", "revoke", "--keys", str(file), "--user", "dora", stdin="n\n")
 
     assert result.exit_code == 1
     assert "Revoke 2 keys of 'dora' (" in result.stderr
@@ -101,7 +101,7 @@ def test_what_is_not_revoked(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     """An unknown user or hash, an ambiguous or empty one, and neither or both."""
     before = file.read_bytes()
     for given in (("--user", "emil"), ("--hash", "0" * 10), ("--user", "dora", "--tenant", "x")):
-        result = attempt("keys", "revoke", "--keys", str(file), *given, "--yes")
+        result = invoke("keys", "revoke", "--keys", str(file), *given, "--yes")
         assert (result.exit_code, result.stdout) == (1, ""), given
         assert "has no key" in result.stderr
     refused: list[tuple[tuple[str, ...], str]] = [
@@ -111,8 +111,10 @@ def test_what_is_not_revoked(file: Path, capsys: pytest.CaptureFixture[str]) -> 
         (("--user", "dora", "--hash", "ab"), "pass either --user or --hash"),
     ]
     for options, said in refused:
-        assert said in error("keys", "revoke", "--keys", str(file), *options, "--yes", into=capsys)
-    wrong = error("keys", "list", "--keys", "none.toml", into=capsys)
+        assert said in run_and_read_error(
+            "keys", "revoke", "--keys", str(file), *options, "--yes", capsys=capsys
+        )
+    wrong = run_and_read_error("keys", "list", "--keys", "none.toml", capsys=capsys)
     assert "the keys file 'none.toml' cannot be read" in wrong
     assert file.read_bytes() == before
 
@@ -123,7 +125,9 @@ def test_an_ambiguous_hash_is_refused(file: Path, capsys: pytest.CaptureFixture[
     other = next(key for key in map(str, range(1000)) if hash_of(key)[0] == first)
     with file.open("a") as lines:
         lines.write(block(other, "emil"))
-    said = error("keys", "revoke", "--keys", str(file), "--hash", first, "--yes", into=capsys)
+    said = run_and_read_error(
+        "keys", "revoke", "--keys", str(file), "--hash", first, "--yes", capsys=capsys
+    )
 
     assert f"several hashes begin with {first!r} (dora {hash_of(DORA)[:12]}" in said
     assert len(read_keys(file)) == 4
@@ -147,7 +151,9 @@ def test_a_form_that_cannot_be_edited_is_refused(
     for text, user in ((inline, "dora"), (odd, "[[keys]]\n")):
         file = tmp_path / "keys.toml"
         file.write_text(text)
-        said = error("keys", "revoke", "--keys", str(file), "--user", user, "--yes", into=capsys)
+        said = run_and_read_error(
+            "keys", "revoke", "--keys", str(file), "--user", user, "--yes", capsys=capsys
+        )
         assert "cannot be edited; remove the keys by hand" in said
         assert file.read_text() == text
 

@@ -17,7 +17,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import LanggraphFile
 from perdure.stores import SQLiteStore
-from tests.cli.commands import error, read, run
+from tests.cli.commands import run, run_and_read_error, run_json
 from tests.cli.test_serve import served
 from tests.server.test_keys import ANN, entry
 
@@ -115,13 +115,15 @@ def test_an_embedder_for_the_server_and_the_commands(
         store.put(("notes",), "a", {"text": "a banana"})
     index = {"embed": "./shop_app.py:embed", "dims": 3, "fields": ["text"]}
     graphs = write(folder, store={"index": index})
-    refused = error("serve", "--port", "0", "--graphs", graphs, "--db", db, into=capsys)
+    refused = run_and_read_error(
+        "serve", "--port", "0", "--graphs", graphs, "--db", db, capsys=capsys
+    )
     assert f"perdure store reembed --graphs {graphs}" in refused
 
-    assert read("store", "reembed", "--graphs", graphs, "--db", db) == {"items": 1}
+    assert run_json("store", "reembed", "--graphs", graphs, "--db", db) == {"items": 1}
     monkeypatch.setenv("PERDURE_GRAPHS", graphs)
     run("store", "put", "notes", "b", "--text", "a plum", "--db", db)
-    assert read("store", "reembed", "--db", db) == {"items": 0}
+    assert run_json("store", "reembed", "--db", db) == {"items": 0}
     monkeypatch.delenv("PERDURE_GRAPHS")
     with served("--graphs", graphs, db=Path(db)) as (url, said, _), get_sync_client(url=url) as sdk:
         found = sdk.store.search_items(["notes"], query="a plum")
@@ -240,8 +242,8 @@ def test_a_wrong_section_is_named(folder: Path, sections: Any, named: str) -> No
 
 def test_an_object_that_is_no_application(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graphs = write(folder, http={"app": "./shop_app.py:embed"})
-    said = error(
-        "serve", "--port", "0", "--graphs", graphs, "--db", str(folder / "m.db"), into=capsys
+    said = run_and_read_error(
+        "serve", "--port", "0", "--graphs", graphs, "--db", str(folder / "m.db"), capsys=capsys
     )
     assert "expected a Starlette or FastAPI application" in said
 
@@ -253,8 +255,8 @@ def test_a_settings_file_of_a_folder_may_not_name_code(
     write(folder)
     (folder / "perdure.toml").write_text('graphs = "langgraph.json"\n')
     monkeypatch.chdir(folder)
-    assert "whose author chooses the code that would run" in error(
-        "store", "search", "notes", into=capsys
+    assert "whose author chooses the code that would run" in run_and_read_error(
+        "store", "search", "notes", capsys=capsys
     )
     monkeypatch.setenv("PERDURE_CONFIG", str(folder / "perdure.toml"))
     run("store", "put", "notes", "a", "--text", "tea", "--db", str(folder / "m.db"))

@@ -17,8 +17,15 @@ from perdure.memory import Instructions
 from perdure.memory.profile import Profile
 from perdure.settings import MIN_SCORE
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, read, rows, run
-from tests.cli.memory import CARD, ME, found, keys, talk, texts
+from tests.cli.commands import invoke, run, run_json, split_rows
+from tests.cli.memory import (
+    CARD,
+    ME,
+    list_memory_keys,
+    list_memory_texts,
+    search_memory_texts,
+    store_conversation,
+)
 
 SAID = ("I am allergic to nuts", "I will keep nuts in mind", "I like figs", "So do I")
 
@@ -43,11 +50,11 @@ def raw(db: Path) -> bytes:
 
 def test_a_fact_is_kept_once() -> None:
     """The second time, the outcome names the memory that there is, and why."""
-    (first,) = read("memories", "add", "Ann is allergic to nuts")
-    (again,) = read("memories", "add", "Ann is allergic to nuts.")
+    (first,) = run_json("memories", "add", "Ann is allergic to nuts")
+    (again,) = run_json("memories", "add", "Ann is allergic to nuts.")
 
     assert (first["change"], again["change"]) == ("added", "unchanged")
-    assert keys() == {"Ann is allergic to nuts": first["key"]}
+    assert list_memory_keys() == {"Ann is allergic to nuts": first["key"]}
     assert again["key"] == first["key"]
     assert add("Ann is allergic to nuts").startswith(f"unchanged {first['key']}: ")
 
@@ -55,16 +62,20 @@ def test_a_fact_is_kept_once() -> None:
 def test_facts_may_be_piped_in() -> None:
     """Each line of stdin that is not blank is a fact, beside those that are arguments."""
     piped = "Ann likes figs\n\n  Ann teaches physics \n"
-    run("memories", "add", "Ann lives in Ghent", "-", typed=piped)
+    run("memories", "add", "Ann lives in Ghent", "-", stdin=piped)
 
-    assert sorted(texts()) == ["Ann likes figs", "Ann lives in Ghent", "Ann teaches physics"]
+    assert sorted(list_memory_texts()) == [
+        "Ann likes figs",
+        "Ann lives in Ghent",
+        "Ann teaches physics",
+    ]
 
 
 def test_what_is_held_back_is_said_and_fails(db: Path) -> None:
     """Exit code 1 tells a script; the fact beside it is kept; an empty one keeps none."""
-    empty = attempt("memories", "add", "Ann likes figs", " ")
+    empty = invoke("memories", "add", "Ann likes figs", " ")
     began = db.exists()
-    result = attempt("memories", "add", CARD, "Ann likes figs")
+    result = invoke("memories", "add", CARD, "Ann likes figs")
     held, kept = result.stdout.splitlines()
 
     assert isinstance(empty.exception, ConfigurationError)
@@ -73,7 +84,7 @@ def test_what_is_held_back_is_said_and_fails(db: Path) -> None:
     assert held.startswith("quarantined ")
     assert held.endswith(": the text contains the number of a payment card")
     assert kept.startswith("added ")
-    assert texts() == ["Ann likes figs"]
+    assert list_memory_texts() == ["Ann likes figs"]
 
 
 def test_a_key_that_is_told_something_new_has_a_history() -> None:
@@ -81,18 +92,16 @@ def test_a_key_that_is_told_something_new_has_a_history() -> None:
     add("--key", "home", "Ann lives in Ghent")
     add("--key", "home", "Ann lives in Bruges")
     same = add("--key", "home", "Ann lives in Bruges")
-    past = read("memories", "history", "ho")
-    table = rows(run("memories", "history", "home"))
+    past = run_json("memories", "history", "ho")
+    table = split_rows(run("memories", "history", "home"))
 
-    assert keys() == {"Ann lives in Bruges": "home"}
+    assert list_memory_keys() == {"Ann lives in Bruges": "home"}
     assert [version["text"] for version in past] == ["Ann lives in Ghent", "Ann lives in Bruges"]
     assert past[0]["valid_to"] == past[1]["valid_from"]
     assert past[1]["previous"][0]["text"] == "Ann lives in Ghent"
     assert same.startswith("unchanged home")
     assert table[0] == ["version", "from", "to", "text"]
-    assert isinstance(
-        attempt("memories", "add", "--key", "k", "a b", "c d").exception, PerdureError
-    )
+    assert isinstance(invoke("memories", "add", "--key", "k", "a b", "c d").exception, PerdureError)
 
 
 # -- search and list
@@ -100,9 +109,9 @@ def test_a_key_that_is_told_something_new_has_a_history() -> None:
 
 def test_the_best_answer_comes_first() -> None:
     """With its day, kind, key and thread, which is in its history too."""
-    talk("trip", "I am allergic to nuts", "I will keep that in mind")
-    heading, first, *_ = rows(run("memories", "search", "What am I allergic to?", "--ids"))
-    history = attempt("memories", "history", first[2])
+    store_conversation("trip", "I am allergic to nuts", "I will keep that in mind")
+    heading, first, *_ = split_rows(run("memories", "search", "What am I allergic to?", "--ids"))
+    history = invoke("memories", "history", first[2])
 
     assert heading == ["day", "kind", "key", "thread", "text"]
     assert first == ["2023-11-14", "turn", first[2], "trip", "user: I am allergic to nuts"]
@@ -112,23 +121,23 @@ def test_the_best_answer_comes_first() -> None:
 def test_a_search_within_limits() -> None:
     """--limit counts memories, and what is only the nearest there is is left out."""
     add(*(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
-    (first, *_) = read("memories", "search", "bicycles")
+    (first, *_) = run_json("memories", "search", "bicycles")
 
-    assert len(found("bicycles")) == 6
-    assert len(found("bicycles", "--limit", "4")) == 4
+    assert len(search_memory_texts("bicycles")) == 6
+    assert len(search_memory_texts("bicycles", "--limit", "4")) == 4
     assert first["parts"]["text"] > 0
-    assert attempt("memories", "search", "quantum chromodynamics").exit_code == 1
-    assert len(found("quantum chromodynamics", "--min-score", "-1")) == 6
-    assert len(found("quantum chromodynamics", "--min-score", "0")) == 6
+    assert invoke("memories", "search", "quantum chromodynamics").exit_code == 1
+    assert len(search_memory_texts("quantum chromodynamics", "--min-score", "-1")) == 6
+    assert len(search_memory_texts("quantum chromodynamics", "--min-score", "0")) == 6
 
 
 def test_a_search_says_what_was_below_the_floor() -> None:
     """In words where there is no answer; with --explain each with its score."""
     add(*(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
     floor = f"{MIN_SCORE:.2f}"
-    nothing = attempt("memories", "search", "quantum chromodynamics", "--limit", "4")
-    why = attempt("memories", "search", "quantum chromodynamics", "--explain")
-    whole = attempt("memories", "search", "quantum chromodynamics", "--explain", "--json")
+    nothing = invoke("memories", "search", "quantum chromodynamics", "--limit", "4")
+    why = invoke("memories", "search", "quantum chromodynamics", "--explain")
+    whole = invoke("memories", "search", "quantum chromodynamics", "--explain", "--json")
 
     assert (
         f"the nearest 4 memories are below the minimum score {floor}, and --min-score 0 shows all"
@@ -152,15 +161,15 @@ def test_the_past_is_searched_and_listed() -> None:
     then = datetime.now(UTC).isoformat()
     add("--key", "home", "Ann lives in Bruges")
 
-    assert found("Where does Ann live?", "--as-of", then) == ["Ann lives in Ghent"]
-    assert found("Where does Ann live?") == ["Ann lives in Bruges"]
-    assert texts("--as-of", then) == ["Ann lives in Ghent"]
-    assert attempt("memories", "list", "--as-of", "yesterday").exit_code == 2
+    assert search_memory_texts("Where does Ann live?", "--as-of", then) == ["Ann lives in Ghent"]
+    assert search_memory_texts("Where does Ann live?") == ["Ann lives in Bruges"]
+    assert list_memory_texts("--as-of", then) == ["Ann lives in Ghent"]
+    assert invoke("memories", "list", "--as-of", "yesterday").exit_code == 2
 
 
 def test_a_search_is_quick_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads neither graphs nor tracers, and reads an index that was made when items came."""
-    talk("trip", *(f"I have {n} figs in the garden" for n in range(2, 40)))
+    store_conversation("trip", *(f"I have {n} figs in the garden" for n in range(2, 40)))
     with open_database(None) as file:
         file.index_memories([file.user])
     code = """if True:
@@ -185,34 +194,34 @@ def test_each_user_has_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """--user goes before PERDURE_USER, and nobody sees what is another's."""
     add("I like figs")
     add("I like dates", "--user", "bob")
-    nothing = attempt("memories", "search", "figs", "--user", "eve")
+    nothing = invoke("memories", "search", "figs", "--user", "eve")
     monkeypatch.setenv("PERDURE_USER", "bob")
 
-    assert texts() == found("what do I like?") == ["I like dates"]
-    assert texts("--user", "me") == ["I like figs"]
+    assert list_memory_texts() == search_memory_texts("what do I like?") == ["I like dates"]
+    assert list_memory_texts("--user", "me") == ["I like figs"]
     assert (nothing.stdout, nothing.exit_code) == ("", 1)
     assert nothing.stderr == "'eve' has no memory that answers the question\n"
-    assert "'nope'" in str(attempt("memories", "forget", "nope").exception)
-    foreign = attempt("memories", "forget", keys("--user", "me")["I like figs"], "--yes")
+    assert "'nope'" in str(invoke("memories", "forget", "nope").exception)
+    foreign = invoke("memories", "forget", list_memory_keys("--user", "me")["I like figs"], "--yes")
     assert isinstance(foreign.exception, ConfigurationError)
 
 
 def test_memories_of_every_kind_are_listed(db: Path) -> None:
     """Profile, instructions, facts and turns are in one list, what changed last first."""
-    talk("trip", "I am allergic to nuts")
+    store_conversation("trip", "I am allergic to nuts")
     add("Ann likes figs")
     with SQLiteStore.open(db) as store:
         Profile(Person, store).set({"city": "Ghent"}, ME)
         Profile(Person, store).set({"city": "Bruges"}, {"configurable": {"user_id": "bob"}})
         Instructions(store).set("Answer in Dutch.")
 
-    assert [row[1] for row in rows(run("memories", "list"))[1:]] == [
+    assert [row[1] for row in split_rows(run("memories", "list"))[1:]] == [
         *("instructions", "profile", "fact", "turn")
     ]
-    assert texts("--kind", "profile") == ["city: Ghent"]
-    assert texts("--kind", "fact") == ["Ann likes figs"]
-    assert texts("--limit", "2") == ["Answer in Dutch.", "city: Ghent"]
-    assert read("memories", "history", "profile")[0]["kind"] == "profile"
+    assert list_memory_texts("--kind", "profile") == ["city: Ghent"]
+    assert list_memory_texts("--kind", "fact") == ["Ann likes figs"]
+    assert list_memory_texts("--limit", "2") == ["Answer in Dutch.", "city: Ghent"]
+    assert run_json("memories", "history", "profile")[0]["kind"] == "profile"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +234,7 @@ def test_memories_of_every_kind_are_listed(db: Path) -> None:
 def test_nothing_to_list_is_said(options: tuple[str, ...], said: str) -> None:
     """What is not there is told apart from what was not asked for."""
     add("Ann likes figs")
-    result = attempt("memories", "list", *options)
+    result = invoke("memories", "list", *options)
 
     assert (result.stdout, result.exit_code) == ("", 0)
     assert result.stderr.startswith(said)
@@ -246,12 +255,12 @@ def test_a_wrong_use_is_named(command: str, named: str) -> None:
     """One line says what was wrong, and nothing is forgotten."""
     add("--key", "Ann-1", "Ann likes figs")
     add("--key", "Ann-2", "Ann likes dates")
-    result = attempt("memories", *command.split())
+    result = invoke("memories", *command.split())
 
     assert isinstance(result.exception, PerdureError)
     assert named in str(result.exception)
     assert "\n" not in str(result.exception)
-    assert len(texts()) == 2
+    assert len(list_memory_texts()) == 2
 
 
 @pytest.mark.parametrize(
@@ -259,7 +268,7 @@ def test_a_wrong_use_is_named(command: str, named: str) -> None:
 )
 def test_without_a_database_none_is_begun(command: str, db: Path) -> None:
     """Only what keeps something begins a database."""
-    assert isinstance(attempt("memories", *command.split()).exception, ConfigurationError)
+    assert isinstance(invoke("memories", *command.split()).exception, ConfigurationError)
     assert not db.exists()
 
 
@@ -271,14 +280,14 @@ def test_a_memory_goes_with_its_past(db: Path) -> None:
     add("--key", "home", "Ann lives in Ghent")
     add("--key", "home", "Ann lives in Bruges")
     add("--key", "taste", "Ann likes figs")
-    unknown = attempt("memories", "forget", "home", "nope", "--yes")
-    receipt = read("memories", "forget", "ho", "--yes")
+    unknown = invoke("memories", "forget", "home", "nope", "--yes")
+    receipt = run_json("memories", "forget", "ho", "--yes")
 
     assert "'nope'" in str(unknown.exception)
     assert receipt["keys"] == [[["memories", "me"], "home"]]
     assert receipt["clean"]
-    assert texts() == ["Ann likes figs"]
-    assert attempt("memories", "history", "home").exception
+    assert list_memory_texts() == ["Ann likes figs"]
+    assert invoke("memories", "history", "home").exception
     assert b"Ghent" not in raw(db)
     assert b"Bruges" not in raw(db)
 
@@ -286,51 +295,54 @@ def test_a_memory_goes_with_its_past(db: Path) -> None:
 def test_it_shows_what_is_to_go_and_asks() -> None:
     """A no leaves all; what is shown names each memory."""
     add("Ann likes figs", "Ann likes dates", "Bob likes plums")
-    refused = attempt("memories", "forget", "--query", "Ann likes", typed="n\n")
-    untouched = texts()
-    granted = attempt("memories", "forget", "--query", "Ann likes", typed="y\n")
+    refused = invoke("memories", "forget", "--query", "Ann likes", stdin="n\n")
+    untouched = list_memory_texts()
+    granted = invoke("memories", "forget", "--query", "Ann likes", stdin="y\n")
 
     assert refused.exit_code == 1
-    assert f"{keys()['Bob likes plums']}: " not in refused.stderr
+    assert f"{list_memory_keys()['Bob likes plums']}: " not in refused.stderr
     assert "Ann likes figs" in refused.stderr
     assert "Forget 2 memories permanently?" in refused.stderr
     assert len(untouched) == 3
     assert granted.stdout.endswith(
         "forgot 2 memories\nthe deleted bytes have been removed from the file\n"
     )
-    assert texts() == ["Bob likes plums"]
+    assert list_memory_texts() == ["Bob likes plums"]
 
 
 def test_what_comes_from_a_thread_goes_and_stays_gone() -> None:
     """What was said stays on the thread, and is not extracted again."""
-    talk("trip", *SAID)
-    talk("other", "I play the violin")
-    receipt = read("memories", "forget", "--thread", "tri", "--yes")
-    talk("trip", *SAID)
+    store_conversation("trip", *SAID)
+    store_conversation("other", "I play the violin")
+    receipt = run_json("memories", "forget", "--thread", "tri", "--yes")
+    store_conversation("trip", *SAID)
 
     assert receipt["items"] == 4
-    assert texts() == ["user: I play the violin"]
+    assert list_memory_texts() == ["user: I play the violin"]
 
 
 def test_what_waits_is_forgotten_as_well() -> None:
     """A thread whose turns nobody has extracted yet does not bring them back afterwards."""
-    talk("trip", *SAID, extract=False)
+    store_conversation("trip", *SAID, extract=False)
     run("memories", "forget", "--query", "allergic", "--yes")
     run("memories", "forget", "--query", "figs", "--yes")
-    talk("trip", *SAID)
+    store_conversation("trip", *SAID)
 
-    assert sorted(texts()) == ["assistant: I will keep nuts in mind", "assistant: So do I"]
+    assert sorted(list_memory_texts()) == [
+        "assistant: I will keep nuts in mind",
+        "assistant: So do I",
+    ]
 
 
 def test_what_is_in_quarantine_is_forgotten_with_its_thread() -> None:
     """It is not shown when it is asked, and nothing of it is left."""
-    talk("trip", CARD, "Noted", "I like figs")
+    store_conversation("trip", CARD, "Noted", "I like figs")
     add("Ann likes plums")
-    result = attempt("memories", "forget", "--thread", "trip", typed="y\n")
+    result = invoke("memories", "forget", "--thread", "trip", stdin="y\n")
 
     assert "4111" not in result.output
-    assert texts() == ["Ann likes plums"]
-    assert read("memories", "quarantine") == []
+    assert list_memory_texts() == ["Ann likes plums"]
+    assert run_json("memories", "quarantine") == []
 
 
 def test_the_profile_is_forgotten_by_its_key(db: Path) -> None:
@@ -338,29 +350,29 @@ def test_the_profile_is_forgotten_by_its_key(db: Path) -> None:
     with SQLiteStore.open(db) as store:
         for city in ("Ghent", "Bruges"):
             Profile(Person, store).set({"city": city}, ME)
-    none = attempt("memories", "forget", "--query", "Bruges", "--yes")
+    none = invoke("memories", "forget", "--query", "Bruges", "--yes")
     run("memories", "forget", "profile", "--yes")
 
     assert (none.stdout, none.exit_code) == ("forgot 0 memories\n", 1)
-    assert texts() == []
+    assert list_memory_texts() == []
     assert b"Bruges" not in raw(db)
 
 
 def test_all_that_is_known_of_a_user_goes(db: Path) -> None:
     """Facts, also of namespaces below, quarantine and notes; another user's memories stay."""
     add("Ann likes figs")
-    attempt("memories", "add", "Ann's password is hunter2xyzzy9")
+    invoke("memories", "add", "Ann's password is hunter2xyzzy9")
     add("--user", "bo", "Bo likes plums")
     with SQLiteStore.open(db) as store:
         store.put(("memories", "me", "work"), "k", {"text": "Ann paints", "kind": "fact"})
-    refused = attempt("memories", "forget", "--all", typed="n\n")
+    refused = invoke("memories", "forget", "--all", stdin="n\n")
     shown = [line.partition(": ")[2] for line in refused.stderr.splitlines()]
     printed = run("memories", "forget", "--all", "--yes")
 
     assert refused.exit_code == 1
     assert shown[:3] == ["in quarantine", "Ann likes figs", "Ann paints"]
     assert printed.startswith("forgot 2 memories\n")
-    assert texts() == []
+    assert list_memory_texts() == []
     assert b"hunter2xyzzy9" not in raw(db)
     with SQLiteStore.open(db) as store:
         assert {namespace[-1] for namespace in store.list_namespaces()} == {"bo"}

@@ -12,8 +12,8 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Background
 from perdure.server import create_app
 from perdure.settings import Settings
-from tests.cli.commands import attempt, read, rows, run
-from tests.cli.memory import CARD, talk, texts
+from tests.cli.commands import invoke, run, run_json, split_rows
+from tests.cli.memory import CARD, list_memory_texts, store_conversation
 from tests.cli.test_memories import raw
 from tests.memory.test_model_extractor import build_facts_answer as facts_of
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
@@ -25,14 +25,14 @@ from tests.server.running import running
 @pytest.fixture
 def held() -> str:
     """The key of a fact in quarantine."""
-    attempt("memories", "add", CARD)
-    (entry,) = read("memories", "quarantine")
+    invoke("memories", "add", CARD)
+    (entry,) = run_json("memories", "quarantine")
     return str(entry["key"])
 
 
 def test_the_list_hides_what_was_said(held: str) -> None:
     """The reason is there, the number is not, for programs neither."""
-    (_, listed) = rows(run("memories", "quarantine"))
+    (_, listed) = split_rows(run("memories", "quarantine"))
 
     assert listed[1:] == [
         held,
@@ -44,35 +44,35 @@ def test_the_list_hides_what_was_said(held: str) -> None:
 
 def test_a_key_shows_all_of_it(held: str) -> None:
     """It goes to stdout as it was said; the beginning of the key is enough."""
-    result = attempt("memories", "quarantine", held[:6])
+    result = invoke("memories", "quarantine", held[:6])
 
     assert result.stdout == f"{CARD}\n"
     assert "quarantined on" in result.stderr
-    assert read("memories", "quarantine", held)["text"] == CARD
+    assert run_json("memories", "quarantine", held)["text"] == CARD
 
 
 def test_what_is_released_is_a_memory(held: str) -> None:
     """It is remembered as it was said, and waits no more."""
     printed = run("memories", "quarantine", held, "--release")
-    again = attempt("memories", "quarantine", held, "--release")
+    again = invoke("memories", "quarantine", held, "--release")
 
     assert printed.startswith("added ")
-    assert texts() == [CARD]
-    assert attempt("memories", "quarantine").stderr == "the quarantine is empty\n"
+    assert list_memory_texts() == [CARD]
+    assert invoke("memories", "quarantine").stderr == "the quarantine is empty\n"
     assert isinstance(again.exception, ConfigurationError)
 
 
 def test_what_is_discarded_is_gone(held: str, db: Path) -> None:
     """It asks, showing no secret; then nothing of it is in the file."""
-    refused = attempt("memories", "quarantine", held, "--discard", typed="n\n")
-    waiting = read("memories", "quarantine")
+    refused = invoke("memories", "quarantine", held, "--discard", stdin="n\n")
+    waiting = run_json("memories", "quarantine")
     run("memories", "quarantine", held, "--discard", "--yes")
 
     assert refused.exit_code == 1
     assert "My card is [card]" in refused.stderr
     assert "4111" not in refused.output
     assert len(waiting) == 1
-    assert read("memories", "quarantine") == []
+    assert run_json("memories", "quarantine") == []
     assert b"4111" not in raw(db)
 
 
@@ -81,8 +81,8 @@ def test_what_is_discarded_is_gone(held: str, db: Path) -> None:
 )
 def test_an_entry_must_be_named(given: tuple[str, ...], held: str) -> None:
     """What is not there is not released, and no key is not every key."""
-    assert isinstance(attempt("memories", "quarantine", *given).exception, ConfigurationError)
-    assert len(read("memories", "quarantine")) == 1
+    assert isinstance(invoke("memories", "quarantine", *given).exception, ConfigurationError)
+    assert len(run_json("memories", "quarantine")) == 1
 
 
 # -- jobs
@@ -90,13 +90,13 @@ def test_an_entry_must_be_named(given: tuple[str, ...], held: str) -> None:
 
 def test_threads_that_wait_are_listed(db: Path) -> None:
     """Without a worker ever, those with unread messages are all there is; no file is begun."""
-    talk("trip", "I like figs", extract=False)
-    talk("other", "I play the violin")
-    (job,) = read("memories", "jobs")
+    store_conversation("trip", "I like figs", extract=False)
+    store_conversation("other", "I play the violin")
+    (job,) = run_json("memories", "jobs")
 
     assert (job["thread_id"], job["state"]) == ("trip", "waiting")
-    assert rows(run("memories", "jobs"))[1][:3] == ["trip", "me", "waiting"]
-    assert read("memories", "jobs", "--retry") == [job]
+    assert split_rows(run("memories", "jobs"))[1][:3] == ["trip", "me", "waiting"]
+    assert run_json("memories", "jobs", "--retry") == [job]
     assert {path.name for path in db.parent.glob("x.db*")} == {"x.db", "x.db.lock"}
 
 
@@ -109,7 +109,7 @@ def test_threads_of_a_chat_do_not_wait(db: Path) -> None:
     with running(create_app(Settings(db=str(db)))) as url:
         page = httpx.get(f"{url}/ui/jobs.json", timeout=30).json()
 
-    assert attempt("memories", "jobs").stderr == "no thread waits for an extraction\n"
+    assert invoke("memories", "jobs").stderr == "no thread waits for an extraction\n"
     assert [job for job in page["jobs"] if job["state"] != "done"] == []
     assert "I like figs" in listed
 
@@ -123,24 +123,24 @@ def work() -> None:
 def test_what_was_given_up_is_listed_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure that trying again does not mend is listed with its error, until --retry."""
     nuts = {"action": "insert", "text": "The user is allergic to nuts.", "messages": [1]}
-    talk("trip", "I am allergic to nuts", extract=False)
+    store_conversation("trip", "I am allergic to nuts", extract=False)
     with OpenAIServer([Failure(401, "no such key \x1b[2J"), facts_of(nuts)]) as server:
         monkeypatch.setenv("PERDURE_MODEL", "scripted")
         monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
         work()
-        (dead,) = read("memories", "jobs", "--facts")
+        (dead,) = run_json("memories", "jobs", "--facts")
         listed = run("memories", "jobs", "--facts")
-        mended = read("memories", "jobs", "--facts", "--retry")
+        mended = run_json("memories", "jobs", "--facts", "--retry")
 
     assert (dead["thread_id"], dead["state"], mended) == ("trip", "dead", [])
     assert "no such key" in dead["error"]
     assert "1 attempt: " in listed
     assert "\x1b" not in listed
-    assert texts("--kind", "fact") == ["The user is allergic to nuts."]
+    assert list_memory_texts("--kind", "fact") == ["The user is allergic to nuts."]
 
 
 def test_facts_need_a_model() -> None:
     """The error names the setting."""
-    talk("trip", "I like figs")
+    store_conversation("trip", "I like figs")
 
-    assert "PERDURE_MODEL" in str(attempt("memories", "jobs", "--facts").exception)
+    assert "PERDURE_MODEL" in str(invoke("memories", "jobs", "--facts").exception)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests import postgres_server
-from tests.cli.commands import attempt, read, run
+from tests.cli.commands import invoke, run, run_json
 
 
 @pytest.fixture
@@ -34,23 +34,23 @@ def test_threads_and_memories() -> None:
     """Talk, look back, fork, rewind, remember, find, forget, and delete."""
     for text in ("I pack a red tent", "What do I pack?"):
         run("chat", "--thread", "trip", "-m", text)
-    items = read("history", "trip")
-    before = [each["checkpoint_id"] for each in reversed(read("show", "trip"))]
+    items = run_json("history", "trip")
+    before = [each["checkpoint_id"] for each in reversed(run_json("show", "trip"))]
     run("fork", "trip", "copy")
     run("rewind", "trip", "--to", before[2])
     run("memories", "add", "Ann is allergic to nuts")
-    found = read("memories", "search", "nuts")
-    counts = read("stats")
+    found = run_json("memories", "search", "nuts")
+    counts = run_json("stats")
     run("memories", "forget", "--yes", *[each["key"] for each in found])
-    run("retain", "--last", "1", typed="y\n")
+    run("retain", "--last", "1", stdin="y\n")
     run("delete", "trip", "--yes")
 
     assert [item["content"] for item in items][0::2] == ["I pack a red tent", "What do I pack?"]
     assert [memory["text"] for memory in found] == ["Ann is allergic to nuts"]
     assert counts["threads"] == 2
-    assert attempt("memories", "search", "nuts").exit_code == 1
-    assert [info["thread_id"] for info in read("threads")] == ["copy"]
-    assert len(read("history", "copy")) == len(items)
+    assert invoke("memories", "search", "nuts").exit_code == 1
+    assert [info["thread_id"] for info in run_json("threads")] == ["copy"]
+    assert len(run_json("history", "copy")) == len(items)
 
 
 def test_a_forgotten_memory_is_not_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,17 +59,17 @@ def test_a_forgotten_memory_is_not_merged(tmp_path: Path, monkeypatch: pytest.Mo
     run("memories", "add", "Ann lives in Bergen", "--db", "other.db")
     run("memories", "add", "Ann likes figs", "--db", "other.db")
     run("import", "other.db")
-    (found,) = read("memories", "search", "Bergen")
+    (found,) = run_json("memories", "search", "Bergen")
     run("memories", "forget", "--yes", found["key"])
-    reports = [read("import", "other.db") for _ in range(2)]
+    reports = [run_json("import", "other.db") for _ in range(2)]
 
     named = [{"namespace": ["memories", "me"], "key": found["key"]}]
     assert [report["refused"] for report in reports] == [named] * 2
-    assert [memory["text"] for memory in read("memories", "list")] == ["Ann likes figs"]
+    assert [memory["text"] for memory in run_json("memories", "list")] == ["Ann likes figs"]
 
 
 def test_a_server_that_is_away_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """As any error of a user is."""
     monkeypatch.setenv("PERDURE_DB", "postgresql://nobody@127.0.0.1:1/none?connect_timeout=2")
 
-    assert "StorageUnavailable" in type(attempt("threads").exception).__name__
+    assert "StorageUnavailable" in type(invoke("threads").exception).__name__

@@ -10,7 +10,7 @@ import pytest
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, read, rows, run
+from tests.cli.commands import invoke, run, run_json, split_rows
 from tests.talks import talk
 
 
@@ -39,10 +39,10 @@ def test_rules_are_of_the_file_and_options(db: Path) -> None:
         "[retention]\nidle_days = 365\nturns = true\nversions_last = 1\n"
     )
     options = ("retain", "--idle-days", "30")
-    dry = read(*options, "--dry-run")
+    dry = run_json(*options, "--dry-run")
     shown = run(*options, "--dry-run")
     before = left(db)
-    done = read(*options, "--yes")
+    done = run_json(*options, "--yes")
 
     assert before == {"old-1": 4, "old-2": 4, "new": 4}
     assert dry == done
@@ -56,7 +56,7 @@ def test_rules_are_of_the_file_and_options(db: Path) -> None:
     assert done["removals"][0]["ids"] == ["old-1", "old-2"]
     assert done["size_bytes"] == sum(each["size_bytes"] for each in done["removals"]) > 0
     assert left(db) == {"new": 2}
-    assert [row[:2] for row in rows(shown)][:2] == [
+    assert [row[:2] for row in split_rows(shown)][:2] == [
         ["would be removed", "count"],
         ["idle threads", "2"],
     ]
@@ -66,18 +66,18 @@ def test_rules_are_of_the_file_and_options(db: Path) -> None:
 
 def test_it_asks_first(db: Path) -> None:
     """With what would go; without a yes all stays."""
-    no = attempt("retain", "--idle-days", "30", typed="n\n")
+    no = invoke("retain", "--idle-days", "30", stdin="n\n")
     assert no.exit_code == 1
     assert "to be removed: 2 idle threads; about" in no.stderr
     assert len(left(db)) == 3
-    assert attempt("retain", "--idle-days", "30", typed="y\n").exit_code == 0
+    assert invoke("retain", "--idle-days", "30", stdin="y\n").exit_code == 0
     assert len(left(db)) == 1
 
 
 def test_only_some_threads(db: Path) -> None:
     """Named by the beginning of an id, and no items go."""
     (db.parent / "perdure.toml").write_text("[retention]\nhistory = false\ncheckpoints_last = 9\n")
-    done = read("retain", "old-1", "ne", "--last", "1", "--yes")
+    done = run_json("retain", "old-1", "ne", "--last", "1", "--yes")
     assert counts(done) == {"checkpoints": 6, "messages": 4}
     assert left(db) == {"old-1": 1, "old-2": 4, "new": 1}
 
@@ -91,13 +91,13 @@ def test_only_some_threads(db: Path) -> None:
     ],
 )
 def test_a_wrong_use_is_named(options: tuple[str, ...], said: str, db: Path) -> None:
-    result = attempt("retain", *options, "--yes")
+    result = invoke("retain", *options, "--yes")
     assert isinstance(result.exception, ConfigurationError)
     assert said in str(result.exception)
     assert len(left(db)) == 3
 
 
 def test_without_rules_expired_items_go() -> None:
-    result = attempt("retain")
+    result = invoke("retain")
     assert (result.exit_code, "no rules are set" in result.stderr) == (0, True)
-    assert rows(result.stdout)[1][:2] == ["expired items", "0"]
+    assert split_rows(result.stdout)[1][:2] == ["expired items", "0"]

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from perdure.server.keys import KeysFileAccess
-from tests.cli.commands import attempt, error
+from tests.cli.commands import invoke, run_and_read_error
 from tests.server.test_auth_file import GUIDE, written
 from tests.server.test_keys import ANN, entry
 
@@ -83,7 +83,7 @@ def test_connections_are_kept_for_longer_than_clients_keep_them(
     """A server that closes first fails a request that is sent meanwhile."""
     configs: list[uvicorn.Config] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: configs.append(self.config))
-    result = attempt("serve", "--port", "0", "--db", str(tmp_path / "memory.db"))
+    result = invoke("serve", "--port", "0", "--db", str(tmp_path / "memory.db"))
 
     assert result.exit_code == 0, result.output
     assert [config.timeout_keep_alive for config in configs] == [65]
@@ -115,7 +115,7 @@ def test_keys_and_names(tmp_path: Path) -> None:
 
 def test_a_new_key(tmp_path: Path) -> None:
     name = 'A "b" \u00e9\x7f'
-    result = attempt("serve", "--new-key", name)
+    result = invoke("serve", "--new-key", name)
     key = result.stderr.split()[-1]
     assert tomllib.loads(result.stdout)["keys"][0]["user"] == name
     (tmp_path / "keys.toml").write_text(result.stdout)
@@ -128,11 +128,11 @@ def test_a_new_key_with_teams(tmp_path: Path) -> None:
     """Each `--team` is listed once, whatever its name; without `--new-key` it is refused."""
     teams = ["red", 'A "b" \u00e9', "red"]
     options = [part for team in teams for part in ("--team", team)]
-    result = attempt("serve", "--new-key", "ann", *options)
+    result = invoke("serve", "--new-key", "ann", *options)
     (tmp_path / "keys.toml").write_text(result.stdout)
     refused = [
-        attempt("serve", "--team", "red"),
-        attempt("serve", "--new-key", "ann", "--team", "*"),
+        invoke("serve", "--team", "red"),
+        invoke("serve", "--new-key", "ann", "--team", "*"),
     ]
 
     assert KeysFileAccess(tmp_path / "keys.toml").find_teams("ann", None) == {*teams}
@@ -146,7 +146,7 @@ def test_what_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], taken_port: int
 ) -> None:
     def says(*options: str) -> str:
-        return error("serve", "--db", str(tmp_path / "m.db"), *options, into=capsys)
+        return run_and_read_error("serve", "--db", str(tmp_path / "m.db"), *options, capsys=capsys)
 
     keys, auth = tmp_path / "keys.toml", written(tmp_path, GUIDE)
     keys.write_text(entry(ANN, "ann"))
@@ -177,6 +177,6 @@ def test_tenants_need_postgres(tmp_path: Path, capsys: pytest.CaptureFixture[str
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann", 'tenant = "acme"'))
 
-    assert "need a Postgres database" in error(
-        "serve", "--db", str(tmp_path / "m.db"), "--keys", str(keys), into=capsys
+    assert "need a Postgres database" in run_and_read_error(
+        "serve", "--db", str(tmp_path / "m.db"), "--keys", str(keys), capsys=capsys
     )

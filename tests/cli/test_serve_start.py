@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests import postgres_server
-from tests.cli.commands import error
+from tests.cli.commands import run_and_read_error
 from tests.cli.test_serve import served
 from tests.server.test_keys import ANN, entry
 
@@ -103,7 +103,7 @@ def test_a_graph_that_is_none_is_refused(
 ) -> None:
     """The error names the graph, the file that names it, and what is wrong."""
     file = langgraph_json(tmp_path, a=graph)
-    wrong = error("serve", "--port", "0", "--graphs", file, into=capsys)
+    wrong = run_and_read_error("serve", "--port", "0", "--graphs", file, capsys=capsys)
 
     assert wrong.startswith("the graph 'a'"), wrong
     assert said.format(file=repr(file), folder=tmp_path) in wrong
@@ -112,11 +112,11 @@ def test_a_graph_that_is_none_is_refused(
 
 def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Each option says which file is not there, and nothing about another option."""
-    assert error("serve", "--port", "0", "--graphs", "none.json", into=capsys) == (
+    assert run_and_read_error("serve", "--port", "0", "--graphs", "none.json", capsys=capsys) == (
         "'none.json' cannot be read: there is no such file; expected a langgraph.json with "
         '"graphs": {"name": "./file.py:graph"}\n'
     )
-    said = error("serve", "--port", "0", "--auth", "none.py:auth", into=capsys)
+    said = run_and_read_error("serve", "--port", "0", "--auth", "none.py:auth", capsys=capsys)
     assert said == (
         "the file of authentication handlers is 'none.py:auth', which cannot be imported: there is "
         f"no file '{os.path.realpath('none.py')}'; expected './file.py:name' or "

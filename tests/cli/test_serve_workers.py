@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cli.commands import error
+from tests.cli.commands import run_and_read_error
 from tests.cli.test_serve import answers, served
 from tests.server.running import until
 from tests.server.test_keys import ANN, entry
@@ -152,7 +152,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 def test_what_workers_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = "serve", "--port", "0", "--workers", "2"
 
-    said = error(*given, "--metrics", "--db", str(tmp_path / "m.db"), into=capsys)
+    said = run_and_read_error(*given, "--metrics", "--db", str(tmp_path / "m.db"), capsys=capsys)
     assert "--metrics counts in one process" in said
-    said = error(*given, "--db", ":memory:", into=capsys)
+    said = run_and_read_error(*given, "--db", ":memory:", capsys=capsys)
     assert "a database in memory belongs to one process" in said

@@ -20,15 +20,15 @@ from perdure.errors import EmbedderMismatch, StorageError, WrongKey
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.offline import StaticEmbedder
 from tests.cli import commands
-from tests.cli.commands import attempt, error, rows
-from tests.cli.talk import say
+from tests.cli.commands import invoke, run_and_read_error, split_rows
+from tests.cli.talk import say_on_thread
 from tests.store_backends import Words, open_store
 
 AT = "users/alice"
 
 
-def run(*arguments: str, typed: str = "") -> str:
-    return commands.run("store", *arguments, typed=typed)
+def run(*arguments: str, stdin: str = "") -> str:
+    return commands.run("store", *arguments, stdin=stdin)
 
 
 def read(*arguments: str) -> Any:
@@ -37,7 +37,7 @@ def read(*arguments: str) -> Any:
 
 def store(words: str) -> Any:
     """What comes of a command, whatever that is."""
-    return attempt("store", *words.split())
+    return invoke("store", *words.split())
 
 
 def raw(db: Path) -> bytes:
@@ -72,7 +72,7 @@ def test_a_value_has_several_forms() -> None:
     """An argument, stdin and --text say the same."""
     said = [
         run("put", "a", "1", '{"text": "tea"}'),
-        run("put", "a", "2", "-", typed='{"text": "tea"}'),
+        run("put", "a", "2", "-", stdin='{"text": "tea"}'),
         run("put", "a", "3", "--text", "tea"),
     ]
 
@@ -98,7 +98,7 @@ def test_keys_are_known_by_their_beginning(seat: str) -> None:
 def test_history_says_when(seat: str) -> None:
     """Each version has its times, and at the moment it was put it is what is there."""
     found = read("history", AT, "sea")
-    table = rows(run("history", AT, seat))
+    table = split_rows(run("history", AT, seat))
     first, second = (item["valid_from"] for item in found)
     run("delete", AT, seat)
 
@@ -125,7 +125,7 @@ def test_life_is_told() -> None:
 def test_search_finds(seat: str) -> None:
     """With a query the best comes first with its score; without, there is none."""
     found = read("search", "/", "windows and aisles")
-    table = rows(run("search", "/", "windows and aisles", "--limit", "1"))
+    table = split_rows(run("search", "/", "windows and aisles", "--limit", "1"))
     nothing = store("search users/nobody")
 
     assert found[0]["key"] == seat
@@ -133,11 +133,11 @@ def test_search_finds(seat: str) -> None:
     assert "text" in found[0]["parts"]
     assert table[0] == ["score", "namespace", "key", "value"]
     assert table[1][1:3] == [AT, seat]
-    assert rows(run("search", AT)) == [
+    assert split_rows(run("search", AT)) == [
         ["namespace", "key", "value"],
         [AT, seat, '{"text": "prefers an aisle seat", "kind": "travel"}'],
     ]
-    assert rows(run("search", "users/bob"))[1] == ["users/bob", "hobby", "grows tomatoes"]
+    assert split_rows(run("search", "users/bob"))[1] == ["users/bob", "hobby", "grows tomatoes"]
     assert read("search", "/", "--limit", "1") == read("search", "users/alice")
     assert read("search", "/", "aisle", "--mode", "text")[0]["key"] == seat
     assert read("search", "users/nobody", "aisle") == []
@@ -161,7 +161,7 @@ def test_labels_may_hold_a_slash() -> None:
     run("put", r"a\/b/c", "k", "{}")
 
     assert read("namespaces") == [["a/b", "c"]]
-    assert rows(run("namespaces")) == [["namespace"], [r"a\/b/c"]]
+    assert split_rows(run("namespaces")) == [["namespace"], [r"a\/b/c"]]
     assert read("search", r"a\/b")[0]["namespace"] == ["a/b", "c"]
     assert read("search", "a") == []
 
@@ -180,7 +180,7 @@ def test_namespaces_are_matched(seat: str) -> None:
 @pytest.fixture
 def told(db: Path) -> str:
     """The id of a message that an item rests on, in the thread trip of the same file."""
-    say("trip", "I cannot eat peanuts")
+    say_on_thread("trip", "I cannot eat peanuts")
     message = str(commands.read("history", "trip")[0]["id"])
     whence = Provenance(thread_id="trip", message_ids=(message,))
     with SQLiteStore.open(db) as file:
@@ -192,7 +192,7 @@ def told(db: Path) -> str:
 def test_forget_counts_and_asks_first(told: str, db: Path) -> None:
     """Without a yes nothing is gone; a dry run does not even ask."""
     dry = run("forget", AT, "--query", "peanuts", "--dry-run")
-    no = attempt("store", "forget", AT, "--query", "peanuts", typed="n\n")
+    no = invoke("store", "forget", AT, "--query", "peanuts", stdin="n\n")
 
     assert dry == "would forget 1 item, 0 old versions and 1 message of 1 thread\n"
     assert no.exit_code == 1
@@ -203,7 +203,7 @@ def test_forget_counts_and_asks_first(told: str, db: Path) -> None:
 
 def test_forget_takes_messages_too(told: str, db: Path) -> None:
     """The item, its words and the message it came from leave the file, and it is said so."""
-    done = run("forget", AT, "--query", "peanuts", typed="y\n").splitlines()
+    done = run("forget", AT, "--query", "peanuts", stdin="y\n").splitlines()
 
     assert done[-2:] == [
         "forgot 1 item, 0 old versions and 1 message of 1 thread",
@@ -292,7 +292,7 @@ def test_looking_needs_no_writing(seat: str, monkeypatch: pytest.MonkeyPatch) ->
     looking = f"get {AT} seat|history {AT} seat|search / aisle|namespaces"
 
     assert {store(words).exit_code for words in looking.split("|")} == {0}
-    assert attempt("stats").exit_code == 0
+    assert invoke("stats").exit_code == 0
     assert isinstance(store("put a k {}").exception, StorageError)
 
 
@@ -389,7 +389,7 @@ def test_bad_words_end_with_a_line(
     """It says what was expected in the words of the command line, and nothing is changed."""
     before = read("search", "/", "--limit", "99")
     words, said = BAD[name].split("|")
-    found = error("store", *words.split(" "), into=capfd)
+    found = run_and_read_error("store", *words.split(" "), capsys=capfd)
 
     assert said in found
     assert not re.search(r"\w\(\)|\b[a-z_]+=", found)

@@ -19,8 +19,8 @@ from perdure.cli.history import render_item_lines
 from perdure.graphs import chat_graph
 from perdure.memory import Keep
 from perdure.stores import Provenance, SQLiteStore
-from tests.cli.commands import attempt, error, read, rows, run
-from tests.cli.talk import ids, put, said, say
+from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
+from tests.cli.talk import put_messages, read_checkpoint_ids, read_thread_texts, say_on_thread
 from tests.server.graphs import asking_graph
 
 URL = "https://a.example/sky.png"
@@ -30,7 +30,7 @@ DATA = "data:image/png;base64," + "iVBORw0KGgo" * 500
 @pytest.fixture
 def trip() -> str:
     """A thread of two turns."""
-    say("trip", "I pack a red tent", "What do I pack?")
+    say_on_thread("trip", "I pack a red tent", "What do I pack?")
     return "trip"
 
 
@@ -39,9 +39,9 @@ def trip() -> str:
 
 def test_threads_are_listed_latest_first(trip: str) -> None:
     """Where there is no title, the first words stand in its place."""
-    say("other", "hello")
-    found = read("threads")
-    table = rows(run("threads"))
+    say_on_thread("other", "hello")
+    found = run_json("threads")
+    table = split_rows(run("threads"))
 
     assert [info["thread_id"] for info in found] == ["other", trip]
     assert [(info["items"], info["checkpoints"]) for info in found] == [(2, 3), (4, 6)]
@@ -50,18 +50,18 @@ def test_threads_are_listed_latest_first(trip: str) -> None:
         ["other", "hello", "2"],
         ["trip", "I pack a red tent", "4"],
     ]
-    assert read("threads", "--limit", "1") == found[:1]
-    assert read("threads", "tr") == found[1:]
+    assert run_json("threads", "--limit", "1") == found[:1]
+    assert run_json("threads", "tr") == found[1:]
 
 
 def test_threads_are_found_by_what_was_said(
     trip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The words are marked, in any form; what was said since is found too."""
-    say("home", "The tents are dry")
+    say_on_thread("home", "The tents are dry")
     first, second = run("threads", "--search", "red tents").splitlines()[:2]
-    [hit] = read("threads", "--search", "dry")
-    none = attempt("threads", "--search", "zebra")
+    [hit] = run_json("threads", "--search", "dry")
+    none = invoke("threads", "--search", "zebra")
 
     assert first.split()[0] == trip
     assert second == "  user: I pack a **red** **tent**"
@@ -71,29 +71,29 @@ def test_threads_are_found_by_what_was_said(
         [[14, 17]],
     )
     assert (none.exit_code, none.stderr) == (1, "no message matches 'zebra'\n")
-    assert "cannot be combined; remove one of them" in error(
-        "threads", "red", "--search", "red", into=capsys
+    assert "cannot be combined; remove one of them" in run_and_read_error(
+        "threads", "red", "--search", "red", capsys=capsys
     )
-    assert "text is ' '" in error("threads", "--search", " ", into=capsys)
+    assert "text is ' '" in run_and_read_error("threads", "--search", " ", capsys=capsys)
     monkeypatch.setenv("PERDURE_SEARCH_THREADS", "false")
-    assert "search_threads = false in PERDURE_SEARCH_THREADS" in error(
-        "threads", "--search", "red", into=capsys
+    assert "search_threads = false in PERDURE_SEARCH_THREADS" in run_and_read_error(
+        "threads", "--search", "red", capsys=capsys
     )
 
 
 def test_threads_are_found_by_title_and_id(trip: str) -> None:
     """In any case; the title stays when a program of its own goes on, which tells none."""
-    say("x-1", "hello", title="Planning a TRIP", titled=True, update_time=1.7e9)
-    say("x-1", "more")
-    say("y", "hello")
-    found = read("threads", "tRiP")
-    none = attempt("threads", "nowhere")
+    say_on_thread("x-1", "hello", title="Planning a TRIP", titled=True, update_time=1.7e9)
+    say_on_thread("x-1", "more")
+    say_on_thread("y", "hello")
+    found = run_json("threads", "tRiP")
+    none = invoke("threads", "nowhere")
 
     assert [(t["thread_id"], t["title"]) for t in found] == [
         ("x-1", "Planning a TRIP"),
         (trip, None),
     ]
-    assert read("threads", "trip", "--limit", "1") == found[:1]
+    assert run_json("threads", "trip", "--limit", "1") == found[:1]
     assert (none.exit_code, none.stdout) == (1, "")
     assert none.stderr == "no thread has 'nowhere' in its title or id\n"
     assert run("history", "x").startswith("Planning a TRIP\n\n● human")
@@ -106,20 +106,20 @@ def test_a_thread_that_did_not_begin_takes_no_place(trip: str, db: Path) -> None
             client = ClientMetadata({}, is_reserved=True)
             assert ThreadList(saver).create(f"trip {number}", client)
 
-    assert [thread["thread_id"] for thread in read("threads", "trip", "--limit", "1")] == [trip]
+    assert [thread["thread_id"] for thread in run_json("threads", "trip", "--limit", "1")] == [trip]
 
 
 def test_whose_threads_are_is_shown_where_it_differs(trip: str) -> None:
     """A column says it if a thread is of another user; JSON always."""
-    say("mine", "hello", user_id="me")
-    usual = rows(run("threads"))[0]
-    say("hers", "hello", user_id="ann")
-    table = rows(run("threads"))
+    say_on_thread("mine", "hello", user_id="me")
+    usual = split_rows(run("threads"))[0]
+    say_on_thread("hers", "hello", user_id="ann")
+    table = split_rows(run("threads"))
 
     assert "user" not in usual
     assert table[0] == [*usual, "user"]
     assert [row[-1] for row in table[1:3]] == ["ann", "me"]
-    assert [thread["user"] for thread in read("threads")] == ["ann", "me", None]
+    assert [thread["user"] for thread in run_json("threads")] == ["ann", "me", None]
 
 
 def test_a_conversation_has_its_own_time(db: Path) -> None:
@@ -128,12 +128,12 @@ def test_a_conversation_has_its_own_time(db: Path) -> None:
     (db.parent / "old.jsonl").write_text(json.dumps({**told, "update_time": 1.6e9}))
     run("import", str(db.parent / "old.jsonl"))
 
-    assert rows(run("threads"))[1][-1] == "2020-09-13"
+    assert split_rows(run("threads"))[1][-1] == "2020-09-13"
 
 
 def test_a_piped_table_is_whole(db: Path) -> None:
     """A long id or path is one word on one line for whatever reads the pipe."""
-    say("long-" * 40, "hello")
+    say_on_thread("long-" * 40, "hello")
 
     assert run("threads").splitlines()[1].split()[0] == "long-" * 40
     assert str(db) in run("stats")
@@ -142,7 +142,9 @@ def test_a_piped_table_is_whole(db: Path) -> None:
 def test_ids_fit_eighty_columns(terminal: Any) -> None:
     """On a terminal an id is a beginning that is taken, and a thread with a long title a line."""
     thread = "68a1f2aa-7e1c-8001-9d5e-0c6b1a2b3c4d"
-    say(thread, "hello", title="A conversation with quite a long title, which has to be cut")
+    say_on_thread(
+        thread, "hello", title="A conversation with quite a long title, which has to be cut"
+    )
     shown = terminal("threads").splitlines()
 
     assert len(shown) == 2
@@ -155,7 +157,7 @@ def test_ids_fit_eighty_columns(terminal: Any) -> None:
 @pytest.mark.parametrize("thread", ["[red]x", "[/b]", "a b", "*", "größe", "--x"])
 def test_ids_are_shown_as_they_are(thread: str) -> None:
     """No character of an id means anything to the terminal."""
-    say(thread, "hello")
+    say_on_thread(thread, "hello")
 
     assert run("show", "--", thread).splitlines()[0].strip() == thread
     assert run("threads").splitlines()[1].startswith(thread)
@@ -172,8 +174,8 @@ def untimed(shown: str) -> str:
 
 def test_history_says_when_each_message_was_stored(trip: str) -> None:
     """A message has the time of the first checkpoint with it, to the minute, and exact as JSON."""
-    made = {info["ts"] for info in read("show", trip)}
-    whole = read("history", trip)
+    made = {info["ts"] for info in run_json("show", trip)}
+    whole = run_json("history", trip)
     [first, *_] = run("history", trip).splitlines()
     at = datetime.fromisoformat(whole[0]["stored_at"])
 
@@ -183,9 +185,9 @@ def test_history_says_when_each_message_was_stored(trip: str) -> None:
 
 def test_history_marks_what_the_model_sees(db: Path) -> None:
     """With a short window the first turn is only history, for people and for programs."""
-    say("trip", "one", "two")
-    put("trip", Keep(-2))
-    found = read("history", "trip")
+    say_on_thread("trip", "one", "two")
+    put_messages("trip", Keep(-2))
+    found = run_json("history", "trip")
     shown = untimed(run("history", "trip")).split("\n\n")
 
     assert [(item["type"], item["seen"]) for item in found] == [
@@ -198,12 +200,12 @@ def test_history_marks_what_the_model_sees(db: Path) -> None:
 
 def test_history_says_who_answered(trip: str, db: Path) -> None:
     """As the server writes it into the metadata of checkpoints; see server/person.py."""
-    before = attempt("history", trip)
+    before = invoke("history", trip)
     with SQLiteCheckpointer.open(db) as saver:
         config: Any = {"configurable": {"thread_id": trip}, "metadata": {"perdure_caller": "boss"}}
         config["metadata"]["perdure_deed"] = "answered"
         chat_graph(checkpointer=saver).invoke({"messages": [("human", "And now?")]}, config)
-    after = attempt("history", trip)
+    after = invoke("history", trip)
 
     assert before.stderr == ""
     assert after.stderr == f"{trip!r}: answered by boss\n"
@@ -211,11 +213,11 @@ def test_history_says_who_answered(trip: str, db: Path) -> None:
 
 def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:
     """A checkpoint may be named by its beginning; of an unknown channel it is said."""
-    first = ids(trip)[1]
-    unknown = attempt("history", trip, "--channel", "x")
-    nothing = attempt("history", trip, "--checkpoint", ids(trip)[0])
+    first = read_checkpoint_ids(trip)[1]
+    unknown = invoke("history", trip, "--channel", "x")
+    nothing = invoke("history", trip, "--checkpoint", read_checkpoint_ids(trip)[0])
 
-    assert read("history", trip, "--checkpoint", first) == read("history", trip)[:1]
+    assert run_json("history", trip, "--checkpoint", first) == run_json("history", trip)[:1]
     shown = untimed(run("history", trip, "--checkpoint", first[:18]))
     assert shown == "● human\nI pack a red tent\n"
     assert (nothing.stdout, nothing.stderr) == (
@@ -247,8 +249,8 @@ def test_history_shows_everything_with_its_lines(db: Path) -> None:
         ToolMessage('{"deep": [1]}', tool_call_id="1", name="look", id="t"),
         AIMessage(CODE, id="b", response_metadata=known),
     ]
-    put("t", messages)
-    shown, whole = run("history", "t"), read("history", "t")
+    put_messages("t", messages)
+    shown, whole = run("history", "t"), run_json("history", "t")
 
     assert untimed(shown) == (
         "● human\nWhat is this?\n[image]\nSay.\n\n"
@@ -288,7 +290,7 @@ def test_a_file_is_named(block: Any, name: str) -> None:
 def test_only_prose_is_wrapped(terminal: Any) -> None:
     """On a terminal code, tables and what is indented keep their lines, for copying."""
     wide = "x" * 50 + " " + "y" * 50
-    put("t", [AIMessage(f"{wide}\n```\n{wide}\n```\n    {wide}\n| {wide}", id="a")])
+    put_messages("t", [AIMessage(f"{wide}\n```\n{wide}\n```\n    {wide}\n| {wide}", id="a")])
     shown = terminal("history", "t", "--no-pager").splitlines()
 
     assert [line.rstrip() for line in shown[1:]] == [
@@ -308,8 +310,8 @@ def test_long_history_is_paged_on_a_terminal(
     """With its colours; --no-pager prints it, and what fits the screen needs none."""
     seen: list[str] = []
     monkeypatch.setattr("pydoc.pager", seen.append)
-    put("t", [AIMessage("\n".join(map(str, range(50))), id="a")])
-    put("u", [HumanMessage("short", id="a")])
+    put_messages("t", [AIMessage("\n".join(map(str, range(50))), id="a")])
+    put_messages("u", [HumanMessage("short", id="a")])
     printed = terminal("history", "t"), terminal("history", "t", "--no-pager")
     short = terminal("history", "u", color=True)
 
@@ -340,14 +342,14 @@ def test_no_value_is_shown_as_python(value: Any, expected: str) -> None:
 
 def test_show_draws_forks_as_branches(trip: str) -> None:
     """After a rewind the old end is one branch and the new one another, with the head marked."""
-    run("rewind", trip, "--to", ids(trip)[2])
-    say(trip, "Something else?")
+    run("rewind", trip, "--to", read_checkpoint_ids(trip)[2])
+    say_on_thread(trip, "Something else?")
     lines = run("show", trip).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("└── "))
 
     assert lines[0] == trip
     assert [line[:4] for line in lines[1:at]] == ["├── "] * 2
-    assert ids(trip)[2].startswith(lines[at].split()[1])
+    assert read_checkpoint_ids(trip)[2].startswith(lines[at].split()[1])
     assert [line[:8] for line in lines[at + 1 :]] == [
         *("    ├── ", *["    │   "] * 2, "    └── ", *["        "] * 2),
     ]
@@ -357,17 +359,17 @@ def test_show_draws_forks_as_branches(trip: str) -> None:
 
 def test_a_tree_is_whole_however_deep(db: Path, terminal: Any) -> None:
     """Forks of forks leave a terminal's width, and no checkpoint is cut or left out."""
-    say("deep", "hello")
+    say_on_thread("deep", "hello")
     with SQLiteCheckpointer.open(db) as saver:
         for _ in range(22):
             at = str(read_existing_head(saver, "deep").checkpoint_id)
             for _ in range(2):
                 saver.rewind("deep", at)
-                put("deep", [HumanMessage("again")])
+                put_messages("deep", [HumanMessage("again")])
     shown = terminal("show", "deep", "--no-pager")
 
-    assert shown.count(" message") == len(ids("deep")) - 1
-    assert max(map(len, shown.splitlines())) > 80 + len(ids("deep")[0][:18])
+    assert shown.count(" message") == len(read_checkpoint_ids("deep")) - 1
+    assert max(map(len, shown.splitlines())) > 80 + len(read_checkpoint_ids("deep")[0][:18])
 
 
 def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
@@ -379,7 +381,7 @@ def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
         ]
     names = ("checkpoint_id", "parent_id", "is_head", "counts", "metadata", "ts")
 
-    assert [tuple(info[name] for name in names) for info in read("show", trip)] == expected
+    assert [tuple(info[name] for name in names) for info in run_json("show", trip)] == expected
 
 
 # -- fork, rewind
@@ -388,25 +390,25 @@ def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
 def test_fork_copies_a_thread_or_its_beginning(trip: str) -> None:
     """The copy goes its own way; a taken id is refused."""
     run("fork", trip, "copy")
-    run("fork", "tri", "start", "--at", ids(trip)[3][:18])
-    say("copy", "hello")
-    taken = attempt("fork", trip, "copy").exception
+    run("fork", "tri", "start", "--at", read_checkpoint_ids(trip)[3][:18])
+    say_on_thread("copy", "hello")
+    taken = invoke("fork", trip, "copy").exception
 
-    assert said("copy")[:4] == said(trip)
-    assert len(said("copy")) == 6
-    assert said("start") == said(trip)[:2]
+    assert read_thread_texts("copy")[:4] == read_thread_texts(trip)
+    assert len(read_thread_texts("copy")) == 6
+    assert read_thread_texts("start") == read_thread_texts(trip)[:2]
     assert str(taken) == "the thread 'copy' already exists; pass another id as NEW"
 
 
 def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
     """The thread is what it was then, its checkpoints are all there; a vague id is refused."""
-    before, talk = ids(trip), said(trip)
+    before, talk = read_checkpoint_ids(trip), read_thread_texts(trip)
     done = run("rewind", trip, "--to", before[3][:18])
-    vague, wrong = (attempt("rewind", trip, "--to", name) for name in ("1", "zzz"))
+    vague, wrong = (invoke("rewind", trip, "--to", name) for name in ("1", "zzz"))
 
     assert done == f"'trip' continues from {before[3]}\n"
-    assert said(trip) == talk[:2]
-    assert ids(trip) == before
+    assert read_thread_texts(trip) == talk[:2]
+    assert read_checkpoint_ids(trip) == before
     assert "several ids of checkpoints begin with '1'" in str(vague.exception)
     assert "no checkpoint 'zzz'; 'perdure show trip'" in str(wrong.exception)
 
@@ -429,11 +431,11 @@ def remember(db: Path) -> None:
 
 def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None:
     """A no leaves everything; a yes takes the thread and the memories of all users."""
-    say("trap", "a lagoon")
+    say_on_thread("trap", "a lagoon")
     remember(db)
-    refused = attempt("delete", trip, typed="n\n")
-    there = read("threads", "trip"), read("store", "search", "memories")
-    done = attempt("delete", "tri", typed="y\n")
+    refused = invoke("delete", trip, stdin="n\n")
+    there = run_json("threads", "trip"), run_json("store", "search", "memories")
+    done = invoke("delete", "tri", stdin="y\n")
 
     assert refused.exit_code == 1
     assert (
@@ -445,8 +447,8 @@ def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None
         "deleted 1 thread with 4 messages and 3 memories: 'trip' (I pack a red tent)\n"
         "the deleted bytes have been removed from the file\n"
     )
-    assert [item["namespace"][-1] for item in read("store", "search", "/")] == ["other"]
-    assert said("trap")[0] == "a lagoon"
+    assert [item["namespace"][-1] for item in run_json("store", "search", "/")] == ["other"]
+    assert read_thread_texts("trap")[0] == "a lagoon"
     assert b"red tent" not in b"".join(p.read_bytes() for p in db.parent.glob("x.db*"))
 
 
@@ -454,15 +456,15 @@ def test_delete_may_keep_memories_and_takes_all_or_nothing(db: Path, trip: str) 
     """An unknown thread leaves everything; JSON has the counts."""
     remember(db)
     run("fork", trip, "copy")
-    unknown = attempt("delete", trip, "nope", "--yes")
-    kept = [info["thread_id"] for info in read("threads")]
-    done = read("delete", trip, "copy", "trip", "--yes", "--keep-memories")
+    unknown = invoke("delete", trip, "nope", "--yes")
+    kept = [info["thread_id"] for info in run_json("threads")]
+    done = run_json("delete", trip, "copy", "trip", "--yes", "--keep-memories")
 
     assert "there is no thread 'nope'; 'perdure threads' lists them" in str(unknown.exception)
     assert kept == ["copy", trip]
     assert done == {"threads": [trip, "copy"], "messages": 8, "memories": 0, "clean": True}
-    assert read("threads") == []
-    assert len(read("store", "search", "memories")) == 3
+    assert run_json("threads") == []
+    assert len(run_json("store", "search", "memories")) == 3
 
 
 # -- stats
@@ -471,7 +473,7 @@ def test_delete_may_keep_memories_and_takes_all_or_nothing(db: Path, trip: str) 
 def test_stats_count_both_halves(db: Path, trip: str) -> None:
     """Threads and items in one table, and SQLite in words."""
     remember(db)
-    found, shown = read("stats"), rows(run("stats"))
+    found, shown = run_json("stats"), split_rows(run("stats"))
     line = next(row[1] for row in shown if row[0] == "wal_reset_bug")
 
     assert (found["path"], found["threads"], found["checkpoints"]) == (str(db), 1, 6)
@@ -506,8 +508,8 @@ def test_errors_speak_of_commands(
     words: str, expected: str, trip: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One line on stderr, in words of the command line, and exit code 2."""
-    say("trap", "hello")
-    said = error(*words.split(), into=capfd)
+    say_on_thread("trap", "hello")
+    said = run_and_read_error(*words.split(), capsys=capfd)
 
     assert expected in said.replace("trap, trip", "trip, trap")
     assert not re.search(r"\w\(\)|\b\w+=\w|\bb'", said)
@@ -516,7 +518,7 @@ def test_errors_speak_of_commands(
 
 def test_history_is_json_that_programs_read(trip: str) -> None:
     """It parses also when somebody said what JSON need not escape."""
-    put("odd", [HumanMessage("a\u2028b\x1b\x9b\u202e", id="h")])
+    put_messages("odd", [HumanMessage("a\u2028b\x1b\x9b\u202e", id="h")])
     shown = run("history", "odd", "--json")
 
     assert json.loads(shown)[0]["content"] == "a\u2028b\x1b\x9b\u202e"
@@ -525,15 +527,15 @@ def test_history_is_json_that_programs_read(trip: str) -> None:
 
 def test_what_waits_or_was_cut_off_is_said(db: Path) -> None:
     """Threads of programs of one's own: in the list, above the tree, and below the history."""
-    say("talk", "hello")
+    say_on_thread("talk", "hello")
     with SQLiteCheckpointer.open(db) as saver:
         asking_graph(checkpointer=saver).invoke(
             {"said": "x"}, {"configurable": {"thread_id": "asks"}}
         )
         saver.copy_thread("talk", "cut")
         saver.rewind("cut", saver.checkpoints("cut", checkpoint_ns="")[-2].checkpoint_id)
-    found = {row["thread_id"]: row for row in read("threads")}
-    table = rows(run("threads"))
+    found = {row["thread_id"]: row for row in run_json("threads")}
+    table = split_rows(run("threads"))
 
     assert {name: row["status"] for name, row in found.items()} == {
         "talk": "idle", "asks": "waiting", "cut": "unfinished"
@@ -543,6 +545,6 @@ def test_what_waits_or_was_cut_off_is_said(db: Path) -> None:
         "status", "unfinished", "waiting", "idle"
     ]  # fmt: skip
     for command in ("show", "history"):
-        assert "waits for an answer (at 'part': Sure?)" in attempt(command, "asks").output
-        assert "has an unfinished run, which stopped " in attempt(command, "cut").output
-        assert "waits" not in attempt(command, "talk").output
+        assert "waits for an answer (at 'part': Sure?)" in invoke(command, "asks").output
+        assert "has an unfinished run, which stopped " in invoke(command, "cut").output
+        assert "waits" not in invoke(command, "talk").output

@@ -12,8 +12,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.owner_record import record_organisation_owners
-from tests.cli.asking import ask, langgraph_json
-from tests.cli.commands import attempt, error, read, rows, run
+from tests.cli.asking import run_to_question, write_langgraph_json
+from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.cli.databases import postgres_database
 
 
@@ -33,9 +33,9 @@ def where(
 @pytest.fixture
 def filled(where: str, tmp_path: Path) -> str:
     """Threads of dora, emil, user 7 and nobody, of which some wait and one was cut off."""
-    graphs = langgraph_json(tmp_path)
-    ask(where, graphs, "review", "dora-waits", "dora")
-    ask(where, graphs, "plain", "emil-waits", "emil", owner="org")
+    graphs = write_langgraph_json(tmp_path)
+    run_to_question(where, graphs, "review", "dora-waits", "dora")
+    run_to_question(where, graphs, "plain", "emil-waits", "emil", owner="org")
     for thread, user in (("dora-idle", "dora"), ("number", 7), ("nobody", "")):
         _talk(where, thread, user)
     _talk(where, "dora-owns", None, owner="dora")
@@ -61,7 +61,7 @@ def _talk(where: str, thread: str, user: Any, *, fails: bool = False, **about: A
 
 
 def ids(*options: str) -> set[str]:
-    return {thread["thread_id"] for thread in read("threads", *options)}
+    return {thread["thread_id"] for thread in run_json("threads", *options)}
 
 
 def test_threads_are_listed_by_person_and_status(filled: str) -> None:
@@ -82,8 +82,8 @@ def test_threads_are_listed_by_person_and_status(filled: str) -> None:
 
 def test_the_person_of_each_thread_is_shown(filled: str) -> None:
     """Emil's thread, which his organisation owns, is shown as his."""
-    shown = {row[0]: row[-1] for row in rows(run("threads", "--waiting"))}
-    (emil,) = read("threads", "--user", "emil")
+    shown = {row[0]: row[-1] for row in split_rows(run("threads", "--waiting"))}
+    (emil,) = run_json("threads", "--user", "emil")
 
     assert shown == {"id": "user", "dora-waits": "dora", "emil-waits": "emil"}
     assert (emil["user"], emil["person"]) == ("org", "emil")
@@ -93,8 +93,8 @@ def test_organisation_is_not_listed_as_person_of_its_threads(filled: str) -> Non
     """If owners may be organisations, the owner of a thread without a `user_id` is not a person."""
     with open_checkpointer(filled) as saver:
         record_organisation_owners(saver)
-    result = attempt("threads", "--user", "dora")
-    persons = {thread["thread_id"]: thread["person"] for thread in read("threads")}
+    result = invoke("threads", "--user", "dora")
+    persons = {thread["thread_id"]: thread["person"] for thread in run_json("threads")}
 
     assert "dora-owns" not in result.stdout
     assert ids("--user", "dora") == {"dora-waits", "dora-idle", "dora-cut"}
@@ -104,11 +104,11 @@ def test_organisation_is_not_listed_as_person_of_its_threads(filled: str) -> Non
 
 def test_lists_are_cut_at_the_limit(filled: str) -> None:
     """With conditions as without, and a note says so."""
-    result = attempt("threads", "--user", "dora", "--limit", "2")
+    result = invoke("threads", "--user", "dora", "--limit", "2")
 
-    assert len(rows(result.stdout)) == 3
+    assert len(split_rows(result.stdout)) == 3
     assert "there are more than 2 threads; --limit N lists more" in result.stderr
-    assert "more than" not in attempt("threads", "--user", "dora", "--limit", "4").stderr
+    assert "more than" not in invoke("threads", "--user", "dora", "--limit", "4").stderr
     assert len(ids("--status", "idle", "--limit", "3")) == 3
 
 
@@ -119,15 +119,15 @@ def test_nothing_is_said_with_its_conditions(filled: str) -> None:
         (("--user", "emil", "--status", "idle"), "no thread belongs to 'emil' and is idle\n"),
         (("dog", "--waiting"), "no thread is waiting and has 'dog' in its title or id\n"),
     ):
-        result = attempt("threads", *options)
+        result = invoke("threads", *options)
         assert (result.exit_code, result.stdout, result.stderr) == (1, "", said)
-        assert attempt("threads", *options, "--json").stdout == "[]\n"
+        assert invoke("threads", *options, "--json").stdout == "[]\n"
 
 
 def test_what_was_said_is_searched_for_a_user(filled: str) -> None:
     """`--search` finds what was said on the threads of one user."""
     assert "dora-idle" in run("threads", "--search", "hello idle", "--user", "dora")
-    assert attempt("threads", "--search", "hello number", "--user", "emil").exit_code == 1
+    assert invoke("threads", "--search", "hello number", "--user", "emil").exit_code == 1
 
 
 def test_conditions_that_exclude_each_other(db: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,4 +138,4 @@ def test_conditions_that_exclude_each_other(db: Path, capsys: pytest.CaptureFixt
         (("--search", "hello", "--waiting"), "--search finds threads of any status"),
         (("--user", " "), "--user is ' '; expected the name of a user"),
     ):
-        assert said in error("threads", *options, into=capsys)
+        assert said in run_and_read_error("threads", *options, capsys=capsys)

@@ -10,7 +10,7 @@ import pytest
 from perdure.cli import main as _  # noqa: F401 - registers the commands
 from perdure.memory import recall
 from perdure.stores import VersionRetention, open_store
-from tests.cli.commands import attempt
+from tests.cli.commands import invoke
 
 ANN = ("memories", "ann")
 LOOKS = [
@@ -53,7 +53,7 @@ def test_looking_refreshes_nothing(
 ) -> None:
     arguments = [each.format(db=db, folder=tmp_path) for each in command]
 
-    result = attempt(*arguments)
+    result = invoke(*arguments)
 
     assert result.exit_code == 0, result.output
     assert expiry(db) == expires_at

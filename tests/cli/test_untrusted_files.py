@@ -22,7 +22,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, NotADatabase, PerdureError, StorageError
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
-from tests.cli.commands import error, read, run
+from tests.cli.commands import run, run_and_read_error, run_json
 from tests.hostile_files import Attack, attacks_on, change, edit_schema, replace_by_view
 from tests.layout import ROOT
 
@@ -92,7 +92,7 @@ def test_a_table_that_is_not_perdures_is_not_read(
     arguments = ["import", "other.db"] if command == "import" else ["copy", "--from", "other.db"]
     more = [] if command == "import" else ["--to", "x.db"]
 
-    told = error(*arguments, *more, into=capsys)
+    told = run_and_read_error(*arguments, *more, capsys=capsys)
 
     assert "other.db" in told
     assert before == other.read_bytes()
@@ -107,7 +107,7 @@ def test_a_table_that_is_not_langgraphs_is_not_read(
     path = langgraphs(tmp_path / "other.db")
     attack(path)
 
-    told = error("import", "other.db", into=capsys)
+    told = run_and_read_error("import", "other.db", capsys=capsys)
 
     assert "other.db" in told
     assert files(tmp_path) - {"other.db-wal", "other.db-shm"} == {"other.db"}
@@ -148,7 +148,7 @@ def test_the_same_table_in_other_words_is_read(edit: Callable[[str], str], other
     """What does not change the meaning of the SQL is of no concern."""
     edit_schema(other, "threads", edit)
 
-    assert read("import", "other.db")["conversations"] == 2
+    assert run_json("import", "other.db")["conversations"] == 2
 
 
 def test_what_is_not_read_does_not_matter(other: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_not_read_does_not_matter(other: Path) -> None:
         "ANALYZE",
     )
 
-    report = read("import", "other.db")
+    report = run_json("import", "other.db")
 
     assert (report["conversations"], report["items"]) == (2, 1)
 
@@ -178,8 +178,8 @@ def test_a_file_of_one_component_comes(part: str, tmp_path: Path) -> None:
             store.put(("notes",), "tea", {"text": "green"})
     before = plain(tmp_path / "other.db").read_bytes()
 
-    report = read("import", "other.db")
-    copied = read("copy", "--from", "other.db", "--to", "copy.db")
+    report = run_json("import", "other.db")
+    copied = run_json("copy", "--from", "other.db", "--to", "copy.db")
 
     assert (report["conversations"], report["items"]) == ((1, 0) if part == "threads" else (0, 1))
     assert (copied.get("threads", 0), copied.get("store_items", 0)) == (
@@ -202,7 +202,7 @@ def test_a_large_value_is_refused(
     """Before anything is written; the limit can be raised."""
     change(other, sql)
 
-    told = error("import", "other.db", "--max-value-mb", "2", into=capsys)
+    told = run_and_read_error("import", "other.db", "--max-value-mb", "2", capsys=capsys)
 
     assert "a value of more than 2 MB" in told
     assert "x.db" not in files(tmp_path)
@@ -259,7 +259,7 @@ def test_files_beside_it_are_plain(
     else:
         Path(f"other.db{suffix}").symlink_to(victim)
 
-    told = error("import", "other.db", into=capsys)
+    told = run_and_read_error("import", "other.db", capsys=capsys)
 
     assert f"other.db{suffix}" in told
     assert victim.read_text() == "mine"
@@ -270,7 +270,7 @@ def test_a_link_to_a_file_is_followed(other: Path) -> None:
     talk(other, "three")
     Path("link.db").symlink_to(other)
 
-    assert read("import", "link.db")["conversations"] == 3
+    assert run_json("import", "link.db")["conversations"] == 3
 
 
 def test_a_file_that_is_replaced_is_not_read_on(other: Path, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_stopped_import_leaves_whole_threads(
     assert 0 < came < 152
     assert (same, items) == ([True] * came, [])
     assert files(Path("tmp")) == set()
-    assert read("import", "other.db")["conversations"] == 152
+    assert run_json("import", "other.db")["conversations"] == 152
 
 
 def count(db: str) -> int:

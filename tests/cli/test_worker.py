@@ -14,7 +14,7 @@ import pytest
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
-from tests.cli.commands import attempt, run
+from tests.cli.commands import invoke, run
 from tests.memory.test_model_extractor import build_facts_answer
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
 from tests.talks import talk
@@ -71,7 +71,7 @@ def test_what_was_given_up_is_told(db: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A failure that trying again does not mend, with the model and its address: exit code 1."""
     with OpenAIServer([Failure(401, "no such key")]) as server:
         use(monkeypatch, server)
-        failed = attempt("worker", "--once", "--facts")
+        failed = invoke("worker", "--once", "--facts")
     assert failed.exit_code == 1
     assert "not extracted: trip in memories/me: dead" in failed.stderr
     assert f"the model 'scripted' at {server.base_url}/chat/completions raised" in failed.stderr
@@ -133,7 +133,7 @@ def test_a_worker_works_until_it_is_stopped(db: Path) -> None:
 )
 def test_a_wrong_use_is_named(options: tuple[str, ...], said: str, db: Path) -> None:
     """What was typed is refused before anything is extracted."""
-    result = attempt("worker", *options)
+    result = invoke("worker", *options)
     assert isinstance(result.exception, ConfigurationError)
     assert said in str(result.exception)
     assert texts(db, "turn") == []
@@ -141,4 +141,4 @@ def test_a_wrong_use_is_named(options: tuple[str, ...], said: str, db: Path) -> 
 
 def test_without_a_database_there_is_nothing_to_work_on(db: Path) -> None:
     db.unlink()
-    assert "there is no database" in str(attempt("worker").exception)
+    assert "there is no database" in str(invoke("worker").exception)

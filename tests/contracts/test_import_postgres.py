@@ -27,7 +27,7 @@ from perdure.errors import (
 from perdure.stores import SQLiteStore
 from tests import postgres_server
 from tests.backends import BACKENDS
-from tests.cli.commands import error, run
+from tests.cli.commands import run, run_and_read_error
 from tests.contracts.puts import put
 from tests.contracts.test_import import compile_graph, read_all_checkpoints
 from tests.contracts.test_types import Profile
@@ -324,4 +324,6 @@ def test_import_command_names_database_without_langgraph_tables(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert "has no tables of" in error("import", new_schema(), "--db", "new.db", into=capsys)
+    assert "has no tables of" in run_and_read_error(
+        "import", new_schema(), "--db", "new.db", capsys=capsys
+    )

@@ -31,7 +31,7 @@ from perdure.errors import PerdureError
 from perdure.server import create_app
 from perdure.settings import Settings
 from tests import postgres_server
-from tests.cli.commands import attempt, read
+from tests.cli.commands import invoke, run_json
 from tests.layout import PACKAGES, ROOT, folder_of, modules
 from tests.server.running import running
 
@@ -51,7 +51,7 @@ def check_session(example: Example) -> str | None:
         command, expected = part.split("\n", 1)
         words = shlex.split(command)
         if words[0] == "rewind":  # the ids of checkpoints are others each time
-            words[-1] = read("show", words[1])[-1]["checkpoint_id"][:18]
+            words[-1] = run_json("show", words[1])[-1]["checkpoint_id"][:18]
         got = shown(*words)
         if not doctest.OutputChecker().check_output(
             expected, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -62,7 +62,7 @@ def check_session(example: Example) -> str | None:
 
 def shown(*words: str) -> str:
     """What a command prints, stderr included."""
-    result = attempt(*words)
+    result = invoke(*words)
     if isinstance(result.exception, PerdureError):
         return f"{result.output}perdure: {result.exception}\n"
     assert result.exit_code in (0, 1), result.output  # 1: the answer is no

@@ -19,7 +19,7 @@ from perdure.checkpointers.runs import RunTable
 from perdure.errors import ConfigurationError, UnknownPerson
 from perdure.memory import Instructions, Profile, memories
 from perdure.memory.thread_export import build_thread_export
-from tests.cli.commands import attempt, run
+from tests.cli.commands import invoke, run
 from tests.contracts.puts import put
 from tests.people import (
     Facts,
@@ -121,7 +121,7 @@ async def collect(filled: People) -> list[dict[str, Any]]:
 
 def test_an_unknown_person(filled: People) -> None:
     """Nobody has this name: exit code 1, and nothing is printed."""
-    result = attempt("export", "--user", "nobody", "--db", filled.db)
+    result = invoke("export", "--user", "nobody", "--db", filled.db)
     with pytest.raises(UnknownPerson, match="nobody of this name"):
         people.export("Ann", filled.saver, filled.store)
     with pytest.raises(ConfigurationError, match="not blank"):
@@ -148,7 +148,7 @@ def test_only_the_archive_may_contain_items(tmp_path: Path) -> None:
     lines = tmp_path / "lines.jsonl"
     item = {"namespace": ["memories", "ann"], "key": "k", "value": {"text": "figs"}}
     lines.write_text(json.dumps(item) + "\n")
-    result = attempt("import", str(lines), "--db", str(tmp_path / "m.db"))
+    result = invoke("import", str(lines), "--db", str(tmp_path / "m.db"))
 
     assert result.exit_code != 0
     assert not (tmp_path / "m.db").exists()
@@ -166,7 +166,7 @@ def test_an_archive_writes_nothing_for_another_person(tmp_path: Path) -> None:
     items = [{"namespace": name, "key": "k", "value": {"text": "figs"}} for name in (*own, *others)]
     header = {"perdure_archive": 1, "user": "ann"}
     lines.write_text("".join(json.dumps(line) + "\n" for line in (header, *items)))
-    result = attempt("import", str(lines), "--db", str(tmp_path / "m.db"))
+    result = invoke("import", str(lines), "--db", str(tmp_path / "m.db"))
     with opened(str(tmp_path / "m.db")) as copy:
         namespaces = copy.store.list_namespaces()
 

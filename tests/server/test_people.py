@@ -21,7 +21,7 @@ from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
-from tests.cli.commands import attempt, run
+from tests.cli.commands import invoke, run
 from tests.people import fill, mark, marks, opened
 from tests.people import talk as talk_of
 from tests.server.graphs import Chats
@@ -316,8 +316,8 @@ def test_an_organisation_is_no_person(db: Settings, tmp_path: Path) -> None:
                 ]
                 assert [each.status_code for each in replies] == [404, 404, 404]
                 assert "theirs" not in "".join(each.text for each in replies)
-    result = attempt("forget", "--user", "acme", "--yes", "--db", db.db)
-    forced = attempt("forget", "--user", "acme", "--yes", "--owners", "people", "--db", db.db)
+    result = invoke("forget", "--user", "acme", "--yes", "--db", db.db)
+    forced = invoke("forget", "--user", "acme", "--yes", "--owners", "people", "--db", db.db)
 
     assert (result.exit_code, forced.exit_code) == (1, 0)
     assert "the owner of 'theirs' has this name" in result.stderr
