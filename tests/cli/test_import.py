@@ -1,4 +1,4 @@
-"""`perdure import` and `export`: every file that holds conversations, again, broken and mended."""
+"""`perdure import` and `export` of all formats, repeated, and of broken and completed files."""
 
 from __future__ import annotations
 
@@ -62,24 +62,34 @@ from tests.cli.memory import list_memory_keys
 # -- what is not as expected
 
 
-def broken() -> dict[str, Any]:
-    """A conversation of which much is broken, with two turns that are not."""
+def build_broken_conversation() -> dict[str, Any]:
+    """Build a conversation with many broken messages, and with two intact turns."""
     talk = build_two_turns("broken")
     for message in (
         *({"author": {"role": "robot"}}, {"author": None}, {"content": None}, {"content": "x"}),
         *({"content": {"content_type": "hologram"}}, {"content": {"parts": 5}}),
     ):
         talk.mapping[talk.add_message("assistant", "x")]["message"].update(message)
-    found = talk.json
-    found["mapping"]["odd"] = {"message": 5, "parent": talk.last_key}
-    found["mapping"]["lost"] = {**found["mapping"]["broken-1"], "parent": "gone"}
-    loop = {**found["mapping"]["broken-2"], "parent": "loop"}
-    return {**found, "mapping": {**found["mapping"], "loop": loop}, "create_time": "soon"}
+    conversation = talk.json
+    conversation["mapping"]["odd"] = {"message": 5, "parent": talk.last_key}
+    conversation["mapping"]["lost"] = {**conversation["mapping"]["broken-1"], "parent": "gone"}
+    loop = {**conversation["mapping"]["broken-2"], "parent": "loop"}
+    return {
+        **conversation,
+        "mapping": {**conversation["mapping"], "loop": loop},
+        "create_time": "soon",
+    }
 
 
-def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
-    """It is left out and named; what is good is imported, the exit code is 0."""
-    talks = [5, {"title": "x"}, {"id": "m", "mapping": None}, broken(), build_two_turns().json]
+def test_import_skips_and_names_broken_parts(tmp_path: Path) -> None:
+    """Broken parts are named, intact ones are imported, and the exit code is 0."""
+    talks = [
+        5,
+        {"title": "x"},
+        {"id": "m", "mapping": None},
+        build_broken_conversation(),
+        build_two_turns().json,
+    ]
     file = write_json(tmp_path / "c.json", talks)
     result = invoke("import", str(file))
 
@@ -90,7 +100,7 @@ def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
         "human: I am allergic to nuts",
         "ai: I will keep that in mind",
     ]
-    assert sorted(import_and_read_problems(file), key=lambda each: each[0]) == [
+    assert sorted(import_and_read_problems(file), key=lambda problem: problem[0]) == [
         ("'mapping' is missing or not an object", None),
         ("'parts' is not a list", "broken-10"),
         ("is its own ancestor, so it was imported as a first message", "loop"),
@@ -107,8 +117,8 @@ def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.99])
-def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float) -> None:
-    """The mended file brings the rest."""
+def test_truncated_file_is_imported_up_to_the_cut(tmp_path: Path, cut: float) -> None:
+    """The complete file adds the rest later."""
     text = json.dumps(
         [build_two_turns("a").json, build_two_turns("b").json, build_two_turns("c").json]
     )
@@ -123,7 +133,7 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float)
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "expected_error"),
     [
         (b"hello", "is not valid JSON: line 1, column 1; expected"),
         (b"", "no conversations"),
@@ -137,35 +147,37 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float)
         (None, "No such file"),
     ],
 )
-def test_a_file_of_no_known_kind_is_an_error(data: bytes | None, why: str, tmp_path: Path) -> None:
-    """It is named, and no database is begun."""
+def test_file_of_unknown_format_is_an_error(
+    data: bytes | None, expected_error: str, tmp_path: Path
+) -> None:
+    """The error names the file, and no database is created."""
     if data is not None:
         (tmp_path / "a.json").write_bytes(data)
-    failed = invoke("import", "a.json").exception
+    exception = invoke("import", "a.json").exception
 
-    assert isinstance(failed, ImportFailed)
-    assert "'a.json'" in str(failed)
-    assert why in str(failed)
+    assert isinstance(exception, ImportFailed)
+    assert "'a.json'" in str(exception)
+    assert expected_error in str(exception)
     assert not (tmp_path / "x.db").exists()
 
 
-def test_a_bomb_is_refused(tmp_path: Path) -> None:
-    """A file of a ZIP that unpacks to far more than text does is not unpacked."""
+def test_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
+    """A member that would unpack to far more than a text does is not unpacked."""
     spaces = "[" + " " * (65 << 20) + "]"
     (tmp_path / "a.zip").write_bytes(build_zip({"conversations.json": spaces}))
     tracemalloc.start()
-    failed = invoke("import", "a.zip").exception
+    exception = invoke("import", "a.zip").exception
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert "'conversations.json' unpacks from " in str(failed)
-    assert " to 68.2 MB, " in str(failed)
-    assert "import the folder" in str(failed)
+    assert "'conversations.json' unpacks from " in str(exception)
+    assert " to 68.2 MB, " in str(exception)
+    assert "import the folder" in str(exception)
     assert peak < 16 << 20
 
 
-def test_a_call_without_its_result_is_text(tmp_path: Path) -> None:
-    """A model takes no call without a result, and no result without its call, on no branch."""
+def test_tool_call_without_result_is_imported_as_text(tmp_path: Path) -> None:
+    """A model takes neither a call without a result nor a result without a call, on any branch."""
     talk = build_two_turns()
     code = {"content_type": "code", "text": "1 + 1"}
     output = {"content_type": "execution_output", "text": "2"}
@@ -181,8 +193,8 @@ def test_a_call_without_its_result_is_text(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_left_out_is_told_again(tmp_path: Path) -> None:
-    """By an import that brings nothing new, too."""
+def test_repeated_import_reports_left_out_parts_again(tmp_path: Path) -> None:
+    """An import without new messages reports the same left-out parts as the first one."""
     file = str(write_json(tmp_path / "c.json", [build_tool_conversation().json]))
     first, again = run_json("import", file), run_json("import", file)
 
@@ -190,8 +202,8 @@ def test_what_is_left_out_is_told_again(tmp_path: Path) -> None:
     assert first["left_out"] == again["left_out"] != {}
 
 
-def test_an_import_that_read_no_message_fails(tmp_path: Path) -> None:
-    """It says what it saw and exits with 1; a repeated import without news exits with 0."""
+def test_import_without_readable_message_exits_with_1(tmp_path: Path) -> None:
+    """The output says what was found; a repeated import without new messages exits with 0."""
     hidden = ChatGPTConversation("hidden")
     hidden.add_message("system", "", metadata={"is_visually_hidden_from_conversation": True})
     hidden.add_message("assistant", {"content_type": "thoughts", "thoughts": []})
@@ -202,10 +214,10 @@ def test_an_import_that_read_no_message_fails(tmp_path: Path) -> None:
         str(write_jsonl(tmp_path / "o.jsonl", [odd])),
     ]
     result = invoke("import", *files)
-    again = invoke("import", *files, "--json")
-    good = str(write_json(tmp_path / "good.json", [build_two_turns().json]))
+    json_result = invoke("import", *files, "--json")
+    readable_file = str(write_json(tmp_path / "good.json", [build_two_turns().json]))
 
-    assert result.exit_code == again.exit_code == 1
+    assert result.exit_code == json_result.exit_code == 1
     assert result.stdout == (
         "0 conversations: 1 more without messages, 2 more of which no message could be read, "
         "0 memories\n"
@@ -213,27 +225,27 @@ def test_an_import_that_read_no_message_fails(tmp_path: Path) -> None:
     assert "left out: thoughts (1)" in result.stderr
     assert "unknown role 'robot' (1)" in result.stderr
     assert result.stderr.endswith("no message was read\n")
-    assert json.loads(again.stdout)["unread"] == 2
-    assert [invoke("import", good, *files).exit_code for _ in range(2)] == [0, 0]
+    assert json.loads(json_result.stdout)["unread"] == 2
+    assert [invoke("import", readable_file, *files).exit_code for _ in range(2)] == [0, 0]
 
 
-def test_a_database_without_threads_was_not_read(tmp_path: Path) -> None:
-    """One of langgraph's saver has none; one of perdure's has an item, which is known at last."""
-    empty = invoke("import", str(langgraphs(tmp_path)))
-    with SQLiteStore.open("other.db") as there:
-        there.put(("notes",), "tea", {"text": "green"})
-    told = [invoke("import", "other.db") for _ in range(2)]
+def test_import_of_database_without_threads_and_items_exits_with_1(tmp_path: Path) -> None:
+    """A database with an item and no threads is imported, and may be imported again."""
+    empty = invoke("import", str(create_empty_langgraph_database(tmp_path)))
+    with SQLiteStore.open("other.db") as store:
+        store.put(("notes",), "tea", {"text": "green"})
+    results = [invoke("import", "other.db") for _ in range(2)]
 
     assert (empty.exit_code, empty.stderr) == (1, "no message was read\n")
-    assert [each.exit_code for each in told] == [0, 0]
+    assert [result.exit_code for result in results] == [0, 0]
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container within a JSON value, with each of its keys."""
+def list_containers_with_keys(value: Any) -> list[tuple[Any, Any]]:
+    """Return every container within a JSON value, together with each of its keys."""
     if not isinstance(value, dict | list):
         return []
     keys = list(value) if isinstance(value, dict) else range(len(value))
-    return [p for key in keys for p in [(value, key), *places(value[key])]]
+    return [p for key in keys for p in [(value, key), *list_containers_with_keys(value[key])]]
 
 
 EXACT = {
@@ -248,7 +260,7 @@ BRANCHED = {
 EXPORTS = [
     *(
         build_tool_conversation().json,
-        broken(),
+        build_broken_conversation(),
         build_claude_conversation(),
         {"thread_id": "t", "messages": TALK},
         BRANCHED,
@@ -266,12 +278,14 @@ EXPORTS = [
 
 
 @given(st.data(), st.sampled_from(EXPORTS))
-def test_no_change_of_an_export_breaks_the_importer(data: st.DataObject, export: Any) -> None:
-    """With anything in the place of any value, there is a report, or the file is of no kind."""
+def test_import_of_export_with_any_changed_value_does_not_crash(
+    data: st.DataObject, export: Any
+) -> None:
+    """With any value replaced, there is a report, or an error says that the format is unknown."""
     changed = [copy.deepcopy(export), build_two_turns().json]
-    within, key = data.draw(st.sampled_from(places(changed)))
-    odd: list[Any] = [None, 5, 0.5, True, "", "x", "\ud800", [], ["x"], [[]], {}]
-    within[key] = data.draw(st.sampled_from([*odd, {"x": 1}, 1e300, -1]))
+    container, key = data.draw(st.sampled_from(list_containers_with_keys(changed)))
+    odd_values: list[Any] = [None, 5, 0.5, True, "", "x", "\ud800", [], ["x"], [[]], {}]
+    container[key] = data.draw(st.sampled_from([*odd_values, {"x": 1}, 1e300, -1]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "c.json"
         file.write_text(json.dumps(changed))
@@ -283,8 +297,8 @@ def test_no_change_of_an_export_breaks_the_importer(data: st.DataObject, export:
 # -- export
 
 
-def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
-    """The same messages, titles, models and times; what is no memory stays none."""
+def test_export_is_imported_with_same_messages_and_titles(tmp_path: Path) -> None:
+    """A second export gives the same text; messages that are not remembered stay so."""
     jsonl = write_jsonl(tmp_path / "t.jsonl", [{"thread_id": "t", "messages": TALK}])
     run(
         "import",
@@ -307,78 +321,81 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
         assert "a coat" in saver.history("tools")[5].value.additional_kwargs["canvas"]
     assert json.loads(run("export", "too"))["gizmo_id"] == "g-trip"
     assert len(read_memory_texts()) == 4 + 4 + 3
-    for wrong in ([], ["t", "--all"], ["gone"]):
-        assert isinstance(invoke("export", *wrong).exception, ConfigurationError)
+    for arguments in ([], ["t", "--all"], ["gone"]):
+        assert isinstance(invoke("export", *arguments).exception, ConfigurationError)
 
 
 # -- another file of perdure
 
 
-def test_files_of_perdure_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Threads, versions of items and deletions come; what went on in both is refused by name."""
+def test_import_merges_another_database_of_perdure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threads, item versions and deletions are merged; threads changed in both files are named."""
     talk = write_json(tmp_path / "c.json", [build_tool_conversation().json, build_two_turns().json])
     run("import", str(talk), "--db", "other.db")
-    with SQLiteStore.open("other.db") as there:
-        there.put(("notes",), "tea", {"text": "green"})
-        there.put(("notes",), "milk", {"text": "oats"})
+    with SQLiteStore.open("other.db") as source:
+        source.put(("notes",), "tea", {"text": "green"})
+        source.put(("notes",), "milk", {"text": "oats"})
     before = run("export", "--all", "--db", "other.db")
     first = run_json("import", "other.db")
     again = run_json("import", "other.db")
-    with SQLiteStore.open("other.db") as there, SQLiteStore.open("x.db") as here:
-        assert [*there.export()] == [*here.export()]
-        there.put(("notes",), "tea", {"text": "black"})
-        there.delete(("notes",), "milk")
-        assert here.import_from(there).items == 1
-        assert [*there.export()] == [*here.export()]
-        assert here.get(("notes",), "milk") is None
+    with SQLiteStore.open("other.db") as source, SQLiteStore.open("x.db") as target:
+        assert [*source.export()] == [*target.export()]
+        source.put(("notes",), "tea", {"text": "black"})
+        source.delete(("notes",), "milk")
+        assert target.import_from(source).items == 1
+        assert [*source.export()] == [*target.export()]
+        assert target.get(("notes",), "milk") is None
     for db, text in (("x.db", "here"), ("other.db", "there")):
         run("chat", "--db", db, "-t", "trip", "-m", text)
 
-    told = run_and_read_error("import", "other.db", capsys=capsys)
+    message = run_and_read_error("import", "other.db", capsys=capsys)
     run("import", "other.db", "--as", "trip=second")
 
     assert (first["conversations"], first["unchanged"]) == (2, 0)
     assert (again["conversations"], again["unchanged"], again["items"]) == (2, 2, 0)
     assert before.count('"thread_id"') == 2
-    assert "neither continues the other: 'trip'" in told
+    assert "neither continues the other: 'trip'" in message
     assert "human: here" in read_thread_texts("trip")
     assert read_thread_texts("second") == read_thread_texts("trip", "other.db")
-    for wrong in (["other.db", "--as", "trip"], ["other.db", "--as", "no=x"]):
+    for arguments in (["other.db", "--as", "trip"], ["other.db", "--as", "no=x"]):
         assert re.search(
-            "expected ID=NEW|no thread 'no'", run_and_read_error("import", *wrong, capsys=capsys)
+            "expected ID=NEW|no thread 'no'",
+            run_and_read_error("import", *arguments, capsys=capsys),
         )
     assert "databases of perdure" in run_and_read_error(
-        "import", str(langgraphs(tmp_path)), "--as", "a=b", capsys=capsys
+        "import", str(create_empty_langgraph_database(tmp_path)), "--as", "a=b", capsys=capsys
     )
 
 
 @pytest.mark.parametrize("key", [None, KEY.hex()])
-def test_memories_that_were_forgotten_here_are_not_merged(
+def test_merge_refuses_memories_that_were_forgotten(
     key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are counted, and named on stderr and in JSON; a copy keeps the tombstones."""
+    """Refused memories are counted and named; a copy of the database has the tombstones."""
     if key is not None:
         monkeypatch.setenv("PERDURE_KEY", key)
     talk = {"thread_id": "t", "messages": [{"role": "user", "content": "I live in Bergen"}]}
     run("import", str(write_jsonl(Path("t.jsonl"), [talk])), "--db", "other.db")
     run("copy", "--from", "other.db", "--to", "x.db")
-    (identity,) = list_memory_keys().values()
-    run("memories", "forget", identity, "--yes")
+    (memory_key,) = list_memory_keys().values()
+    run("memories", "forget", memory_key, "--yes")
     first, again = run_json("import", "other.db"), run_json("import", "other.db")
     run("copy", "--from", "x.db", "--to", "copy.db")
     copied = run_json("import", "other.db", "--db", "copy.db")
-    shown = invoke("import", "other.db")
+    result = invoke("import", "other.db")
 
     assert [report["refused"] for report in (first, again, copied)] == [
-        [{"namespace": ["memories", "me"], "key": identity}]
+        [{"namespace": ["memories", "me"], "key": memory_key}]
     ] * 3
-    assert "1 item refused" in shown.stdout
-    assert f"in this database: '{identity}' in memories/me" in shown.stderr
+    assert "1 item refused" in result.stdout
+    assert f"in this database: '{memory_key}' in memories/me" in result.stderr
     assert list_memory_keys() == {}
 
 
-def langgraphs(folder: Path) -> Path:
-    """An empty database of langgraph's saver."""
+def create_empty_langgraph_database(folder: Path) -> Path:
+    """Create an empty database of langgraph's saver."""
     with SqliteSaver.from_conn_string(str(folder / "theirs.db")) as saver:
         saver.setup()
     return folder / "theirs.db"
@@ -387,18 +404,21 @@ def langgraphs(folder: Path) -> Path:
 # -- langgraph's database, and pipes
 
 
-class Own(TypedDict, total=False):
-    """A state whose messages are what a program makes of them."""
+class StateWithAnyMessages(TypedDict, total=False):
+    """A graph state whose messages may have any type."""
 
     messages: list[Any]
 
 
-def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
-    """With all its checkpoints, and memories; what holds no messages is named, and kept."""
+def test_import_of_langgraph_database_keeps_checkpoints(tmp_path: Path) -> None:
+    """All checkpoints are imported and memories extracted.
+
+    A thread without messages is named and kept.
+    """
     old = tmp_path / "old.sqlite"
     with SqliteSaver.from_conn_string(str(old)) as saver:
         for name, message in (("trip", HumanMessage("I like figs")), ("own", ["user", "I like"])):
-            builder: Any = StateGraph(Own)
+            builder: Any = StateGraph(StateWithAnyMessages)
             builder.add_node("say", lambda state: state)
             builder.add_edge(BEGIN, "say")
             graph = builder.compile(checkpointer=saver)
@@ -409,34 +429,34 @@ def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
     assert (first["conversations"], first["checkpoints"], first["memories"]) == (2, 6, 1)
     assert (again["checkpoints"], again["memories"], again["unchanged"]) == (0, 0, 2)
     assert run("import", str(old)) == "2 conversations: 2 unchanged, 0 memories\n"
-    assert [each["conversation"] for each in first["skipped"]] == ["own"]
+    assert [entry["conversation"] for entry in first["skipped"]] == ["own"]
     assert piped.stdout == "2 conversations: 6 new checkpoints, 1 memory\n"
     assert read_memory_texts() == ["user: I like figs"]
     assert "keeps its own thread ids" in str(invoke("import", str(old), "--prefix", "x").exception)
 
 
-def langgraphs_database(path: Path, users: dict[str, Any]) -> str:
-    """A file of langgraph's saver with a thread for each of some users; None: it names none."""
+def create_langgraph_database(path: Path, users: dict[str, Any]) -> str:
+    """Create a database of langgraph's saver with a thread for each user; None means no user."""
     with SqliteSaver.from_conn_string(str(path)) as saver:
         graph: Any = chat_graph(checkpointer=saver)
         for thread, user in users.items():
-            named = {} if user is None else {"user_id": user}
-            said = {"messages": [HumanMessage(f"I am the user of {thread}")]}
-            graph.invoke(said, {"configurable": {"thread_id": thread, **named}})
+            user_field = {} if user is None else {"user_id": user}
+            graph_input = {"messages": [HumanMessage(f"I am the user of {thread}")]}
+            graph.invoke(graph_input, {"configurable": {"thread_id": thread, **user_field}})
     return str(path)
 
 
-def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) -> None:
-    """As with a worker; those of nobody are the settings' user's, and the report says how many."""
+def test_imported_memories_belong_to_user_of_each_thread(tmp_path: Path) -> None:
+    """Threads without a user belong to the user of the settings; the report has the numbers."""
     users = {"a": "ann", "b": "ann", "c": 7, "d": None, "e": ""}
-    old = langgraphs_database(tmp_path / "old.sqlite", users)
+    old = create_langgraph_database(tmp_path / "old.sqlite", users)
     report = run("import", old, "--user", "zoe")
     again = run_json("import", old, "--user", "zoe")
     with SQLiteStore.open("x.db") as store:
-        found = {place[1] for place in store.list_namespaces(prefix=("memories",))}
+        users_with_memories = {place[1] for place in store.list_namespaces(prefix=("memories",))}
         threads = {
             user: {item.provenance.thread_id for item in store.search(("memories", user))}  # type: ignore[union-attr]
-            for user in found
+            for user in users_with_memories
         }
 
     assert threads == {"ann": {"a", "b"}, "7": {"c"}, "zoe": {"d", "e"}}
@@ -446,31 +466,35 @@ def test_memories_are_of_the_users_whom_a_services_threads_name(tmp_path: Path) 
     assert (again["memories"], again["unchanged"], again["by_user"]) == (0, 5, {})
 
 
-def test_a_user_of_whom_there_can_be_no_memories_ends_no_import(tmp_path: Path) -> None:
-    """Its thread is taken over and named; the threads after it are read."""
-    old = langgraphs_database(tmp_path / "old.sqlite", {"a": "ann", "blank": "  ", "c": "bob"})
+def test_import_continues_after_thread_of_invalid_user(tmp_path: Path) -> None:
+    """The thread of the invalid user is imported and named, and the threads after it are read."""
+    old = create_langgraph_database(
+        tmp_path / "old.sqlite", {"a": "ann", "blank": "  ", "c": "bob"}
+    )
     report = run_json("import", old)
 
     assert (report["conversations"], report["by_user"]) == (3, {"ann": 1, "bob": 1})
-    assert [each["conversation"] for each in report["skipped"]] == ["blank"]
+    assert [entry["conversation"] for entry in report["skipped"]] == ["blank"]
     assert "expected text with a visible character" in report["skipped"][0]["reason"]
 
 
-def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:
-    """It gives each user theirs, and says of how many threads there is no user."""
-    old = langgraphs_database(tmp_path / "old.sqlite", {"a": "ann", "d": None})
-    later = invoke("import", old, "--later")
-    work = invoke("worker", "--once")
+def test_worker_extracts_threads_imported_for_later(tmp_path: Path) -> None:
+    """Each user gets their memories, and the threads without a user are counted."""
+    old = create_langgraph_database(tmp_path / "old.sqlite", {"a": "ann", "d": None})
+    import_result = invoke("import", old, "--later")
+    worker_result = invoke("worker", "--once")
 
-    assert later.stdout.startswith("2 conversations (1 of ann, 1 of nobody): ")
-    assert "'perdure worker' makes no memories of conversations without a user" in later.stderr
-    assert "threads that name no user_id are not extracted: 1;" in work.stderr
+    assert import_result.stdout.startswith("2 conversations (1 of ann, 1 of nobody): ")
+    assert (
+        "'perdure worker' makes no memories of conversations without a user" in import_result.stderr
+    )
+    assert "threads that name no user_id are not extracted: 1;" in worker_result.stderr
     assert (len(read_memory_texts("ann")), read_memory_texts()) == (1, [])
     assert "no user is named: 1 thread" in invoke("memories", "jobs").stderr
 
 
-def test_a_line_that_is_a_message_names_its_user(tmp_path: Path) -> None:
-    """As one that is a conversation; a whole number is a user's name."""
+def test_line_with_one_message_may_name_its_user(tmp_path: Path) -> None:
+    """The field has the same meaning as in a conversation; a whole number is a user's name."""
     rows = [
         {"thread_id": "a", "user_id": "ann", **USER},
         {"thread_id": "a", "role": "user", "content": "and bye"},
@@ -488,8 +512,8 @@ def test_a_line_that_is_a_message_names_its_user(tmp_path: Path) -> None:
     )
 
 
-def test_lines_name_their_users(tmp_path: Path) -> None:
-    """What `perdure export` writes goes back to the users that it is of."""
+def test_exported_lines_are_imported_for_their_users(tmp_path: Path) -> None:
+    """The lines that `perdure export` writes belong to the users that they name."""
     rows = [
         {"thread_id": "a", "user_id": "ann", "owner": "team", "messages": [USER]},
         {"thread_id": "b", "messages": [{"role": "user", "content": "good morning"}]},
@@ -502,7 +526,7 @@ def test_lines_name_their_users(tmp_path: Path) -> None:
         app, ["import", "-", "--db", "y.db", "--user", "zoe"], input=exported
     )
     with SQLiteCheckpointer.open("y.db") as saver:
-        known = read_existing_head(saver, "a").metadata
+        metadata = read_existing_head(saver, "a").metadata
 
     assert report == copied.stdout
     assert (
@@ -512,26 +536,25 @@ def test_lines_name_their_users(tmp_path: Path) -> None:
         ["user: hello"],
         ["user: good morning"],
     )
-    assert (known["user_id"], known["owner"]) == ("ann", "team")
+    assert (metadata["user_id"], metadata["owner"]) == ("ann", "team")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes")
-def test_a_named_pipe_is_a_file(tmp_path: Path) -> None:
-    """It is read once."""
+def test_import_reads_a_named_pipe_once(tmp_path: Path) -> None:
     os.mkfifo("pipe.json")
     data = json.dumps(build_two_turns().json).encode()
-    writing = threading.Thread(target=Path("pipe.json").write_bytes, args=(data,))
-    writing.start()
+    writer = threading.Thread(target=Path("pipe.json").write_bytes, args=(data,))
+    writer.start()
 
     assert import_and_count("pipe.json") == (1, 4, 0)
-    writing.join()
+    writer.join()
 
 
 # -- memories, and what cuts an import off
 
 
-def test_memories_are_made_once(tmp_path: Path) -> None:
-    """Of whom, of which thread, and when, is known; --no-memories and --later leave them out."""
+def test_repeated_import_extracts_memories_once(tmp_path: Path) -> None:
+    """A memory has user, thread and time; --no-memories and --later extract none."""
     file = str(write_json(tmp_path / "c.json", [build_two_turns().json]))
     without = run("import", file, "--no-memories")
     later = run("import", file, "--later", "--prefix", "later/", "--user", "bo")
@@ -547,19 +570,21 @@ def test_memories_are_made_once(tmp_path: Path) -> None:
     assert item.provenance.at.timestamp() == START + 20
 
 
-def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next import goes on."""
+def test_import_stopped_by_ctrl_c_reports_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next import adds the rest."""
     talks = [build_two_turns(name).json for name in "abc"]
     file = str(write_json(tmp_path / "c.json", talks))
-    store, left = ThreadImport.store_new_messages, [1]
+    store, remaining = ThreadImport.store_new_messages, [1]
 
-    def cut_off(*given: Any) -> int:
-        if not left:
+    def store_or_interrupt(*arguments: Any) -> int:
+        if not remaining:
             raise KeyboardInterrupt
-        left.pop()
-        return store(*given)
+        remaining.pop()
+        return store(*arguments)
 
-    monkeypatch.setattr(ThreadImport, "store_new_messages", cut_off)
+    monkeypatch.setattr(ThreadImport, "store_new_messages", store_or_interrupt)
     result = invoke("import", file)
     monkeypatch.setattr(ThreadImport, "store_new_messages", store)
 
@@ -570,8 +595,8 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert import_and_count(file) == (3, 8, 1)
 
 
-def test_an_import_that_was_killed_goes_on(tmp_path: Path) -> None:
-    """SIGKILL in the middle, and the same import again: each message once, and one memory each."""
+def test_killed_import_is_completed_by_repeating_it(tmp_path: Path) -> None:
+    """After SIGKILL and the same import again, each message and each memory is stored once."""
     talks = []
     for number in range(40):
         talk = ChatGPTConversation(f"t{number}")
@@ -594,17 +619,17 @@ def test_an_import_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert [len(read_thread_texts(talk["id"])) for talk in talks] == [16] * 40
 
 
-def test_an_id_that_no_memory_can_name_is_named(tmp_path: Path) -> None:
-    """Its thread is there, and so are the other threads with their memories."""
+def test_import_names_thread_id_that_memories_cannot_have(tmp_path: Path) -> None:
+    """The thread is imported without memories, and the other threads with theirs."""
     talks = [build_two_turns("a\0b").json, build_two_turns().json]
     report = run_json("import", str(write_json(tmp_path / "c.json", talks)))
 
     assert (report["conversations"], report["memories"]) == (2, 4)
-    assert [each["conversation"] for each in report["skipped"]] == ["a\0b"]
+    assert [entry["conversation"] for entry in report["skipped"]] == ["a\0b"]
 
 
-def test_an_import_continues_a_talk_that_went_on(tmp_path: Path) -> None:
-    """A thread that was talked on stays where it was; the rest of the export is a branch."""
+def test_import_keeps_head_of_thread_that_was_continued(tmp_path: Path) -> None:
+    """The new messages of the export become a branch of the thread."""
     talk = build_two_turns()
     import_and_count(write_json(tmp_path / "c.json", [talk.json]))
     with SQLiteCheckpointer.open("x.db") as saver:
@@ -617,11 +642,11 @@ def test_an_import_continues_a_talk_that_went_on(tmp_path: Path) -> None:
     assert read_thread_texts("trip") == before
 
 
-def test_what_no_file_can_hold_is_named_and_the_rest_is_there(db: Path) -> None:
-    """Dates off the calendar, halves of characters in ids and keys, ids of any length."""
-    at = "0001-01-01T00:00:00+14:00"
-    early = {"uuid": "early", "created_at": at, "chat_messages": [
-        {"uuid": "m\udfff", "sender": "human", "text": "I live in Ghent", "created_at": at}
+def test_import_names_unstorable_conversation_and_imports_others(db: Path) -> None:
+    """Dates out of range, lone surrogates, and ids of any length do not stop the import."""
+    date = "0001-01-01T00:00:00+14:00"
+    early = {"uuid": "early", "created_at": date, "chat_messages": [
+        {"uuid": "m\udfff", "sender": "human", "text": "I live in Ghent", "created_at": date}
     ]}  # fmt: skip
     odd = {"thread_id": "odd", "messages": [{"role": "user", "content": "hi", "\ud800k": "v"}]}
     long = {"thread_id": "L" * 5_000, "messages": [{"role": "user", "content": "long"}]}
@@ -631,12 +656,12 @@ def test_what_no_file_can_hold_is_named_and_the_rest_is_there(db: Path) -> None:
     report = run_json("import", str(path))
 
     assert (report["conversations"], report["messages"]) == (3, 3)
-    assert [each["conversation"] for each in report["skipped"]] == ["odd"]
+    assert [entry["conversation"] for entry in report["skipped"]] == ["odd"]
     assert sorted(len(info["thread_id"]) for info in run_json("threads")) == [4, 5, 36]
 
 
-def test_of_a_conversation_with_a_message_that_cannot_be_stored_nothing_is(db: Path) -> None:
-    """The others are there, whole."""
+def test_conversation_with_unstorable_message_is_not_imported_in_part(db: Path) -> None:
+    """The other conversations are imported completely."""
     talk: list[dict[str, Any]] = [{"role": "user", "content": f"number {i}"} for i in range(40)]
     talk[30] |= {"role": "assistant", "response_metadata": {"n": 10**30}}
     path = write_jsonl(
@@ -646,5 +671,5 @@ def test_of_a_conversation_with_a_message_that_cannot_be_stored_nothing_is(db: P
     report = run_json("import", str(path))
 
     assert (report["conversations"], report["messages"]) == (1, 30)
-    assert [each["conversation"] for each in report["skipped"]] == ["big"]
+    assert [entry["conversation"] for entry in report["skipped"]] == ["big"]
     assert [info["thread_id"] for info in run_json("threads")] == ["small"]

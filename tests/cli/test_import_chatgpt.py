@@ -34,8 +34,8 @@ from tests.cli.imported import (
 )
 
 
-def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> None:
-    """Calls of tools are a line or a code block, what tells nothing is counted, glyphs are gone."""
+def test_tool_calls_and_files_are_imported_as_text_and_not_remembered(tmp_path: Path) -> None:
+    """Calls are a line or a code block, other parts are counted, and private glyphs are removed."""
     (tmp_path / "e.zip").write_bytes(
         build_zip({"conversations.json": [build_tool_conversation().json]})
     )
@@ -94,19 +94,25 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
     ]
 
 
-def test_documents_of_a_canvas_are_shown_and_found(tmp_path: Path) -> None:
-    """Text, code, changes and comments; none is a memory."""
+def test_canvas_documents_are_searchable_and_not_remembered(tmp_path: Path) -> None:
+    """Text, code, changes and comments of a canvas become messages."""
     talk = ChatGPTConversation("canvas")
     code = {"name": "Tides", "type": "code/python", "content": "print('ebb')"}
     comment = {"comments": [{"pattern": "ebb", "comment": "say flood instead"}]}
     talk.add_message("user", "Write it")
     for tool, call in (("create", code), ("comment", comment)):
         talk.add_tool_call(f"canmore.{tool}_textdoc", json.dumps(call), f"Successfully {tool}d")
-    cut = ChatGPTConversation("cut")
-    cut.add_tool_call("canmore.create_textdoc", '{"name": "Cut", "content": "the moonrise', "Error")
+    truncated = ChatGPTConversation("cut")
+    truncated.add_tool_call(
+        "canmore.create_textdoc", '{"name": "Cut", "content": "the moonrise', "Error"
+    )
     run(
         "import",
-        str(write_json(tmp_path / "c.json", [talk.json, cut.json, build_tool_conversation().json])),
+        str(
+            write_json(
+                tmp_path / "c.json", [talk.json, truncated.json, build_tool_conversation().json]
+            )
+        ),
     )
 
     assert read_thread_texts("canvas")[1:] == [
@@ -121,8 +127,8 @@ def test_documents_of_a_canvas_are_shown_and_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_text", [False, True])
-def test_the_report_of_a_deep_research_is_an_answer(in_text: bool, tmp_path: Path) -> None:
-    """It is the assistant's message, once, with its sources and time; a plan is none."""
+def test_deep_research_report_is_imported_once_as_an_answer(in_text: bool, tmp_path: Path) -> None:
+    """The report is the assistant's message with sources and time; a plan is not a report."""
     talk = build_two_turns()
     add_deep_research(talk, f"# Ferries\n\nOne leaves at nine.{CITE}", in_text=in_text)
     talk.add_turn("Thank you", "You are welcome")
@@ -145,16 +151,16 @@ def test_the_report_of_a_deep_research_is_an_answer(in_text: bool, tmp_path: Pat
         assert item.provenance.at.timestamp() == START + 80 + 20 + 600 - 20
 
 
-def test_what_a_former_import_left_out_is_added(tmp_path: Path) -> None:
-    """A document is in its message, a report in its place; neither is a branch or said twice."""
+def test_import_adds_parts_that_an_earlier_version_left_out(tmp_path: Path) -> None:
+    """Documents are added to their messages, and reports in their place, each once."""
     talk = build_tool_conversation()
     add_deep_research(talk, "One leaves at nine.")
     talk.add_turn("Thank you", "You are welcome")
-    whole = write_json(tmp_path / "c.json", [talk.json])
-    import_as_earlier_version(whole)
+    file = write_json(tmp_path / "c.json", [talk.json])
+    import_as_earlier_version(file)
     before = read_current_messages("tools"), read_memory_texts()
-    updated, again = run_json("import", str(whole)), run_json("import", str(whole))
-    run("import", str(whole), "--db", "fresh.db")
+    updated, again = run_json("import", str(file)), run_json("import", str(file))
+    run("import", str(file), "--db", "fresh.db")
     talk.add_turn("And now?", "Nothing")
     grown = import_and_count(write_json(tmp_path / "c.json", [talk.json]))
 
@@ -163,33 +169,33 @@ def test_what_a_former_import_left_out_is_added(tmp_path: Path) -> None:
     assert grown == (1, 2, 0)
     assert read_current_messages("tools")[:-2] != before[0]
     assert read_current_messages("tools")[:-2] == read_current_messages("tools", "fresh.db")
-    new = set(read_memory_texts()) - set(before[1])
-    assert [text.partition("\n")[0] for text in new] == ["assistant: One leaves at nine."]
+    new_memories = set(read_memory_texts()) - set(before[1])
+    assert [text.partition("\n")[0] for text in new_memories] == ["assistant: One leaves at nine."]
     assert search_thread_texts("bring") == ["[canvas: Packing list]"]
     with SQLiteCheckpointer.open("x.db") as saver:
         assert not [item for item in saver.history("tools") if item.branch]
 
 
-def test_what_cannot_be_added_is_counted(tmp_path: Path) -> None:
-    """It is on a branch that the thread has left."""
+def test_import_counts_left_out_parts_that_cannot_be_added(tmp_path: Path) -> None:
+    """The parts belong to a branch that the thread has left."""
     talk = build_two_turns()
     talk.add_tool_call("canmore.create_textdoc", '{"name": "List", "content": "a coat"}', "Success")
     add_deep_research(talk, "One leaves at nine.")
     talk.add_turn("Thank you", "You are welcome")
-    whole = write_json(tmp_path / "c.json", [talk.json])
-    import_as_earlier_version(whole)
+    file = write_json(tmp_path / "c.json", [talk.json])
+    import_as_earlier_version(file)
     with SQLiteCheckpointer.open("x.db") as saver:
         saver.rewind("trip", saver.checkpoints("trip")[-1].checkpoint_id)
     before = read_current_messages("trip")
-    result = invoke("import", str(whole))
+    result = invoke("import", str(file))
 
     assert result.exit_code == 0
     assert "2 messages that an earlier import skipped" in result.stderr
     assert read_current_messages("trip") == before
 
 
-def test_times_may_be_in_milliseconds(tmp_path: Path) -> None:
-    """Those of a conversation and of its messages."""
+def test_times_in_milliseconds_are_recognised(tmp_path: Path) -> None:
+    """The times of a conversation and of its messages may be in milliseconds."""
     talk = build_two_turns().json
     for node in talk["mapping"].values():
         if node["message"] is not None:
@@ -202,8 +208,8 @@ def test_times_may_be_in_milliseconds(tmp_path: Path) -> None:
         assert saver.history("trip")[0].value.response_metadata["create_time"] == START + 20
 
 
-def test_an_export_is_taken_in_every_form(tmp_path: Path) -> None:
-    """ZIP, split or within folders, an unpacked folder, files, one object, stdin: all the same."""
+def test_chatgpt_export_is_accepted_in_every_packaging(tmp_path: Path) -> None:
+    """A ZIP, a split ZIP, a folder, files, one object and stdin give the same threads."""
     one, two = build_two_turns("one").json, build_two_turns("two", START + 9).json
     split = {"a/conversations-000.json": [one], "a/conversations-001.json": [two]}
     (tmp_path / "split.zip").write_bytes(
@@ -215,30 +221,30 @@ def test_an_export_is_taken_in_every_form(tmp_path: Path) -> None:
     (folder / "chat.html").write_text("<html>")
     apart = [str(write_json(tmp_path / f"{talk['id']}.json", talk)) for talk in (one, two)]
     (tmp_path / "odd name.dat").write_bytes(build_zip({"x.json": [one, two]}))
-    given = [
+    argument_lists = [
         *(["split.zip"], ["unpacked"], [str(both)], apart, ["odd name.dat"]),
         [str(write_json(tmp_path / "indented.json", [one, two]))],
     ]
-    for number, files in enumerate(given):
+    for number, files in enumerate(argument_lists):
         assert import_and_count(*files, "--db", f"{number}.db") == (2, 8, 0)
     for data in (json.dumps([one, two]), build_zip(split)):
         piped = CliRunner().invoke(app, ["import", "-", "--db", "-.db", "--json"], input=data)
         assert json.loads(piped.stdout)["conversations"] == 2
 
 
-def test_a_shared_link_is_a_conversation(tmp_path: Path) -> None:
-    """Its messages stand in a list, somewhere in what the page holds."""
+def test_page_of_shared_link_is_imported_as_a_conversation(tmp_path: Path) -> None:
+    """The messages are in a list, at any depth of the page's JSON."""
     talk = build_two_turns().json
-    line = list(talk.pop("mapping").values())
+    message_nodes = list(talk.pop("mapping").values())
     page = {"props": {"pageProps": {"serverResponse": {"data": talk}}}}
-    talk["linear_conversation"] = line
+    talk["linear_conversation"] = message_nodes
 
     assert import_and_count(write_json(tmp_path / "share.json", page)) == (1, 4, 0)
     assert read_thread_texts("trip")[0] == "human: I am allergic to nuts"
 
 
-def test_threads_have_the_conversations_own_times(tmp_path: Path) -> None:
-    """Lists and age rules go by them, the newest first; what is due for memories does not."""
+def test_imported_threads_have_times_of_their_conversations(tmp_path: Path) -> None:
+    """Lists and age rules use these times, and extraction uses the time of the import."""
     week = timedelta(days=7).total_seconds()
     talks = [
         build_two_turns(name, START + week * n).json for name, n in (("b", 2), ("c", 3), ("a", 1))
@@ -246,12 +252,12 @@ def test_threads_have_the_conversations_own_times(tmp_path: Path) -> None:
     before = datetime.now(UTC)
     run("import", str(write_json(tmp_path / "c.json", talks)), "--no-memories")
     with SQLiteCheckpointer.open("x.db") as saver:
-        found = saver.threads()
+        threads = saver.threads()
         days = (time.time() - START - week * 2.5) / 86400
         report = saver.retain(Retention(days=days))
 
-        assert [each.thread_id for each in found] == ["c", "b", "a"]
-        assert [each.active_at.timestamp() - START - 80 for each in found] == [
+        assert [thread.thread_id for thread in threads] == ["c", "b", "a"]
+        assert [thread.active_at.timestamp() - START - 80 for thread in threads] == [
             *(week * 3, week * 2, week)
         ]
         assert len(saver.heads(active_since=before)) == 3
@@ -259,19 +265,21 @@ def test_threads_have_the_conversations_own_times(tmp_path: Path) -> None:
         assert len(saver.checkpoints("c")) > 1
 
 
-def test_regenerated_answers_are_forks(tmp_path: Path) -> None:
-    """The branch that was shown last is the thread; growing exports bring only what is new."""
+def test_regenerated_answers_are_imported_as_branches(tmp_path: Path) -> None:
+    """The branch that was shown last is the thread; growing exports add only new messages."""
     talk = build_two_turns()
     first = import_and_count(write_json(tmp_path / "c.json", [talk.json]))
-    kept = talk.last_key
-    talk.last_key = talk.mapping[kept]["parent"]
-    other = talk.add_message("assistant", "A rainy city that is")
+    first_answer = talk.last_key
+    talk.last_key = talk.mapping[first_answer]["parent"]
+    second_answer = talk.add_message("assistant", "A rainy city that is")
     second = import_and_count(write_json(tmp_path / "c.json", [talk.json]))
     shown = read_thread_texts("trip")[-1]
-    back = import_and_count(write_json(tmp_path / "c.json", [{**talk.json, "current_node": kept}]))
+    back = import_and_count(
+        write_json(tmp_path / "c.json", [{**talk.json, "current_node": first_answer}])
+    )
 
     assert (first, second, back) == ((1, 4, 0), (1, 1, 0), (1, 0, 1))
     assert shown == "ai: A rainy city that is"
     assert read_thread_texts("trip")[-1] == "ai: A fine city that is"
     with SQLiteCheckpointer.open("x.db") as saver:
-        assert [item.value.id for item in saver.history("trip") if item.branch] == [other]
+        assert [item.value.id for item in saver.history("trip") if item.branch] == [second_answer]

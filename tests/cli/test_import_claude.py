@@ -1,4 +1,4 @@
-"""`perdure import` of Claude's export: blocks, attachments, branches, and what else it holds."""
+"""`perdure import` of Claude's export: blocks, attachments, branches, memories and projects."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from tests.cli.imported import (
 )
 
 
-def test_claudes_export_is_imported(tmp_path: Path) -> None:
-    """Pasted text is the user's own, files and tools are no memories, thoughts are left out."""
-    twice = [build_claude_conversation(), build_claude_conversation("other", name="")]
-    (tmp_path / "data.zip").write_bytes(build_zip({"conversations.json": twice, "users.json": []}))
+def test_claude_export_is_imported_with_texts_files_and_titles(tmp_path: Path) -> None:
+    """Pasted text is the user's own, files and tools are not remembered, thoughts are left out."""
+    conversations = [build_claude_conversation(), build_claude_conversation("other", name="")]
+    (tmp_path / "data.zip").write_bytes(
+        build_zip({"conversations.json": conversations, "users.json": []})
+    )
     report = run_json("import", "data.zip")
 
     assert (report["conversations"], report["left_out"]) == (2, {"thinking": 2, "tool_result": 2})
@@ -50,8 +52,8 @@ def test_claudes_export_is_imported(tmp_path: Path) -> None:
         assert saver.checkpoints("pond")[0].metadata["title"] == "The pond"
 
 
-def test_claudes_branches_and_faults(tmp_path: Path) -> None:
-    """An edited question is a fork; what is broken is named."""
+def test_edited_question_of_claude_is_a_branch_and_faults_are_named(tmp_path: Path) -> None:
+    """The edited question is a branch, and each broken message is named."""
     talk = build_claude_conversation()
     again = {**talk["chat_messages"][2], "uuid": "again", "text": "Is it?"}
     odd = [5, {**again, "uuid": "odd", "sender": "robot"}]
@@ -75,8 +77,8 @@ BIRDS = (  # noqa: SIM905
 ).split()
 
 
-def test_what_claude_wrote_and_was_given_is_shown_and_found(tmp_path: Path) -> None:
-    """Artifacts, files, code, attachments; what is pasted is the user's own, and a memory."""
+def test_claude_artifacts_and_attachments_are_searchable(tmp_path: Path) -> None:
+    """Artifacts, files and code become messages; pasted text is the user's own, and a memory."""
     (tmp_path / "e.zip").write_bytes(build_zip(build_claude_files()))
     report = run_json("import", "e.zip")
 
@@ -104,8 +106,8 @@ def test_what_claude_wrote_and_was_given_is_shown_and_found(tmp_path: Path) -> N
     assert report["left_out"] == {"tool_result": 10, "arguments of message_compose": 1}
 
 
-def test_what_else_claudes_export_holds_has_its_place(tmp_path: Path) -> None:
-    """Memories are memories, documents are items of their project, the rest is named."""
+def test_claude_memories_and_project_documents_are_imported(tmp_path: Path) -> None:
+    """Documents become items of their project, and files that are not read are named."""
     (tmp_path / "e.zip").write_bytes(build_zip(build_claude_files()))
     first = invoke("import", "e.zip")
     again = run_json("import", "e.zip")
@@ -135,14 +137,14 @@ def test_what_else_claudes_export_holds_has_its_place(tmp_path: Path) -> None:
     assert read_thread_texts("d") == ["ai: A page of terns", "ai: [write_file]\n<tern/>"]
 
 
-def test_a_list_of_links_says_what_to_download(
+def test_manifest_of_links_names_files_to_download(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has no conversation; beside one that has, it is named."""
+    """Alone the manifest is an error; next to conversations it is reported as skipped."""
     names = ["light_metadata-000.zip", "conversations-000.zip"]
     links = [{"filename": name, "export_url": "https://secret.example/x"} for name in names]
     manifest = write_json(tmp_path / "m.json", {"total_files": 2, "data_files": links})
-    told = run_and_read_error("import", str(manifest), capsys=capsys)
+    message = run_and_read_error("import", str(manifest), capsys=capsys)
     (tmp_path / "folder").mkdir()
     write_json(tmp_path / "folder" / "m.json", {"data_files": links})
     (tmp_path / "folder" / names[1]).write_bytes(
@@ -150,19 +152,19 @@ def test_a_list_of_links_says_what_to_download(
     )
     report = run_json("import", "folder")
 
-    assert "download light_metadata-000.zip, conversations-000.zip from them" in told
-    assert "secret" not in told
+    assert "download light_metadata-000.zip, conversations-000.zip from them" in message
+    assert "secret" not in message
     assert report["conversations"] == 1
     assert "conversations-000.zip" in report["skipped"][0]["reason"]
 
 
-def test_a_former_import_of_claudes_is_completed(tmp_path: Path) -> None:
-    """Documents are in their messages and are found, what was pasted is a memory, once each."""
-    whole = write_json(tmp_path / "c.json", build_claude_files()["conversations.json"])
-    import_as_earlier_version(whole, import_claude.build_claude_conversation)
+def test_import_completes_claude_import_of_an_earlier_version(tmp_path: Path) -> None:
+    """Documents are added to their messages, and pasted text becomes a memory, each once."""
+    file = write_json(tmp_path / "c.json", build_claude_files()["conversations.json"])
+    import_as_earlier_version(file, import_claude.build_claude_conversation)
     before = read_memory_texts()
-    first, again = run_json("import", str(whole)), run_json("import", str(whole))
-    run("import", str(whole), "--db", "fresh.db")
+    first, again = run_json("import", str(file)), run_json("import", str(file))
+    run("import", str(file), "--db", "fresh.db")
 
     assert first["messages"] == again["messages"] == again["updated"] == 0
     assert first["updated"] > 0

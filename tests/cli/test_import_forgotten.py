@@ -1,4 +1,4 @@
-"""`perdure import` brings no text back that was forgotten here, and counts what stays forgotten."""
+"""`perdure import` restores no memory that was forgotten here, and counts such memories."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ NUTS = "user: I am allergic to nuts"
 FUTURE = START + 1e9
 
 
-def forget(text: str) -> None:
-    """Forget the memory of a text."""
+def forget_memory(text: str) -> None:
+    """Forget the memory with a text."""
     run("memories", "forget", list_memory_keys()[text], "--yes")
 
 
 @pytest.fixture
-def forgotten(tmp_path: Path) -> str:
-    """An export that was imported, and one memory of it forgotten."""
+def forgotten_export(tmp_path: Path) -> str:
+    """Import an export, forget one of its memories, and return the file."""
     file = str(write_json(tmp_path / "c.json", [build_two_turns().json]))
     run("import", file)
-    forget(NUTS)
+    forget_memory(NUTS)
     return file
 
 
 @pytest.mark.parametrize("at", [START, FUTURE], ids=["same times", "later times"])
-def test_an_export_brings_nothing_back(forgotten: str, at: float, tmp_path: Path) -> None:
-    """The same one, under another prefix, and another conversation with the text."""
-    same = run_json("import", forgotten)
-    copied = run_json("import", forgotten, "--prefix", "copy/")
+def test_import_does_not_restore_forgotten_memory(
+    forgotten_export: str, at: float, tmp_path: Path
+) -> None:
+    """The text comes in the same export, under another prefix, or in another conversation."""
+    same = run_json("import", forgotten_export)
+    copied = run_json("import", forgotten_export, "--prefix", "copy/")
     talk = ChatGPTConversation("other", at)
     talk.add_turn("I am allergic to nuts", "So you are", n=7)
     other = invoke("import", str(write_json(tmp_path / "other.json", [talk.json])))
@@ -59,8 +61,8 @@ def test_an_export_brings_nothing_back(forgotten: str, at: float, tmp_path: Path
     assert NUTS not in read_memory_texts()
 
 
-def test_a_run_that_continues_an_imported_thread_says_it_again(forgotten: str) -> None:
-    """Its own message is new, and the imported one is not."""
+def test_forgotten_text_is_remembered_if_a_later_run_repeats_it(forgotten_export: str) -> None:
+    """The message of the run is new, and the imported message stays forgotten."""
     with SQLiteCheckpointer.open("x.db") as saver, SQLiteStore.open("x.db") as store:
         config: Any = {"configurable": {"thread_id": "trip", "user_id": "me"}}
         graph = chat_graph(checkpointer=saver)
@@ -74,11 +76,11 @@ def test_a_run_that_continues_an_imported_thread_says_it_again(forgotten: str) -
     assert read_memory_texts().count(NUTS) == 1
 
 
-def test_a_memory_of_an_export_stays_forgotten(tmp_path: Path) -> None:
-    """An assistant's own memories are imported as facts, once."""
+def test_imported_fact_stays_forgotten_after_repeated_import(tmp_path: Path) -> None:
+    """The assistant's own memories are imported as facts, once."""
     (tmp_path / "e.zip").write_bytes(build_zip(build_claude_files()))
     run("import", "e.zip")
-    forget("Personal: She lives in Ghent.")
+    forget_memory("Personal: She lives in Ghent.")
     again = run_json("import", "e.zip")
 
     assert (again["memories"], again["forgotten"]) == (0, 1)

@@ -1,4 +1,4 @@
-"""Which thread an imported conversation is that has no id."""
+"""The thread of an imported conversation that has no id."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ from tests.cli.imported import (
 )
 
 
-def test_unrelated_files_of_one_name_are_threads_of_their_own(tmp_path: Path) -> None:
-    """Neither is a branch of the other, whether they have a message or a conversation a line."""
-    told = ("How deep is the pond?", "Two metres."), ("Who built the ferry?", "Nobody knows.")
+def test_unrelated_files_of_same_name_become_separate_threads(tmp_path: Path) -> None:
+    """No thread is a branch of another, with a message or a conversation per line."""
+    conversations = (
+        ("How deep is the pond?", "Two metres."),
+        ("Who built the ferry?", "Nobody knows."),
+    )
     files = []
-    for folder, talk in zip("abcd", (told[0], told[1], ("Hi", "Ho"), ("Hi", "Hey")), strict=True):
+    for folder, talk in zip(
+        "abcd", (conversations[0], conversations[1], ("Hi", "Ho"), ("Hi", "Hey")), strict=True
+    ):
         (tmp_path / folder).mkdir()
         form = build_training_line(*talk)
         values = [form] if folder in "ac" else form["messages"]
@@ -41,8 +46,8 @@ def test_unrelated_files_of_one_name_are_threads_of_their_own(tmp_path: Path) ->
     ]
 
 
-def test_a_training_file_may_grow_anywhere(tmp_path: Path) -> None:
-    """Lines come at the top, one goes on, one is repeated; each conversation is one thread."""
+def test_grown_training_file_adds_only_new_messages(tmp_path: Path) -> None:
+    """Lines are added at the top, one is longer, and one is repeated."""
     prompt = {"role": "system", "content": "You look things up."}
     talks = [build_training_line("Hi", f"Answer {n}") for n in range(20)]
     for talk in talks:
@@ -62,24 +67,24 @@ def test_a_training_file_may_grow_anywhere(tmp_path: Path) -> None:
             assert not [item for item in saver.history(head.thread_id) if item.branch]
 
 
-def test_equal_lines_of_a_file_are_threads_of_their_own(tmp_path: Path) -> None:
-    """The same lines in another file, or in the same again, are none."""
+def test_equal_lines_of_one_file_become_separate_threads(tmp_path: Path) -> None:
+    """The same lines in another file, or in a repeated import, add no threads."""
     talk = build_training_line("Hi", "Ho")
-    told = [
+    counts = [
         import_and_count(write_jsonl(tmp_path / "t.jsonl", [talk] * count)) for count in (2, 2, 3)
     ]
-    told.append(import_and_count(write_jsonl(tmp_path / "other.jsonl", [talk] * 2)))
+    counts.append(import_and_count(write_jsonl(tmp_path / "other.jsonl", [talk] * 2)))
     one = build_training_line("Hi")
-    told += [
+    counts += [
         import_and_count(write_jsonl(tmp_path / "u.jsonl", [one, talk, one])) for _ in range(2)
     ]
 
-    assert told == [(2, 4, 0), (2, 0, 2), (3, 2, 2), (2, 0, 2), (3, 1, 2), (3, 0, 3)]
+    assert counts == [(2, 4, 0), (2, 0, 2), (3, 2, 2), (2, 0, 2), (3, 1, 2), (3, 0, 3)]
     assert read_all_thread_texts() == [["human: Hi"], *[["human: Hi", "ai: Ho"]] * 3]
 
 
-def test_long_conversations_that_differ_late_are_found_again(tmp_path: Path) -> None:
-    """Also after the thread of one of them was deleted, and if only a branch can be read."""
+def test_conversations_that_differ_late_are_recognised_again(tmp_path: Path) -> None:
+    """The others are recognised after one of the threads was deleted, and a lone branch as well."""
     talks = [build_training_line(*map(str, range(30)), f"end {n}") for n in range(4)]
     first = import_and_count(write_jsonl(tmp_path / "t.jsonl", talks))
     with SQLiteCheckpointer.open("x.db") as saver:
@@ -98,8 +103,8 @@ def test_long_conversations_that_differ_late_are_found_again(tmp_path: Path) -> 
     assert alone == [(1, 1, 0), (1, 0, 1)]
 
 
-def test_two_users_do_not_share_a_thread(tmp_path: Path) -> None:
-    """Neither those whom lines name, of either form, nor those for whom a file is imported."""
+def test_equal_conversations_of_two_users_are_separate_threads(tmp_path: Path) -> None:
+    """The users are named by lines of either form, or by the option --user."""
     whole = [build_training_line("Hi", "Ho", user_id=user) for user in ("ann", "bob")]
     loose = [{"user_id": user, **USER} for user in ("ann", "bob", "ann")]
 
@@ -116,8 +121,8 @@ def test_two_users_do_not_share_a_thread(tmp_path: Path) -> None:
     assert (len(read_memory_texts("ann")), len(read_memory_texts("zoe"))) == (2, 2)
 
 
-def test_times_tell_conversations_apart(tmp_path: Path) -> None:
-    """Small talk of two days is two threads; what was said is dated."""
+def test_equal_conversations_of_different_times_are_separate_threads(tmp_path: Path) -> None:
+    """The same greeting on two days is two threads if the messages have times."""
     talks = [
         {"messages": [{**USER, "created_at": f"2024-05-0{day}T10:00:00Z"}]} for day in (1, 2, 1)
     ]
@@ -126,8 +131,8 @@ def test_times_tell_conversations_apart(tmp_path: Path) -> None:
     assert import_and_count(twice, twice) == (4, 0, 4)
 
 
-def test_a_former_import_is_repeated_and_goes_on(tmp_path: Path) -> None:
-    """Threads that were named by file and place are found by what was said first."""
+def test_threads_named_by_an_earlier_version_are_recognised(tmp_path: Path) -> None:
+    """Threads that were named by file and position are recognised by their first messages."""
     talks = [build_training_line("Hi", f"Answer {n}") for n in range(4)]
     former = [{"thread_id": f"chat-{n}", **talk} for n, talk in enumerate(talks, 1)]
     log = [
@@ -135,11 +140,12 @@ def test_a_former_import_is_repeated_and_goes_on(tmp_path: Path) -> None:
         for message in build_training_line("Who?", "Me.")["messages"]
     ]
     merged = [
-        {"thread_id": "two-1", **build_training_line(*told)} for told in (("A", "B"), ("C", "D"))
+        {"thread_id": "two-1", **build_training_line(*counts)}
+        for counts in (("A", "B"), ("C", "D"))
     ]
     import_and_count(write_jsonl(tmp_path / "old.jsonl", [*former, *log, *merged]))
     longer = build_training_line("Hi", "Answer 2", "More?", "No.")
-    told = [
+    counts = [
         import_and_count(write_jsonl(tmp_path / "chat.jsonl", talks)),
         import_and_count(
             write_jsonl(
@@ -159,14 +165,14 @@ def test_a_former_import_is_repeated_and_goes_on(tmp_path: Path) -> None:
         ),
     ]
 
-    assert told == [(4, 0, 4), (5, 3, 3), (1, 1, 0), (2, 0, 2)]
+    assert counts == [(4, 0, 4), (5, 3, 3), (1, 1, 0), (2, 0, 2)]
     assert read_thread_texts("chat-3") == ["human: Hi", "ai: Answer 2", "human: More?", "ai: No."]
     assert read_thread_texts("log") == ["human: Who?", "ai: Me.", "human: Why?"]
     assert len(read_all_thread_texts()) == 4 + 1 + 1 + 1
 
 
-def test_a_thread_that_was_talked_on_is_found_again(tmp_path: Path) -> None:
-    """It stays where it is, and what the file has in addition is a branch of it."""
+def test_continued_thread_is_recognised_by_repeated_import(tmp_path: Path) -> None:
+    """The head stays, and new messages of the file become a branch."""
     import_and_count(write_jsonl(tmp_path / "t.jsonl", [build_training_line("Hi", "Ho")]))
     name = read_thread_id()
     with SQLiteCheckpointer.open("x.db") as saver:

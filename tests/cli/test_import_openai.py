@@ -18,20 +18,20 @@ from tests.cli.imported import (
 )
 
 
-def batch(name: str, **body: Any) -> dict[str, Any]:
-    """A line of the input file of a batch."""
+def build_request(name: str, **body: Any) -> dict[str, Any]:
+    """Build a line of the input file of a batch."""
     url = f"/v1/{body.pop('to', 'chat/completions')}"
     return {"custom_id": name, "method": "POST", "url": url, "body": {"model": "gpt-4o", **body}}
 
 
-def answered(name: str, body: Any, **about: Any) -> dict[str, Any]:
-    """A line of the output file of a batch."""
+def build_response(name: str, body: Any, **fields: Any) -> dict[str, Any]:
+    """Build a line of the output file of a batch."""
     response = {"status_code": 200, "request_id": "r", "body": body}
-    return {"id": "batch_req_1", "custom_id": name, "response": response, "error": None, **about}
+    return {"id": "batch_req_1", "custom_id": name, "response": response, "error": None, **fields}
 
 
-def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
-    """Preference is a branch, a completion two messages; tools and answers to grade are counted."""
+def test_training_examples_of_every_kind_are_imported(tmp_path: Path) -> None:
+    """A preference is a branch, and a completion two messages; tools and gradings are counted."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     ask = [{"role": "user", "content": "How deep is it?"}]
     two, three = ([{"role": "assistant", "content": f"{n} metres"}] for n in ("Two", "Three"))
@@ -49,7 +49,7 @@ def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
 
     assert (report["conversations"], report["messages"]) == (4, 8)
     assert report["left_out"] == {"tools": 2, "parallel_tool_calls": 1, "reference_answer": 1}
-    assert [each["reason"] for each in report["skipped"]] == [
+    assert [entry["reason"] for entry in report["skipped"]] == [
         "a preference example without 'input.messages'",
         "the prompt or its completion is not text",
     ]
@@ -59,23 +59,23 @@ def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
     ]
     assert import_and_count(tmp_path / "t.jsonl") == (4, 0, 4)
     with SQLiteCheckpointer.open("x.db") as saver:
-        said_ = [i for head in saver.heads() for i in saver.history(head.thread_id)]
-    assert [i.value.text for i in said_ if i.branch] == ["Three metres"]
-    assert [i.value.additional_kwargs for i in said_ if i.value.text == "Ho"] == [{"weight": 0}]
+        items = [i for head in saver.heads() for i in saver.history(head.thread_id)]
+    assert [i.value.text for i in items if i.branch] == ["Three metres"]
+    assert [i.value.additional_kwargs for i in items if i.value.text == "Ho"] == [{"weight": 0}]
 
 
-def test_a_batch_is_imported_with_its_answers(tmp_path: Path) -> None:
-    """Of chat completions, responses and completions; what failed or is no message is named."""
+def test_batch_requests_are_imported_with_their_responses(tmp_path: Path) -> None:
+    """Failed requests, and those without a conversation, are named."""
     ask = {"role": "user", "content": [{"type": "input_text", "text": "How deep?"}]}
     call = {"type": "function_call", "call_id": "c", "name": "depth", "arguments": "{}"}
-    told = {"type": "function_call_output", "call_id": "c", "output": "2 m"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "2 m"}
     requests = [
-        batch("1", messages=[{**USER, "content": "Hi"}], tools=[{"type": "function"}]),
-        batch("2", to="responses", instructions="Be brief", input=[ask, call, told]),
-        batch("3", to="responses", input="Who?"),
-        batch("4", to="completions", prompt="Water is"),
-        batch("5", to="embeddings", input="some text"),
-        batch("6", messages=[{**USER, "content": "Fail"}]),
+        build_request("1", messages=[{**USER, "content": "Hi"}], tools=[{"type": "function"}]),
+        build_request("2", to="responses", instructions="Be brief", input=[ask, call, result]),
+        build_request("3", to="responses", input="Who?"),
+        build_request("4", to="completions", prompt="Water is"),
+        build_request("5", to="embeddings", input="some text"),
+        build_request("6", messages=[{**USER, "content": "Fail"}]),
     ]
     answer = {"role": "assistant", "content": "Ho", "refusal": None}
     output = {
@@ -89,25 +89,27 @@ def test_a_batch_is_imported_with_its_answers(tmp_path: Path) -> None:
         {"index": n, "message": {**answer, "content": t}} for n, t in enumerate(("Ho", "Hey"))
     ]
     answers = [
-        answered("1", {"object": "chat.completion", "created": int(START), "choices": choices}),
-        answered("2", {"object": "response", "created_at": START, "output": [
+        build_response(
+            "1", {"object": "chat.completion", "created": int(START), "choices": choices}),
+        build_response("2", {"object": "response", "created_at": START, "output": [
             {"type": "reasoning", "summary": []}, output]}),
-        answered("4", {"choices": [{"index": 0, "text": " wet"}]}),
-        answered("6", None, response=None, error={"code": "batch_expired", "message": "late"}),
-        answered("7", {"choices": choices}),
+        build_response("4", {"choices": [{"index": 0, "text": " wet"}]}),
+        build_response(
+            "6", None, response=None, error={"code": "batch_expired", "message": "late"}),
+        build_response("7", {"choices": choices}),
     ]  # fmt: skip
-    asked, got = (
+    input_file, output_file = (
         write_jsonl(tmp_path / "in.jsonl", requests),
         write_jsonl(tmp_path / "out.jsonl", answers),
     )
-    first = import_and_count(asked)
-    report = run_json("import", str(got), str(asked))
-    alone = invoke("import", str(got), "--db", "alone.db")
+    first = import_and_count(input_file)
+    report = run_json("import", str(output_file), str(input_file))
+    alone = invoke("import", str(output_file), "--db", "alone.db")
 
     assert first == (5, 8, 0)
     assert (report["messages"], report["unchanged"]) == (4, 2)
     assert report["left_out"] == {"tools": 1}
-    assert sorted(each["reason"] for each in report["skipped"]) == [
+    assert sorted(entry["reason"] for entry in report["skipped"]) == [
         "a batch request failed: batch_expired",
         "a batch request to '/v1/embeddings', which is not a conversation",
         "the answer to a batch request that is in none of the files; import the batch's input "
@@ -118,6 +120,6 @@ def test_a_batch_is_imported_with_its_answers(tmp_path: Path) -> None:
         ["human: Who?"],
         ["system: Be brief", "human: How deep?", "ai: ", "tool: 2 m", "ai: 2 metres"],
     ]
-    assert import_and_count(got, asked) == (5, 0, 5)
+    assert import_and_count(output_file, input_file) == (5, 0, 5)
     assert alone.exit_code == 1
     assert "import the batch's input file" in alone.stderr

@@ -37,7 +37,7 @@ from tests.cli.imported import (
     ids=["webui", "nested", "flat"],
 )
 def test_exports_of_open_webui_and_librechat_are_imported(export: Any, tmp_path: Path) -> None:
-    """With branches, times, titles and ids; what a model thought is left out and counted."""
+    """Branches, times, titles and ids are kept; thoughts are left out and counted."""
     (tmp_path / "e.json").write_text(json.dumps([export]))
     report = run_json("import", "e.json")
     name = read_thread_id()
@@ -85,7 +85,7 @@ def test_exports_of_open_webui_and_librechat_are_imported(export: Any, tmp_path:
 def test_sessions_of_coding_agents_are_imported(
     session: Any, expected: list[str], left_out: dict[str, int], tmp_path: Path
 ) -> None:
-    """What was said and what tools were asked, of a file or a folder; a session may go on."""
+    """Texts and tool calls are imported from a file or a folder; a session may grow."""
     (tmp_path / "logs" / "p").mkdir(parents=True)
     file = write_jsonl(tmp_path / "logs" / "p" / "rollout.jsonl", session[:-2])
     run("import", "logs")
@@ -102,14 +102,14 @@ def test_sessions_of_coding_agents_are_imported(
     assert search_thread_texts("yacht")
     with SQLiteCheckpointer.open("x.db") as saver:
         branches = [item.value.text for item in saver.history(name) if item.branch]
-        about = saver.checkpoints(name)[0].metadata
+        metadata = saver.checkpoints(name)[0].metadata
     if name == "code":
         assert branches == ["The red one."]
-        assert about["title"] == "Boats"
+        assert metadata["title"] == "Boats"
 
 
-def test_what_is_no_part_of_a_session_is_counted(tmp_path: Path) -> None:
-    """A subagent's own file, what summarizes the talk before, and what programs write."""
+def test_subagent_and_summary_lines_are_counted_and_not_imported(tmp_path: Path) -> None:
+    """Not imported are a subagent's file, a summary of earlier turns, and lines of programs."""
     session = build_claude_code_session()
     sub = [{**line, "isSidechain": True} for line in session if "message" in line][:3]
     summary = {**session[-1], "uuid": "c10", "parentUuid": "c9", "isCompactSummary": True}

@@ -1,4 +1,4 @@
-"""`perdure import` takes the items of langgraph's SqliteStore, with the threads beside them."""
+"""`perdure import` reads the items of langgraph's SqliteStore and the threads in the same file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TARGETS = ["file", "postgres"]
 
 @pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The database into which is imported."""
+    """Yield the address of the database into which files are imported."""
     if request.param == "file":
         yield str(tmp_path / "x.db")
         return
-    ours, name = postgres_server.dsn(), f"import_{uuid.uuid4().hex}"
-    with psycopg.connect(ours, autocommit=True) as conn:
+    server_dsn, name = postgres_server.dsn(), f"import_{uuid.uuid4().hex}"
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name}")
-        yield ours.replace(str(psycopg.conninfo.conninfo_to_dict(ours)["dbname"]), name)
+        yield server_dsn.replace(str(psycopg.conninfo.conninfo_to_dict(server_dsn)["dbname"]), name)
         conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
@@ -41,8 +41,8 @@ def write_threads(path: Path) -> None:
     with SqliteSaver.from_conn_string(str(path)) as saver:
         graph: Any = chat_graph(checkpointer=saver)
         for thread in ("one", "two"):
-            said = {"messages": [HumanMessage(f"I am on {thread}")]}
-            graph.invoke(said, {"configurable": {"thread_id": thread, "user_id": "ann"}})
+            graph_input = {"messages": [HumanMessage(f"I am on {thread}")]}
+            graph.invoke(graph_input, {"configurable": {"thread_id": thread, "user_id": "ann"}})
 
 
 def write_items(path: Path) -> None:
@@ -54,13 +54,13 @@ def write_items(path: Path) -> None:
                 store.put(namespace, key, value)
 
 
-def items_in(db: str) -> dict[str, Any]:
-    """The items below `users`, by key."""
+def read_items(db: str) -> dict[str, Any]:
+    """Return the items below `users` by key."""
     return {item["key"]: item["value"] for item in run_json("store", "search", "users", "--db", db)}
 
 
-def test_a_file_with_threads_and_items_gives_both(tmp_path: Path, target: str) -> None:
-    """Neither is left out, and a repetition finds both there."""
+def test_file_with_threads_and_items_is_imported_completely(tmp_path: Path, target: str) -> None:
+    """A repeated import finds both in the database."""
     path = tmp_path / "both.db"
     write_threads(path)
     write_items(path)
@@ -69,24 +69,24 @@ def test_a_file_with_threads_and_items_gives_both(tmp_path: Path, target: str) -
     assert (first["conversations"], first["items"], first["known_items"]) == (2, 2, 0)
     assert (again["conversations"], again["unchanged"]) == (2, 2)
     assert (again["items"], again["known_items"]) == (0, 2)
-    assert items_in(target) == ITEMS["users", "ann"]
-    assert sorted(each["thread_id"] for each in run_json("threads", "--db", target)) == [
+    assert read_items(target) == ITEMS["users", "ann"]
+    assert sorted(thread["thread_id"] for thread in run_json("threads", "--db", target)) == [
         "one",
         "two",
     ]
 
 
-def test_a_file_with_items_alone_gives_them(tmp_path: Path, target: str) -> None:
-    """It needs no table of a saver."""
+def test_file_with_items_only_is_imported(tmp_path: Path, target: str) -> None:
+    """The file needs no table of a saver."""
     path = tmp_path / "store.db"
     write_items(path)
 
     assert run("import", str(path), "--db", target) == "0 conversations: 2 new items, 0 memories\n"
-    assert items_in(target) == ITEMS["users", "ann"]
+    assert read_items(target) == ITEMS["users", "ann"]
 
 
-def test_a_file_with_threads_alone_needs_no_store(tmp_path: Path, target: str) -> None:
-    """Nor does a table of another program count that is called like the store's."""
+def test_file_with_threads_only_is_imported(tmp_path: Path, target: str) -> None:
+    """A table of another program that has the name of the store's table is ignored."""
     path = tmp_path / "threads.db"
     write_threads(path)
     with closing(sqlite3.connect(path)) as db:
@@ -97,29 +97,31 @@ def test_a_file_with_threads_alone_needs_no_store(tmp_path: Path, target: str) -
     assert (report["conversations"], report["items"]) == (2, 0)
 
 
-def test_a_file_with_neither_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error says what of both was looked for, and nothing is written."""
+def test_file_without_threads_and_items_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names both kinds of tables that are missing."""
     path = tmp_path / "other.db"
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE shops (city TEXT)")
         db.commit()
-    said = run_and_read_error("import", str(path), capsys=capsys)
+    message = run_and_read_error("import", str(path), capsys=capsys)
 
-    assert "has no tables of langgraph-checkpoint-sqlite" in said
-    assert "has no table of langgraph's SqliteStore" in said
+    assert "has no tables of langgraph-checkpoint-sqlite" in message
+    assert "has no table of langgraph's SqliteStore" in message
 
 
-def test_an_item_that_is_too_large_is_refused(
+def test_item_above_max_value_size_is_refused(
     tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--max-value-mb` counts for items, as it does for threads."""
+    """`--max-value-mb` applies to items as it does to threads."""
     path = tmp_path / "large.db"
     with SqliteStore.from_conn_string(str(path)) as store:
         store.setup()
         store.put(("users", "ann"), "long", {"text": "x" * (2 << 20)})
-    said = run_and_read_error(
+    message = run_and_read_error(
         "import", str(path), "--max-value-mb", "1", "--db", target, capsys=capsys
     )
 
-    assert "has a value of more than 1 MB" in said
+    assert "has a value of more than 1 MB" in message
     assert run_json("import", str(path), "--db", target)["items"] == 1

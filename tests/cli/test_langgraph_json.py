@@ -1,4 +1,4 @@
-"""The sections of a langgraph.json, under `perdure serve --graphs` and for other commands."""
+"""Sections of a langgraph.json that apply to `perdure serve --graphs` and to other commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import LanggraphFile
 from perdure.stores import SQLiteStore
 from tests.cli.commands import run, run_and_read_error, run_json
-from tests.cli.test_serve import served
+from tests.cli.test_serve import start_server
 from tests.server.test_keys import ANN, entry
 
 MODULE = """
@@ -61,78 +61,84 @@ graph = StateGraph(MessagesState).add_node("answer", lambda state: {}).add_edge(
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a module of a graph, an embedder and an application."""
+def app_folder(tmp_path: Path) -> Path:
+    """Return a folder with a module that has a graph, an embedder and an application."""
     (tmp_path / "shop_app.py").write_text(textwrap.dedent(MODULE))
     return tmp_path
 
 
-def write(folder: Path, **sections: Any) -> str:
+def write_langgraph_json(folder: Path, **sections: Any) -> str:
     """Write a langgraph.json with these sections, and return its path."""
     file = folder / "langgraph.json"
     file.write_text(json.dumps({"graphs": {"shop": "./shop_app.py:graph"}, **sections}))
     return str(file)
 
 
-def test_new_threads_and_items_expire(folder: Path) -> None:
-    """Times to live hold for what is created after the start; the start counts what is older."""
-    db = folder / "memory.db"
+def test_ttl_sections_apply_to_new_threads_and_items(app_folder: Path) -> None:
+    """Rows that were stored before the start do not expire, and the start prints their number."""
+    db = app_folder / "memory.db"
     old: Any = {"configurable": {"thread_id": "old", "checkpoint_ns": ""}}
     with SQLiteCheckpointer.open(db) as saver, SQLiteStore.open(db) as store:
         saver.put(old, empty_checkpoint(), {}, {})
         store.put(("notes",), "old", {"text": "an old note"})
-    graphs = write(
-        folder,
+    graphs = write_langgraph_json(
+        app_folder,
         checkpointer={"ttl": {"strategy": "keep_latest", "default_ttl": 60}},
         store={"ttl": {"default_ttl": 30, "refresh_on_read": False}},
     )
-    with served("--graphs", graphs, db=db) as (url, said, _), get_sync_client(url=url) as sdk:
+    with (
+        start_server("--graphs", graphs, db=db) as (url, output, _),
+        get_sync_client(url=url) as sdk,
+    ):
         created = sdk.threads.create()["thread_id"]
         sdk.runs.wait("by-run", "shop", input={"messages": []}, if_not_exists="create")
         own = sdk.threads.create(ttl={"strategy": "delete", "ttl": 5})["thread_id"]
         copied = httpx.post(f"{url}/threads/old/copy", json={}).json()
         sdk.store.put_item(["notes"], key="new", value={"text": "a new note"})
         ttls = [
-            httpx.get(f"{url}/threads/{each}?include=ttl").json().get("ttl")
-            for each in (created, "by-run", own, copied["thread_id"], "old")
+            httpx.get(f"{url}/threads/{thread_id}?include=ttl").json().get("ttl")
+            for thread_id in (created, "by-run", own, copied["thread_id"], "old")
         ]
 
     assert [ttl and (ttl["strategy"], ttl["ttl_minutes"]) for ttl in ttls] == [
         ("keep_latest", 60), ("keep_latest", 60), ("delete", 5), ("keep_latest", 60), None,
     ]  # fmt: skip
-    assert "checkpointer.ttl does not apply to 1 thread stored earlier" in said
-    assert "store.ttl does not apply to 1 item stored earlier" in said
+    assert "checkpointer.ttl does not apply to 1 thread stored earlier" in output
+    assert "store.ttl does not apply to 1 item stored earlier" in output
     with SQLiteStore.open(db) as store:
         assert store.count_without_ttl() == 1
 
 
-def test_an_embedder_for_the_server_and_the_commands(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_index_section_sets_embedder_of_server_and_commands(
+    app_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other vectors refuse the start, and `reembed --graphs` replaces them."""
-    db = str(folder / "memory.db")
+    """The server refuses to start with other vectors, and `reembed --graphs` replaces them."""
+    db = str(app_folder / "memory.db")
     with SQLiteStore.open(db) as store:
         store.put(("notes",), "a", {"text": "a banana"})
     index = {"embed": "./shop_app.py:embed", "dims": 3, "fields": ["text"]}
-    graphs = write(folder, store={"index": index})
-    refused = run_and_read_error(
+    graphs = write_langgraph_json(app_folder, store={"index": index})
+    message = run_and_read_error(
         "serve", "--port", "0", "--graphs", graphs, "--db", db, capsys=capsys
     )
-    assert f"perdure store reembed --graphs {graphs}" in refused
+    assert f"perdure store reembed --graphs {graphs}" in message
 
     assert run_json("store", "reembed", "--graphs", graphs, "--db", db) == {"items": 1}
     monkeypatch.setenv("PERDURE_GRAPHS", graphs)
     run("store", "put", "notes", "b", "--text", "a plum", "--db", db)
     assert run_json("store", "reembed", "--db", db) == {"items": 0}
     monkeypatch.delenv("PERDURE_GRAPHS")
-    with served("--graphs", graphs, db=Path(db)) as (url, said, _), get_sync_client(url=url) as sdk:
-        found = sdk.store.search_items(["notes"], query="a plum")
-    assert {item["key"] for item in found["items"]} == {"a", "b"}
-    assert "have no effect" not in said
+    with (
+        start_server("--graphs", graphs, db=Path(db)) as (url, output, _),
+        get_sync_client(url=url) as sdk,
+    ):
+        results = sdk.store.search_items(["notes"], query="a plum")
+    assert {item["key"] for item in results["items"]} == {"a", "b"}
+    assert "have no effect" not in output
 
 
 @pytest.mark.parametrize(
-    ("cors", "named"),
+    ("cors", "field"),
     [
         ({"allow_origins": ["*"]}, "allow_origins"),
         ({"allow_origins": ["https://*.example.com"]}, "allow_origins"),
@@ -140,15 +146,15 @@ def test_an_embedder_for_the_server_and_the_commands(
         ({"allow_origins": ["https://a.example"], "allow_credentials": True}, "allow_credentials"),
     ],
 )
-def test_sites_that_are_not_exact_are_refused(folder: Path, cors: Any, named: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"http\.cors\.{named} .*refused: every site"):
-        LanggraphFile.read(write(folder, http={"cors": cors}))
+def test_cors_section_with_inexact_site_is_refused(app_folder: Path, cors: Any, field: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"http\.cors\.{field} .*refused: every site"):
+        LanggraphFile.read(write_langgraph_json(app_folder, http={"cors": cors}))
 
 
-def test_an_exact_site_may_call(folder: Path) -> None:
+def test_cors_section_allows_requests_of_an_exact_site(app_folder: Path) -> None:
     cors = {"allow_origins": ["https://app.example"], "max_age": 5}
-    graphs = write(folder, http={"cors": cors})
-    with served("--graphs", graphs, db=folder / "memory.db") as (url, said, _):
+    graphs = write_langgraph_json(app_folder, http={"cors": cors})
+    with start_server("--graphs", graphs, db=app_folder / "memory.db") as (url, output, _):
         replies = [
             httpx.post(f"{url}/threads", json={}, headers={"origin": f"https://{site}.example"})
             for site in ("app", "other")
@@ -156,17 +162,17 @@ def test_an_exact_site_may_call(folder: Path) -> None:
 
     assert [reply.status_code for reply in replies] == [200, 403]
     assert replies[0].headers["access-control-allow-origin"] == "https://app.example"
-    assert "these sections have no effect: http.cors.max_age" in said
+    assert "these sections have no effect: http.cors.max_age" in output
 
 
-def test_an_application_after_the_paths_of_perdure(folder: Path) -> None:
-    """It is behind keys, host names, sites and limits, and cannot replace a path of perdure."""
-    keys = folder / "keys.toml"
+def test_http_app_is_protected_and_replaces_no_path_of_perdure(app_folder: Path) -> None:
+    """The application is behind keys, host names, sites and limits."""
+    keys = app_folder / "keys.toml"
     keys.write_text(entry(ANN, "ann"))
-    graphs = write(folder, http={"app": "./shop_app.py:app"})
+    graphs = write_langgraph_json(app_folder, http={"app": "./shop_app.py:app"})
     options = ("--graphs", graphs, "--keys", str(keys))
     with (
-        served(*options, db=folder / "memory.db") as (url, _, _),
+        start_server(*options, db=app_folder / "memory.db") as (url, _, _),
         httpx.Client(base_url=url, headers={"x-api-key": ANN}) as client,
     ):
         assert client.get("/shop/me").json() == {"user": "ann", "started": "yes"}
@@ -186,10 +192,10 @@ def test_an_application_after_the_paths_of_perdure(folder: Path) -> None:
     assert statuses == [401, 421, 403, 413, 405, 404, 404, 415]
 
 
-def test_a_target_without_a_slash_is_answered(folder: Path) -> None:
-    """`*` is a valid target of a request, and not an error of the server."""
-    graphs = write(folder, http={"app": "./shop_app.py:app"})
-    with served("--graphs", graphs, db=folder / "memory.db") as (url, _, _):
+def test_request_target_without_slash_gets_404(app_folder: Path) -> None:
+    """`*` is a valid request target, and not an error of the server."""
+    graphs = write_langgraph_json(app_folder, http={"app": "./shop_app.py:app"})
+    with start_server("--graphs", graphs, db=app_folder / "memory.db") as (url, _, _):
         host, port = url.removeprefix("http://").split(":")
         httpx.get(f"{url}/ok")
         with socket.create_connection((host, int(port)), timeout=30) as client:
@@ -200,11 +206,11 @@ def test_a_target_without_a_slash_is_answered(folder: Path) -> None:
     assert status == b"404"
 
 
-def test_sections_without_effect_are_named(folder: Path) -> None:
-    """Also sections that would protect something, such as a path that shall not be there."""
+def test_sections_without_effect_are_reported_as_ignored(app_folder: Path) -> None:
+    """This includes sections that would protect something, such as one that disables a path."""
     file = LanggraphFile.read(
-        write(
-            folder,
+        write_langgraph_json(
+            app_folder,
             **{"$schema": "https://example.com", "dockerfile_lines": [], "python_version": "3.12"},
             http={"disable_store": True, "app": "./shop_app.py:app"},
             store={"path": "./shop_app.py:store", "ttl": {"default_ttl": 5, "omit_expired": True}},
@@ -225,7 +231,7 @@ def test_sections_without_effect_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "named"),
+    ("sections", "expected_error"),
     [
         ({"store": {"ttl": {"default_ttl": 0}}}, r"store\.ttl\.default_ttl .* is 0"),
         ({"store": {"index": {"dims": 3}}}, r"store\.index\.embed"),
@@ -235,28 +241,32 @@ def test_sections_without_effect_are_named(folder: Path) -> None:
         ({"graphs": ["shop"]}, "names no graphs"),
     ],
 )
-def test_a_wrong_section_is_named(folder: Path, sections: Any, named: str) -> None:
-    with pytest.raises(ConfigurationError, match=named):
-        LanggraphFile.read(write(folder, **sections))
-
-
-def test_an_object_that_is_no_application(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graphs = write(folder, http={"app": "./shop_app.py:embed"})
-    said = run_and_read_error(
-        "serve", "--port", "0", "--graphs", graphs, "--db", str(folder / "m.db"), capsys=capsys
-    )
-    assert "expected a Starlette or FastAPI application" in said
-
-
-def test_a_settings_file_of_a_folder_may_not_name_code(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_invalid_section_is_refused_by_name(
+    app_folder: Path, sections: Any, expected_error: str
 ) -> None:
-    """A folder that somebody cloned could have any code run by any command."""
-    write(folder)
-    (folder / "perdure.toml").write_text('graphs = "langgraph.json"\n')
-    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigurationError, match=expected_error):
+        LanggraphFile.read(write_langgraph_json(app_folder, **sections))
+
+
+def test_http_app_that_is_not_an_application_is_refused(
+    app_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graphs = write_langgraph_json(app_folder, http={"app": "./shop_app.py:embed"})
+    message = run_and_read_error(
+        "serve", "--port", "0", "--graphs", graphs, "--db", str(app_folder / "m.db"), capsys=capsys
+    )
+    assert "expected a Starlette or FastAPI application" in message
+
+
+def test_settings_file_of_current_folder_may_not_name_graphs(
+    app_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise a cloned folder could make any command run its code."""
+    write_langgraph_json(app_folder)
+    (app_folder / "perdure.toml").write_text('graphs = "langgraph.json"\n')
+    monkeypatch.chdir(app_folder)
     assert "whose author chooses the code that would run" in run_and_read_error(
         "store", "search", "notes", capsys=capsys
     )
-    monkeypatch.setenv("PERDURE_CONFIG", str(folder / "perdure.toml"))
-    run("store", "put", "notes", "a", "--text", "tea", "--db", str(folder / "m.db"))
+    monkeypatch.setenv("PERDURE_CONFIG", str(app_folder / "perdure.toml"))
+    run("store", "put", "notes", "a", "--text", "tea", "--db", str(app_folder / "m.db"))

@@ -1,4 +1,4 @@
-"""`perdure memories`: what is remembered is listed, found, looked back at and forgotten."""
+"""`perdure memories` lists, finds and forgets memories, and shows their history."""
 
 from __future__ import annotations
 
@@ -30,37 +30,38 @@ from tests.cli.memory import (
 SAID = ("I am allergic to nuts", "I will keep nuts in mind", "I like figs", "So do I")
 
 
-class Person(BaseModel):
-    """What is known of a user."""
+class PersonProfile(BaseModel):
+    """A profile of a user."""
 
     city: str = ""
 
 
-def add(*arguments: str) -> str:
+def add_memory(*arguments: str) -> str:
+    """Run `perdure memories add`, and return its output."""
     return run("memories", "add", *arguments)
 
 
-def raw(db: Path) -> bytes:
-    """All bytes of a database and what is beside it."""
+def read_database_bytes(db: Path) -> bytes:
+    """Return the bytes of a database and of the files next to it."""
     return b"".join(path.read_bytes() for path in db.parent.glob(f"{db.name}*"))
 
 
 # -- add
 
 
-def test_a_fact_is_kept_once() -> None:
-    """The second time, the outcome names the memory that there is, and why."""
+def test_add_keeps_equal_fact_once() -> None:
+    """The second time, the output names the existing memory and the reason."""
     (first,) = run_json("memories", "add", "Ann is allergic to nuts")
     (again,) = run_json("memories", "add", "Ann is allergic to nuts.")
 
     assert (first["change"], again["change"]) == ("added", "unchanged")
     assert list_memory_keys() == {"Ann is allergic to nuts": first["key"]}
     assert again["key"] == first["key"]
-    assert add("Ann is allergic to nuts").startswith(f"unchanged {first['key']}: ")
+    assert add_memory("Ann is allergic to nuts").startswith(f"unchanged {first['key']}: ")
 
 
-def test_facts_may_be_piped_in() -> None:
-    """Each line of stdin that is not blank is a fact, beside those that are arguments."""
+def test_add_reads_facts_from_stdin_and_arguments() -> None:
+    """Each line of stdin that is not blank is a fact."""
     piped = "Ann likes figs\n\n  Ann teaches physics \n"
     run("memories", "add", "Ann lives in Ghent", "-", stdin=piped)
 
@@ -71,27 +72,27 @@ def test_facts_may_be_piped_in() -> None:
     ]
 
 
-def test_what_is_held_back_is_said_and_fails(db: Path) -> None:
-    """Exit code 1 tells a script; the fact beside it is kept; an empty one keeps none."""
+def test_add_exits_with_1_if_fact_is_quarantined(db: Path) -> None:
+    """The other fact is kept; an empty fact is refused together with all others."""
     empty = invoke("memories", "add", "Ann likes figs", " ")
-    began = db.exists()
+    was_created = db.exists()
     result = invoke("memories", "add", CARD, "Ann likes figs")
-    held, kept = result.stdout.splitlines()
+    quarantined_line, added_line = result.stdout.splitlines()
 
     assert isinstance(empty.exception, ConfigurationError)
-    assert not began
+    assert not was_created
     assert result.exit_code == 1
-    assert held.startswith("quarantined ")
-    assert held.endswith(": the text contains the number of a payment card")
-    assert kept.startswith("added ")
+    assert quarantined_line.startswith("quarantined ")
+    assert quarantined_line.endswith(": the text contains the number of a payment card")
+    assert added_line.startswith("added ")
     assert list_memory_texts() == ["Ann likes figs"]
 
 
-def test_a_key_that_is_told_something_new_has_a_history() -> None:
-    """What was true until now is in its history; a beginning of the key is enough."""
-    add("--key", "home", "Ann lives in Ghent")
-    add("--key", "home", "Ann lives in Bruges")
-    same = add("--key", "home", "Ann lives in Bruges")
+def test_history_shows_earlier_texts_of_a_key() -> None:
+    """A prefix of the key is enough."""
+    add_memory("--key", "home", "Ann lives in Ghent")
+    add_memory("--key", "home", "Ann lives in Bruges")
+    same = add_memory("--key", "home", "Ann lives in Bruges")
     past = run_json("memories", "history", "ho")
     table = split_rows(run("memories", "history", "home"))
 
@@ -107,8 +108,8 @@ def test_a_key_that_is_told_something_new_has_a_history() -> None:
 # -- search and list
 
 
-def test_the_best_answer_comes_first() -> None:
-    """With its day, kind, key and thread, which is in its history too."""
+def test_search_prints_best_memory_first_with_its_thread() -> None:
+    """The row has day, kind, key, thread and text, and `history` prints the thread as well."""
     store_conversation("trip", "I am allergic to nuts", "I will keep that in mind")
     heading, first, *_ = split_rows(run("memories", "search", "What am I allergic to?", "--ids"))
     history = invoke("memories", "history", first[2])
@@ -118,9 +119,9 @@ def test_the_best_answer_comes_first() -> None:
     assert history.stderr == "from the thread 'trip'\n"
 
 
-def test_a_search_within_limits() -> None:
-    """--limit counts memories, and what is only the nearest there is is left out."""
-    add(*(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
+def test_search_obeys_limit_and_minimum_score() -> None:
+    """--limit counts memories, and memories that are only the nearest ones are left out."""
+    add_memory(*(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
     (first, *_) = run_json("memories", "search", "bicycles")
 
     assert len(search_memory_texts("bicycles")) == 6
@@ -131,35 +132,37 @@ def test_a_search_within_limits() -> None:
     assert len(search_memory_texts("quantum chromodynamics", "--min-score", "0")) == 6
 
 
-def test_a_search_says_what_was_below_the_floor() -> None:
-    """In words where there is no answer; with --explain each with its score."""
-    add(*(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
-    floor = f"{MIN_SCORE:.2f}"
+def test_search_reports_memories_below_minimum_score() -> None:
+    """Without a result, a note has their number; --explain lists each with its score."""
+    add_memory(*(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
+    minimum = f"{MIN_SCORE:.2f}"
     nothing = invoke("memories", "search", "quantum chromodynamics", "--limit", "4")
-    why = invoke("memories", "search", "quantum chromodynamics", "--explain")
-    whole = invoke("memories", "search", "quantum chromodynamics", "--explain", "--json")
+    explained = invoke("memories", "search", "quantum chromodynamics", "--explain")
+    explained_json = invoke("memories", "search", "quantum chromodynamics", "--explain", "--json")
 
     assert (
-        f"the nearest 4 memories are below the minimum score {floor}, and --min-score 0 shows all"
+        f"the nearest 4 memories are below the minimum score {minimum}, and --min-score 0 shows all"
         in (nothing.stderr)
     )
-    assert why.exit_code == 1
-    assert why.stdout.startswith(
-        f"nothing was recalled (minimum score {floor})\nbelow the minimum score"
+    assert explained.exit_code == 1
+    assert explained.stdout.startswith(
+        f"nothing was recalled (minimum score {minimum})\nbelow the minimum score"
     )
-    assert why.stdout.count("red bicycles") == 6
-    assert [len(json.loads(whole.stdout)[name]) for name in ("memories", "below_min_score")] == [
+    assert explained.stdout.count("red bicycles") == 6
+    assert [
+        len(json.loads(explained_json.stdout)[name]) for name in ("memories", "below_min_score")
+    ] == [
         0,
         6,
     ]
     assert run("memories", "search", "bicycles", "--explain").startswith("recalled, best first")
 
 
-def test_the_past_is_searched_and_listed() -> None:
-    """--as-of answers with what was remembered then."""
-    add("--key", "home", "Ann lives in Ghent")
+def test_as_of_searches_and_lists_memories_of_the_past() -> None:
+    """--as-of uses the memories that existed at that time."""
+    add_memory("--key", "home", "Ann lives in Ghent")
     then = datetime.now(UTC).isoformat()
-    add("--key", "home", "Ann lives in Bruges")
+    add_memory("--key", "home", "Ann lives in Bruges")
 
     assert search_memory_texts("Where does Ann live?", "--as-of", then) == ["Ann lives in Ghent"]
     assert search_memory_texts("Where does Ann live?") == ["Ann lives in Bruges"]
@@ -167,8 +170,8 @@ def test_the_past_is_searched_and_listed() -> None:
     assert invoke("memories", "list", "--as-of", "yesterday").exit_code == 2
 
 
-def test_a_search_is_quick_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It loads neither graphs nor tracers, and reads an index that was made when items came."""
+def test_search_imports_no_graphs_and_uses_stored_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command imports neither graphs nor tracers, and embeds only the query."""
     store_conversation("trip", *(f"I have {n} figs in the garden" for n in range(2, 40)))
     with open_database(None) as file:
         file.index_memories([file.user])
@@ -184,16 +187,18 @@ def test_a_search_is_quick_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
         slow = ("langgraph.graph", "langgraph.runtime", "langchain_core.tracers", "langsmith")
         print(asked, [name for name in slow if name in sys.modules], file=sys.stderr)
     """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
 
-    assert ran.stderr == "['figs'] []\n"
-    assert "figs in the garden" in ran.stdout
+    assert process.stderr == "['figs'] []\n"
+    assert "figs in the garden" in process.stdout
 
 
-def test_each_user_has_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--user goes before PERDURE_USER, and nobody sees what is another's."""
-    add("I like figs")
-    add("I like dates", "--user", "bob")
+def test_memories_of_other_users_are_neither_shown_nor_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """--user takes precedence over PERDURE_USER."""
+    add_memory("I like figs")
+    add_memory("I like dates", "--user", "bob")
     nothing = invoke("memories", "search", "figs", "--user", "eve")
     monkeypatch.setenv("PERDURE_USER", "bob")
 
@@ -206,13 +211,13 @@ def test_each_user_has_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(foreign.exception, ConfigurationError)
 
 
-def test_memories_of_every_kind_are_listed(db: Path) -> None:
-    """Profile, instructions, facts and turns are in one list, what changed last first."""
+def test_list_shows_memories_of_every_kind_newest_first(db: Path) -> None:
+    """The list has the profile, instructions, facts and turns."""
     store_conversation("trip", "I am allergic to nuts")
-    add("Ann likes figs")
+    add_memory("Ann likes figs")
     with SQLiteStore.open(db) as store:
-        Profile(Person, store).set({"city": "Ghent"}, ME)
-        Profile(Person, store).set({"city": "Bruges"}, {"configurable": {"user_id": "bob"}})
+        Profile(PersonProfile, store).set({"city": "Ghent"}, ME)
+        Profile(PersonProfile, store).set({"city": "Bruges"}, {"configurable": {"user_id": "bob"}})
         Instructions(store).set("Answer in Dutch.")
 
     assert [row[1] for row in split_rows(run("memories", "list"))[1:]] == [
@@ -225,23 +230,25 @@ def test_memories_of_every_kind_are_listed(db: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected_message"),
     [
         (("--kind", "episode"), "'me' has no memories of the kind 'episode'\n"),
         (("--user", "bob"), "'bob' has no memories; "),
     ],
 )
-def test_nothing_to_list_is_said(options: tuple[str, ...], said: str) -> None:
-    """What is not there is told apart from what was not asked for."""
-    add("Ann likes figs")
+def test_empty_list_says_which_memories_do_not_exist(
+    options: tuple[str, ...], expected_message: str
+) -> None:
+    """A kind without memories and a user without memories have different notes."""
+    add_memory("Ann likes figs")
     result = invoke("memories", "list", *options)
 
     assert (result.stdout, result.exit_code) == ("", 0)
-    assert result.stderr.startswith(said)
+    assert result.stderr.startswith(expected_message)
 
 
 @pytest.mark.parametrize(
-    ("command", "named"),
+    ("command", "expected_error"),
     [
         ("history nope", "there is no key 'nope'; 'perdure memories list --ids' lists them"),
         ("forget Ann-", "several ids of keys begin with 'Ann-' (Ann-1, Ann-2)"),
@@ -251,14 +258,14 @@ def test_nothing_to_list_is_said(options: tuple[str, ...], said: str) -> None:
         ("forget --all --query figs", "--query"),
     ],
 )
-def test_a_wrong_use_is_named(command: str, named: str) -> None:
-    """One line says what was wrong, and nothing is forgotten."""
-    add("--key", "Ann-1", "Ann likes figs")
-    add("--key", "Ann-2", "Ann likes dates")
+def test_invalid_memories_command_is_a_one_line_error(command: str, expected_error: str) -> None:
+    """The error names the wrong key or option, and nothing is forgotten."""
+    add_memory("--key", "Ann-1", "Ann likes figs")
+    add_memory("--key", "Ann-2", "Ann likes dates")
     result = invoke("memories", *command.split())
 
     assert isinstance(result.exception, PerdureError)
-    assert named in str(result.exception)
+    assert expected_error in str(result.exception)
     assert "\n" not in str(result.exception)
     assert len(list_memory_texts()) == 2
 
@@ -266,8 +273,8 @@ def test_a_wrong_use_is_named(command: str, named: str) -> None:
 @pytest.mark.parametrize(
     "command", ["search figs", "list", "forget k", "jobs", "quarantine", "history k"]
 )
-def test_without_a_database_none_is_begun(command: str, db: Path) -> None:
-    """Only what keeps something begins a database."""
+def test_command_that_only_reads_creates_no_database(command: str, db: Path) -> None:
+    """Only a command that stores something creates a database."""
     assert isinstance(invoke("memories", *command.split()).exception, ConfigurationError)
     assert not db.exists()
 
@@ -275,11 +282,11 @@ def test_without_a_database_none_is_begun(command: str, db: Path) -> None:
 # -- forget
 
 
-def test_a_memory_goes_with_its_past(db: Path) -> None:
-    """No version of it is left, in the list or in the bytes of the file."""
-    add("--key", "home", "Ann lives in Ghent")
-    add("--key", "home", "Ann lives in Bruges")
-    add("--key", "taste", "Ann likes figs")
+def test_forget_erases_all_versions_of_a_memory(db: Path) -> None:
+    """No version is left, in the list or in the bytes of the file."""
+    add_memory("--key", "home", "Ann lives in Ghent")
+    add_memory("--key", "home", "Ann lives in Bruges")
+    add_memory("--key", "taste", "Ann likes figs")
     unknown = invoke("memories", "forget", "home", "nope", "--yes")
     receipt = run_json("memories", "forget", "ho", "--yes")
 
@@ -288,30 +295,30 @@ def test_a_memory_goes_with_its_past(db: Path) -> None:
     assert receipt["clean"]
     assert list_memory_texts() == ["Ann likes figs"]
     assert invoke("memories", "history", "home").exception
-    assert b"Ghent" not in raw(db)
-    assert b"Bruges" not in raw(db)
+    assert b"Ghent" not in read_database_bytes(db)
+    assert b"Bruges" not in read_database_bytes(db)
 
 
-def test_it_shows_what_is_to_go_and_asks() -> None:
-    """A no leaves all; what is shown names each memory."""
-    add("Ann likes figs", "Ann likes dates", "Bob likes plums")
-    refused = invoke("memories", "forget", "--query", "Ann likes", stdin="n\n")
+def test_forget_shows_memories_and_asks_for_confirmation() -> None:
+    """Without a yes all memories stay."""
+    add_memory("Ann likes figs", "Ann likes dates", "Bob likes plums")
+    declined = invoke("memories", "forget", "--query", "Ann likes", stdin="n\n")
     untouched = list_memory_texts()
-    granted = invoke("memories", "forget", "--query", "Ann likes", stdin="y\n")
+    confirmed = invoke("memories", "forget", "--query", "Ann likes", stdin="y\n")
 
-    assert refused.exit_code == 1
-    assert f"{list_memory_keys()['Bob likes plums']}: " not in refused.stderr
-    assert "Ann likes figs" in refused.stderr
-    assert "Forget 2 memories permanently?" in refused.stderr
+    assert declined.exit_code == 1
+    assert f"{list_memory_keys()['Bob likes plums']}: " not in declined.stderr
+    assert "Ann likes figs" in declined.stderr
+    assert "Forget 2 memories permanently?" in declined.stderr
     assert len(untouched) == 3
-    assert granted.stdout.endswith(
+    assert confirmed.stdout.endswith(
         "forgot 2 memories\nthe deleted bytes have been removed from the file\n"
     )
     assert list_memory_texts() == ["Bob likes plums"]
 
 
-def test_what_comes_from_a_thread_goes_and_stays_gone() -> None:
-    """What was said stays on the thread, and is not extracted again."""
+def test_forget_by_thread_prevents_a_second_extraction() -> None:
+    """The messages stay on the thread, and are not extracted again."""
     store_conversation("trip", *SAID)
     store_conversation("other", "I play the violin")
     receipt = run_json("memories", "forget", "--thread", "tri", "--yes")
@@ -321,8 +328,8 @@ def test_what_comes_from_a_thread_goes_and_stays_gone() -> None:
     assert list_memory_texts() == ["user: I play the violin"]
 
 
-def test_what_waits_is_forgotten_as_well() -> None:
-    """A thread whose turns nobody has extracted yet does not bring them back afterwards."""
+def test_forget_applies_to_turns_that_are_extracted_later() -> None:
+    """A thread that waits for an extraction does not restore the forgotten texts."""
     store_conversation("trip", *SAID, extract=False)
     run("memories", "forget", "--query", "allergic", "--yes")
     run("memories", "forget", "--query", "figs", "--yes")
@@ -334,10 +341,10 @@ def test_what_waits_is_forgotten_as_well() -> None:
     ]
 
 
-def test_what_is_in_quarantine_is_forgotten_with_its_thread() -> None:
-    """It is not shown when it is asked, and nothing of it is left."""
+def test_forget_by_thread_erases_its_quarantined_texts() -> None:
+    """The question for confirmation does not print the secret."""
     store_conversation("trip", CARD, "Noted", "I like figs")
-    add("Ann likes plums")
+    add_memory("Ann likes plums")
     result = invoke("memories", "forget", "--thread", "trip", stdin="y\n")
 
     assert "4111" not in result.output
@@ -345,34 +352,34 @@ def test_what_is_in_quarantine_is_forgotten_with_its_thread() -> None:
     assert run_json("memories", "quarantine") == []
 
 
-def test_the_profile_is_forgotten_by_its_key(db: Path) -> None:
-    """Its versions go; a query does not take it along."""
+def test_profile_is_forgotten_by_its_key_and_not_by_a_query(db: Path) -> None:
+    """All versions of the profile are erased from the file."""
     with SQLiteStore.open(db) as store:
         for city in ("Ghent", "Bruges"):
-            Profile(Person, store).set({"city": city}, ME)
+            Profile(PersonProfile, store).set({"city": city}, ME)
     none = invoke("memories", "forget", "--query", "Bruges", "--yes")
     run("memories", "forget", "profile", "--yes")
 
     assert (none.stdout, none.exit_code) == ("forgot 0 memories\n", 1)
     assert list_memory_texts() == []
-    assert b"Bruges" not in raw(db)
+    assert b"Bruges" not in read_database_bytes(db)
 
 
-def test_all_that_is_known_of_a_user_goes(db: Path) -> None:
-    """Facts, also of namespaces below, quarantine and notes; another user's memories stay."""
-    add("Ann likes figs")
+def test_forget_all_erases_every_memory_of_the_user(db: Path) -> None:
+    """Facts of lower namespaces, quarantine and notes are erased; another user's memories stay."""
+    add_memory("Ann likes figs")
     invoke("memories", "add", "Ann's password is hunter2xyzzy9")
-    add("--user", "bo", "Bo likes plums")
+    add_memory("--user", "bo", "Bo likes plums")
     with SQLiteStore.open(db) as store:
         store.put(("memories", "me", "work"), "k", {"text": "Ann paints", "kind": "fact"})
-    refused = invoke("memories", "forget", "--all", stdin="n\n")
-    shown = [line.partition(": ")[2] for line in refused.stderr.splitlines()]
+    declined = invoke("memories", "forget", "--all", stdin="n\n")
+    shown = [line.partition(": ")[2] for line in declined.stderr.splitlines()]
     printed = run("memories", "forget", "--all", "--yes")
 
-    assert refused.exit_code == 1
+    assert declined.exit_code == 1
     assert shown[:3] == ["in quarantine", "Ann likes figs", "Ann paints"]
     assert printed.startswith("forgot 2 memories\n")
     assert list_memory_texts() == []
-    assert b"hunter2xyzzy9" not in raw(db)
+    assert b"hunter2xyzzy9" not in read_database_bytes(db)
     with SQLiteStore.open(db) as store:
         assert {namespace[-1] for namespace in store.list_namespaces()} == {"bo"}

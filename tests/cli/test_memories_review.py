@@ -1,4 +1,4 @@
-"""What waits for review: quarantine and jobs."""
+"""The quarantine and the jobs of `perdure memories`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from perdure.server import create_app
 from perdure.settings import Settings
 from tests.cli.commands import invoke, run, run_json, split_rows
 from tests.cli.memory import CARD, list_memory_texts, store_conversation
-from tests.cli.test_memories import raw
-from tests.memory.test_model_extractor import build_facts_answer as facts_of
+from tests.cli.test_memories import read_database_bytes
+from tests.memory.test_model_extractor import build_facts_answer
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
 from tests.server.running import running
 
@@ -23,38 +23,38 @@ from tests.server.running import running
 
 
 @pytest.fixture
-def held() -> str:
-    """The key of a fact in quarantine."""
+def quarantined_key() -> str:
+    """Return the key of a fact in quarantine."""
     invoke("memories", "add", CARD)
     (entry,) = run_json("memories", "quarantine")
     return str(entry["key"])
 
 
-def test_the_list_hides_what_was_said(held: str) -> None:
-    """The reason is there, the number is not, for programs neither."""
+def test_quarantine_list_masks_the_secret(quarantined_key: str) -> None:
+    """The reason is shown and the number is not, also in JSON."""
     (_, listed) = split_rows(run("memories", "quarantine"))
 
     assert listed[1:] == [
-        held,
+        quarantined_key,
         "My card is [card]",
         "the text contains the number of a payment card",
     ]
     assert "4111" not in run("memories", "quarantine", "--json")
 
 
-def test_a_key_shows_all_of_it(held: str) -> None:
-    """It goes to stdout as it was said; the beginning of the key is enough."""
-    result = invoke("memories", "quarantine", held[:6])
+def test_quarantine_prints_whole_text_of_a_key(quarantined_key: str) -> None:
+    """The text is printed to stdout; a prefix of the key is enough."""
+    result = invoke("memories", "quarantine", quarantined_key[:6])
 
     assert result.stdout == f"{CARD}\n"
     assert "quarantined on" in result.stderr
-    assert run_json("memories", "quarantine", held)["text"] == CARD
+    assert run_json("memories", "quarantine", quarantined_key)["text"] == CARD
 
 
-def test_what_is_released_is_a_memory(held: str) -> None:
-    """It is remembered as it was said, and waits no more."""
-    printed = run("memories", "quarantine", held, "--release")
-    again = invoke("memories", "quarantine", held, "--release")
+def test_released_candidate_becomes_a_memory(quarantined_key: str) -> None:
+    """The text is stored unchanged, and leaves the quarantine."""
+    printed = run("memories", "quarantine", quarantined_key, "--release")
+    again = invoke("memories", "quarantine", quarantined_key, "--release")
 
     assert printed.startswith("added ")
     assert list_memory_texts() == [CARD]
@@ -62,34 +62,36 @@ def test_what_is_released_is_a_memory(held: str) -> None:
     assert isinstance(again.exception, ConfigurationError)
 
 
-def test_what_is_discarded_is_gone(held: str, db: Path) -> None:
-    """It asks, showing no secret; then nothing of it is in the file."""
-    refused = invoke("memories", "quarantine", held, "--discard", stdin="n\n")
+def test_discarded_candidate_is_erased_from_file(quarantined_key: str, db: Path) -> None:
+    """The command asks first, and the question does not print the secret."""
+    declined = invoke("memories", "quarantine", quarantined_key, "--discard", stdin="n\n")
     waiting = run_json("memories", "quarantine")
-    run("memories", "quarantine", held, "--discard", "--yes")
+    run("memories", "quarantine", quarantined_key, "--discard", "--yes")
 
-    assert refused.exit_code == 1
-    assert "My card is [card]" in refused.stderr
-    assert "4111" not in refused.output
+    assert declined.exit_code == 1
+    assert "My card is [card]" in declined.stderr
+    assert "4111" not in declined.output
     assert len(waiting) == 1
     assert run_json("memories", "quarantine") == []
-    assert b"4111" not in raw(db)
+    assert b"4111" not in read_database_bytes(db)
 
 
 @pytest.mark.parametrize(
-    "given", [("nope",), ("nope", "--release"), ("", "--discard"), ("--release",)]
+    "arguments", [("nope",), ("nope", "--release"), ("", "--discard"), ("--release",)]
 )
-def test_an_entry_must_be_named(given: tuple[str, ...], held: str) -> None:
-    """What is not there is not released, and no key is not every key."""
-    assert isinstance(invoke("memories", "quarantine", *given).exception, ConfigurationError)
+def test_quarantine_action_without_valid_key_is_refused(
+    arguments: tuple[str, ...], quarantined_key: str
+) -> None:
+    """An unknown key releases nothing, and an empty key does not select every candidate."""
+    assert isinstance(invoke("memories", "quarantine", *arguments).exception, ConfigurationError)
     assert len(run_json("memories", "quarantine")) == 1
 
 
 # -- jobs
 
 
-def test_threads_that_wait_are_listed(db: Path) -> None:
-    """Without a worker ever, those with unread messages are all there is; no file is begun."""
+def test_jobs_list_threads_that_wait_for_extraction(db: Path) -> None:
+    """Without a worker these are the threads with unread messages; no job file is created."""
     store_conversation("trip", "I like figs", extract=False)
     store_conversation("other", "I play the violin")
     (job,) = run_json("memories", "jobs")
@@ -100,8 +102,8 @@ def test_threads_that_wait_are_listed(db: Path) -> None:
     assert {path.name for path in db.parent.glob("x.db*")} == {"x.db", "x.db.lock"}
 
 
-def test_threads_of_a_chat_do_not_wait(db: Path) -> None:
-    """A chat remembers its turns; neither the command nor the page lists them as due."""
+def test_threads_of_a_chat_are_not_listed_as_due(db: Path) -> None:
+    """A chat extracts its turns itself; the command and the page list none of its threads."""
     for thread in ("one", "two"):
         run("chat", "-t", thread, "-m", "I like figs")
         run("chat", "-t", thread, "-m", "and plums")
@@ -114,33 +116,32 @@ def test_threads_of_a_chat_do_not_wait(db: Path) -> None:
     assert "I like figs" in listed
 
 
-def work() -> None:
-    """Extract all facts there are, as a worker does."""
+def extract_facts() -> None:
+    """Extract facts from all threads, as a worker does."""
     with open_database(None) as file, Background(file.build_extraction(facts=True)) as background:
         background.flush(PATIENCE)
 
 
-def test_what_was_given_up_is_listed_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that trying again does not mend is listed with its error, until --retry."""
+def test_job_that_failed_is_listed_and_retried_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permanent failure is listed with its error until --retry."""
     nuts = {"action": "insert", "text": "The user is allergic to nuts.", "messages": [1]}
     store_conversation("trip", "I am allergic to nuts", extract=False)
-    with OpenAIServer([Failure(401, "no such key \x1b[2J"), facts_of(nuts)]) as server:
+    with OpenAIServer([Failure(401, "no such key \x1b[2J"), build_facts_answer(nuts)]) as server:
         monkeypatch.setenv("PERDURE_MODEL", "scripted")
         monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
-        work()
-        (dead,) = run_json("memories", "jobs", "--facts")
-        listed = run("memories", "jobs", "--facts")
-        mended = run_json("memories", "jobs", "--facts", "--retry")
+        extract_facts()
+        (failed_job,) = run_json("memories", "jobs", "--facts")
+        output = run("memories", "jobs", "--facts")
+        jobs_after_retry = run_json("memories", "jobs", "--facts", "--retry")
 
-    assert (dead["thread_id"], dead["state"], mended) == ("trip", "dead", [])
-    assert "no such key" in dead["error"]
-    assert "1 attempt: " in listed
-    assert "\x1b" not in listed
+    assert (failed_job["thread_id"], failed_job["state"], jobs_after_retry) == ("trip", "dead", [])
+    assert "no such key" in failed_job["error"]
+    assert "1 attempt: " in output
+    assert "\x1b" not in output
     assert list_memory_texts("--kind", "fact") == ["The user is allergic to nuts."]
 
 
-def test_facts_need_a_model() -> None:
-    """The error names the setting."""
+def test_fact_jobs_without_model_name_the_setting() -> None:
     store_conversation("trip", "I like figs")
 
     assert "PERDURE_MODEL" in str(invoke("memories", "jobs", "--facts").exception)

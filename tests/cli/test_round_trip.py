@@ -1,4 +1,4 @@
-"""`perdure export` and `import` give back equal threads: messages, branches, times."""
+"""`perdure export` and `import` restore equal threads, with messages, branches and times."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ USAGE = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
 
 @st.composite
 def messages(draw: st.DrawFn) -> BaseMessage:
-    """A message of any kind, with fields of any kind."""
+    """Generate a message of any kind, with fields of any kind."""
     kind: Any = draw(
         st.sampled_from(
             [
@@ -83,49 +83,56 @@ def messages(draw: st.DrawFn) -> BaseMessage:
     return kind(**fields, **own.get(kind, {}))  # type: ignore[no-any-return]
 
 
-def talked(saver: SQLiteCheckpointer, steps: list[tuple[int, int, BaseMessage]]) -> None:
-    """A thread: each step follows a checkpoint, and says, edits or removes a message."""
+def write_thread(saver: SQLiteCheckpointer, steps: list[tuple[int, int, BaseMessage]]) -> None:
+    """Write a thread; each step follows a checkpoint and adds, edits or removes a message."""
     builder: Any = StateGraph(MessagesState)
     builder.add_node("say", lambda state: {})
     builder.add_edge(START, "say")
     graph = builder.compile(checkpointer=saver)
     config: Any = {"configurable": {"thread_id": "t"}}
     ends, numbers = [config], count()
-    for back, edits, message in steps:
-        at = ends[max(0, len(ends) - 1 - back)]
-        there = graph.get_state(at).values.get("messages", [])
+    for steps_back, edits, message in steps:
+        parent = ends[max(0, len(ends) - 1 - steps_back)]
+        messages = graph.get_state(parent).values.get("messages", [])
         update = message.model_copy(update={"id": f"m{next(numbers)}"})
-        if there and edits:
-            other = there[edits % len(there)].id
-            update = RemoveMessage(other) if edits > 3 else update.model_copy(update={"id": other})
-        ends.append(graph.update_state(at, {"messages": [update]}, as_node="say"))
+        if messages and edits:
+            edited_id = messages[edits % len(messages)].id
+            update = (
+                RemoveMessage(edited_id)
+                if edits > 3
+                else update.model_copy(update={"id": edited_id})
+            )
+        ends.append(graph.update_state(parent, {"messages": [update]}, as_node="say"))
 
 
-def ways(saver: SQLiteCheckpointer) -> list[list[BaseMessage]]:
-    """What was said on the way to the head, and to the end of each branch that goes elsewhere."""
+def read_branch_messages(saver: SQLiteCheckpointer) -> list[list[BaseMessage]]:
+    """Return the messages up to the head, and up to the end of each branch that differs."""
     infos = saver.checkpoints("t", checkpoint_ns="")
     inner = {info.parent_id for info in infos}
     ends = [info for info in infos if info.is_branch and info.checkpoint_id not in inner]
     ends += [info for info in infos if info.is_head]
-    found = []
+    paths = []
     for info in reversed(ends):
-        said = saver.history("t", checkpoint_id=info.checkpoint_id)
-        found.append([*{item.value.id: item.value for item in said}.values()])
-    out = found[:1]
-    for way in found[1:]:
-        if all(way == other or way != other[: len(way)] for other in found) and way not in out:
-            out.append(way)
-    return out
+        items = saver.history("t", checkpoint_id=info.checkpoint_id)
+        paths.append([*{item.value.id: item.value for item in items}.values()])
+    distinct_paths = paths[:1]
+    for path in paths[1:]:
+        if (
+            all(path == other or path != other[: len(path)] for other in paths)
+            and path not in distinct_paths
+        ):
+            distinct_paths.append(path)
+    return distinct_paths
 
 
-def taken(saver: SQLiteCheckpointer, line: dict[str, Any]) -> None:
+def import_line(saver: SQLiteCheckpointer, line: dict[str, Any]) -> None:
     """Import a line of an export."""
-    lines = JsonLinesReader("x")
-    lines.add_conversation("1", json.loads(json.dumps(line)))
-    for talk in lines.build_conversations():
-        assert talk.problems == []
-        if talk.nodes:
-            ThreadImport(saver, talk.id, talk).store_new_messages()
+    reader = JsonLinesReader("x")
+    reader.add_conversation("1", json.loads(json.dumps(line)))
+    for conversation in reader.build_conversations():
+        assert conversation.problems == []
+        if conversation.nodes:
+            ThreadImport(saver, conversation.id, conversation).store_new_messages()
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
@@ -142,21 +149,23 @@ def taken(saver: SQLiteCheckpointer, line: dict[str, Any]) -> None:
     )
 )
 @example(SAME_TEXT)
-def test_a_thread_comes_back_equal(source: str, target: str, steps: Any) -> None:
-    """Every message of every branch, field for field; exported again, the text is the same."""
+def test_exported_thread_is_imported_with_equal_messages_and_branches(
+    source: str, target: str, steps: Any
+) -> None:
+    """Every message of every branch is equal field by field; a second export has the same text."""
     with (
         TemporaryDirectory() as old,
         TemporaryDirectory() as new,
-        BACKENDS[source](Path(old)) as here,
-        BACKENDS[target](Path(new)) as there,
+        BACKENDS[source](Path(old)) as exported,
+        BACKENDS[target](Path(new)) as imported,
     ):
-        talked(here, steps)
-        line = build_thread_export(here, "t")
-        taken(there, line)
+        write_thread(exported, steps)
+        line = build_thread_export(exported, "t")
+        import_line(imported, line)
         if not line["messages"]:
             return
 
-        assert ways(here) == ways(there)
-        assert line == build_thread_export(there, "t")
-        taken(there, line)
-        assert line == build_thread_export(there, "t")
+        assert read_branch_messages(exported) == read_branch_messages(imported)
+        assert line == build_thread_export(imported, "t")
+        import_line(imported, line)
+        assert line == build_thread_export(imported, "t")

@@ -1,4 +1,4 @@
-"""`perdure serve` says at its start what it serves, and refuses graphs that are none."""
+"""`perdure serve` prints what it serves when it starts, and refuses invalid graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests import postgres_server
 from tests.cli.commands import run_and_read_error
-from tests.cli.test_serve import served
+from tests.cli.test_serve import start_server
 from tests.server.test_keys import ANN, entry
 
 GRAPHS = """
@@ -39,51 +39,50 @@ async def opened(config):
 """
 
 
-def langgraph_json(folder: Path, **graphs: str) -> str:
-    """A langgraph.json that names objects of a module."""
+def write_langgraph_json(folder: Path, **graphs: str) -> str:
+    """Write a langgraph.json that names objects of a module, and return its path."""
     (folder / "start_graphs.py").write_text(GRAPHS)
     file = folder / "langgraph.json"
     file.write_text(json.dumps({"graphs": graphs}))
     return str(file)
 
 
-def test_it_says_what_it_serves(db: Path, tmp_path: Path) -> None:
-    """The database, the user and perdure's own graphs."""
-    with served("--user", "zoe", db=db) as (_, said, _):
-        lines = said.splitlines()
+def test_serve_prints_database_user_and_built_in_graphs(db: Path, tmp_path: Path) -> None:
+    with start_server("--user", "zoe", db=db) as (_, output, _):
+        lines = output.splitlines()
 
     assert f"database: {db}" in lines
     assert "user: zoe" in lines
     assert "graphs: chat, agent (built-in)" in lines
 
 
-def test_it_says_whose_graphs_and_keys_it_has(db: Path, tmp_path: Path) -> None:
-    """Graphs of a file by their names, and with keys the file of the users; a path is absolute."""
+def test_serve_prints_files_of_its_graphs_and_keys(db: Path, tmp_path: Path) -> None:
+    """Graphs are printed with their names, and paths are absolute."""
     graphs = ("compiled", "made", "opened")
-    file = langgraph_json(tmp_path, **{name: f"./start_graphs.py:{name}" for name in graphs})
+    file = write_langgraph_json(tmp_path, **{name: f"./start_graphs.py:{name}" for name in graphs})
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann"))
     relative = Path(os.path.relpath(db))
-    with served("--graphs", file, "--keys", str(keys), db=relative) as (_, said, _):
-        lines = said.splitlines()
+    with start_server("--graphs", file, "--keys", str(keys), db=relative) as (_, output, _):
+        lines = output.splitlines()
 
     assert f"database: {db}" in lines
     assert f"users: from {keys}" in lines
     assert f"graphs: compiled, made, opened from {file}" in lines
 
 
-def test_it_says_no_password_of_postgres() -> None:
-    """Of a DSN it shows the user, the host and the database."""
+def test_serve_hides_password_of_postgres() -> None:
+    """Of a DSN, the user, the host and the database are printed."""
     dsn = make_conninfo(postgres_server.dsn(), password="hunter2")
-    with served(db=Path(dsn)) as (_, said, _):
-        [line] = re.findall(r"^database: .*$", said, re.M)
+    with start_server(db=Path(dsn)) as (_, output, _):
+        [line] = re.findall(r"^database: .*$", output, re.M)
 
     assert line.startswith("database: postgresql://")
-    assert "hunter2" not in said
+    assert "hunter2" not in output
 
 
 @pytest.mark.parametrize(
-    ("graph", "said"),
+    ("graph", "expected_message"),
     [
         ("./start_graphs.py:number", "'a', './start_graphs.py:number' of {file}, is 5; expected a"),
         ("./start_graphs.py:text", "is 'compiled'; expected a StateGraph, a compiled graph, or a"),
@@ -98,26 +97,26 @@ def test_it_says_no_password_of_postgres() -> None:
     ],
     ids=lambda value: value if value.startswith((".", "no_")) else "",
 )
-def test_a_graph_that_is_none_is_refused(
-    graph: str, said: str, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_serve_refuses_object_that_is_not_a_graph(
+    graph: str, expected_message: str, db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error names the graph, the file that names it, and what is wrong."""
-    file = langgraph_json(tmp_path, a=graph)
-    wrong = run_and_read_error("serve", "--port", "0", "--graphs", file, capsys=capsys)
+    file = write_langgraph_json(tmp_path, a=graph)
+    message = run_and_read_error("serve", "--port", "0", "--graphs", file, capsys=capsys)
 
-    assert wrong.startswith("the graph 'a'"), wrong
-    assert said.format(file=repr(file), folder=tmp_path) in wrong
-    assert repr(file) in wrong
+    assert message.startswith("the graph 'a'"), message
+    assert expected_message.format(file=repr(file), folder=tmp_path) in message
+    assert repr(file) in message
 
 
-def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option says which file is not there, and nothing about another option."""
+def test_serve_names_the_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says which option names the file, and mentions no other option."""
     assert run_and_read_error("serve", "--port", "0", "--graphs", "none.json", capsys=capsys) == (
         "'none.json' cannot be read: there is no such file; expected a langgraph.json with "
         '"graphs": {"name": "./file.py:graph"}\n'
     )
-    said = run_and_read_error("serve", "--port", "0", "--auth", "none.py:auth", capsys=capsys)
-    assert said == (
+    message = run_and_read_error("serve", "--port", "0", "--auth", "none.py:auth", capsys=capsys)
+    assert message == (
         "the file of authentication handlers is 'none.py:auth', which cannot be imported: there is "
         f"no file '{os.path.realpath('none.py')}'; expected './file.py:name' or "
         "'package.module:name'\n"

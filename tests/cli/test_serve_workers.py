@@ -1,4 +1,4 @@
-"""`perdure serve --workers`: what is shared, what a killed worker leaves, how all of them end."""
+"""`perdure serve --workers`: shared sessions, killed workers, and the end of all processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.cli.commands import run_and_read_error
-from tests.cli.test_serve import answers, served
+from tests.cli.test_serve import get_status, start_server
 from tests.server.running import until
 from tests.server.test_keys import ANN, entry
 
@@ -32,47 +32,47 @@ graph = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").com
 
 
 @pytest.fixture
-def graphs(tmp_path: Path) -> str:
+def graphs_file(tmp_path: Path) -> str:
     (tmp_path / "slow.py").write_text(GRAPH)
     file = tmp_path / "langgraph.json"
     file.write_text(json.dumps({"graphs": {"slow": "./slow.py:graph"}}))
     return str(file)
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
-    """One that watches what the others share, the one that has the sessions, those that serve."""
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return sorted(map(int, found))
+def read_child_ids(process: subprocess.Popen[str]) -> list[int]:
+    """Return the ids of the child processes: the watcher, the session process, the workers."""
+    child_ids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(map(int, child_ids))
 
 
-def workers(process: subprocess.Popen[str]) -> list[int]:
-    """The processes that serve."""
-    return children(process)[2:]
+def read_worker_ids(process: subprocess.Popen[str]) -> list[int]:
+    """Return the ids of the processes that serve."""
+    return read_child_ids(process)[2:]
 
 
-def lives(process: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+def is_alive(process_id: int) -> bool:
+    """Return whether the process exists and has not ended."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def begin(url: str, threads: int) -> list[str]:
-    """Begin a run on each of some threads; returns the paths of the runs."""
+def start_runs(url: str, count: int) -> list[str]:
+    """Start a run on each of several threads, and return the URLs of the runs."""
     paths = []
-    for number in range(threads):
-        asked = {
+    for number in range(count):
+        request = {
             "assistant_id": "slow",
             "input": {"messages": [("human", str(number))]},
             "if_not_exists": "create",
         }
-        reply = httpx.post(f"{url}/threads/t{number}/runs", json=asked, timeout=30)
+        reply = httpx.post(f"{url}/threads/t{number}/runs", json=request, timeout=30)
         paths.append(f"{url}/threads/t{number}/runs/{reply.raise_for_status().json()['run_id']}")
     return paths
 
 
-def status(path: str) -> Any:
+def get_run_status(path: str) -> Any:
     with httpx.Client(transport=httpx.HTTPTransport(retries=20)) as client:
         try:
             return client.get(path, timeout=30).raise_for_status().json()["status"]
@@ -80,79 +80,87 @@ def status(path: str) -> Any:
             return "the worker that had the connection was killed"
 
 
-def test_a_session_outlives_the_worker_that_began_it(tmp_path: Path) -> None:
+def test_login_session_survives_death_of_its_worker(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann"))
-    given = ("--workers", "2", "--keys", str(keys))
-    with served(*given, db=tmp_path / "memory.db") as (url, _, process):
-        assert answers(url, "/ok") == 200
-        until(lambda: len(workers(process)) == 2)
-        done = httpx.post(f"{url}/ui/login", data={"key": ANN}, timeout=30)
-        cookie = f"perdure_session={done.cookies['perdure_session']}"
-        before = workers(process)
-        for each in before:
-            os.kill(each, signal.SIGKILL)
-        until(lambda: len(workers(process)) == 2 and not {*workers(process)} & {*before})
+    options = ("--workers", "2", "--keys", str(keys))
+    with start_server(*options, db=tmp_path / "memory.db") as (url, _, process):
+        assert get_status(url, "/ok") == 200
+        until(lambda: len(read_worker_ids(process)) == 2)
+        login = httpx.post(f"{url}/ui/login", data={"key": ANN}, timeout=30)
+        cookie = f"perdure_session={login.cookies['perdure_session']}"
+        before = read_worker_ids(process)
+        for worker in before:
+            os.kill(worker, signal.SIGKILL)
+        until(
+            lambda: (
+                len(read_worker_ids(process)) == 2 and not {*read_worker_ids(process)} & {*before}
+            )
+        )
 
-        assert answers(url, "/ui/threads.json", cookie=cookie) == 200
+        assert get_status(url, "/ui/threads.json", cookie=cookie) == 200
         own_site = {"cookie": cookie, "sec-fetch-site": "same-origin"}
         httpx.post(f"{url}/ui/logout", headers=own_site, timeout=30)
-        assert answers(url, "/ui/threads.json", cookie=cookie) == 401
+        assert get_status(url, "/ui/threads.json", cookie=cookie) == 401
 
 
-def test_a_server_without_its_sessions_ends_and_says_why(tmp_path: Path) -> None:
-    with served("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
-        assert answers(url, "/ok") == 200
-        until(lambda: len(workers(process)) == 2)
-        served_by = workers(process)
-        os.kill(children(process)[1], signal.SIGKILL)
+def test_server_whose_session_process_died_ends_with_error(tmp_path: Path) -> None:
+    with start_server("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
+        assert get_status(url, "/ok") == 200
+        until(lambda: len(read_worker_ids(process)) == 2)
+        served_by = read_worker_ids(process)
+        os.kill(read_child_ids(process)[1], signal.SIGKILL)
         assert process.wait(60) == 1
         assert process.stderr is not None
         assert "has died; start the server again" in process.stderr.read()
-        assert not any(map(lives, served_by))
+        assert not any(map(is_alive, served_by))
 
 
-def test_a_killed_worker_loses_no_run(tmp_path: Path, graphs: str) -> None:
-    given = ("--workers", "2", "--graphs", graphs)
-    with served(*given, db=tmp_path / "memory.db") as (url, _, process):
-        assert answers(url, "/ok") == 200
-        paths = begin(url, 6)
-        for each in workers(process):
-            os.kill(each, signal.SIGKILL)
-        until(lambda: {status(path) for path in paths} == {"success"})
+def test_killed_workers_lose_no_run(tmp_path: Path, graphs_file: str) -> None:
+    options = ("--workers", "2", "--graphs", graphs_file)
+    with start_server(*options, db=tmp_path / "memory.db") as (url, _, process):
+        assert get_status(url, "/ok") == 200
+        paths = start_runs(url, 6)
+        for worker in read_worker_ids(process):
+            os.kill(worker, signal.SIGKILL)
+        until(lambda: {get_run_status(path) for path in paths} == {"success"})
 
-        said = httpx.get(f"{url}/threads/t5/state").json()["values"]["messages"]
-        assert [message["content"] for message in said] == ["5", "so"]
+        messages = httpx.get(f"{url}/threads/t5/state").json()["values"]["messages"]
+        assert [message["content"] for message in messages] == ["5", "so"]
 
 
-def test_sigterm_ends_all_when_their_runs_have_ended(tmp_path: Path, graphs: str) -> None:
-    given = ("--workers", "2", "--graphs", graphs)
-    with served(*given, db=tmp_path / "memory.db") as (url, _, process):
-        assert answers(url, "/ok") == 200
-        paths = begin(url, 4)
-        ended = workers(process)
+def test_sigterm_ends_workers_after_their_runs(tmp_path: Path, graphs_file: str) -> None:
+    options = ("--workers", "2", "--graphs", graphs_file)
+    with start_server(*options, db=tmp_path / "memory.db") as (url, _, process):
+        assert get_status(url, "/ok") == 200
+        paths = start_runs(url, 4)
+        worker_ids = read_worker_ids(process)
         process.terminate()
         assert process.wait(60) == -signal.SIGTERM
-        assert not any(map(lives, ended))
-    with served("--graphs", graphs, db=tmp_path / "memory.db") as (again, _, _):
-        assert answers(again, "/ok") == 200
-        found = [httpx.get(path.replace(url, again)).json() for path in paths]
+        assert not any(map(is_alive, worker_ids))
+    with start_server("--graphs", graphs_file, db=tmp_path / "memory.db") as (second_url, _, _):
+        assert get_status(second_url, "/ok") == 200
+        runs = [httpx.get(path.replace(url, second_url)).json() for path in paths]
 
-    assert [run["status"] for run in found] == ["success"] * 4
+    assert [run["status"] for run in runs] == ["success"] * 4
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
-    with served("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
-        assert answers(url, "/ok") == 200
-        served_by = workers(process)
+    with start_server("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
+        assert get_status(url, "/ok") == 200
+        served_by = read_worker_ids(process)
         process.kill()
-        until(lambda: not any(map(lives, served_by)))
+        until(lambda: not any(map(is_alive, served_by)))
 
 
-def test_what_workers_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = "serve", "--port", "0", "--workers", "2"
+def test_workers_option_refuses_metrics_and_memory_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "serve", "--port", "0", "--workers", "2"
 
-    said = run_and_read_error(*given, "--metrics", "--db", str(tmp_path / "m.db"), capsys=capsys)
-    assert "--metrics counts in one process" in said
-    said = run_and_read_error(*given, "--db", ":memory:", capsys=capsys)
-    assert "a database in memory belongs to one process" in said
+    message = run_and_read_error(
+        *options, "--metrics", "--db", str(tmp_path / "m.db"), capsys=capsys
+    )
+    assert "--metrics counts in one process" in message
+    message = run_and_read_error(*options, "--db", ":memory:", capsys=capsys)
+    assert "a database in memory belongs to one process" in message

@@ -1,4 +1,4 @@
-"""`perdure store`: what its commands show and change, for people and for programs."""
+"""`perdure store`: the output and the effect of its commands."""
 
 from __future__ import annotations
 
@@ -27,120 +27,124 @@ from tests.store_backends import Words, open_store
 AT = "users/alice"
 
 
-def run(*arguments: str, stdin: str = "") -> str:
+def run_store(*arguments: str, stdin: str = "") -> str:
+    """Run a command of `perdure store` that must succeed, and return its stdout."""
     return commands.run("store", *arguments, stdin=stdin)
 
 
-def read(*arguments: str) -> Any:
-    return commands.read("store", *arguments)
+def run_store_json(*arguments: str) -> Any:
+    """Run a command of `perdure store` with `--json`, and return the parsed output."""
+    return commands.run_json("store", *arguments)
 
 
-def store(words: str) -> Any:
-    """What comes of a command, whatever that is."""
-    return invoke("store", *words.split())
+def invoke_store(command: str) -> Any:
+    """Run a command of `perdure store`, and return its result."""
+    return invoke("store", *command.split())
 
 
-def raw(db: Path) -> bytes:
-    """All bytes of a database and what is beside it."""
+def read_database_bytes(db: Path) -> bytes:
+    """Return the bytes of a database and of the files next to it."""
     return b"".join(path.read_bytes() for path in db.parent.glob(f"{db.name}*"))
 
 
 @pytest.fixture
-def seat() -> str:
-    """The key of an item of two versions, beside one of somebody else."""
-    run("put", AT, "seat", '{"text": "prefers a window seat", "kind": "travel"}')
-    run("put", AT, "seat", '{"text": "prefers an aisle seat", "kind": "travel"}')
-    run("put", "users/bob", "hobby", "--text", "grows tomatoes")
+def seat_key() -> str:
+    """Store an item in two versions next to an item of another user, and return its key."""
+    run_store("put", AT, "seat", '{"text": "prefers a window seat", "kind": "travel"}')
+    run_store("put", AT, "seat", '{"text": "prefers an aisle seat", "kind": "travel"}')
+    run_store("put", "users/bob", "hobby", "--text", "grows tomatoes")
     return "seat"
 
 
 # -- items
 
 
-def test_an_item_comes_back(seat: str) -> None:
-    """People get the value on stdout and the rest as a note, programs all of it."""
-    found, whole = store(f"get {AT} se"), read("get", AT, seat)
+def test_get_prints_value_on_stdout_and_version_on_stderr(seat_key: str) -> None:
+    """With --json, stdout has the value and all other fields."""
+    result, item = invoke_store(f"get {AT} se"), run_store_json("get", AT, seat_key)
 
-    assert json.loads(found.stdout) == whole["value"]
-    assert whole["value"] == {"text": "prefers an aisle seat", "kind": "travel"}
-    assert found.stderr == "version 2, stored just now\n"
-    assert (whole["namespace"], whole["key"], whole["version"]) == (["users", "alice"], seat, 2)
-    assert (whole["valid_to"], whole["expires_at"], whole["provenance"]) == (None, None, None)
+    assert json.loads(result.stdout) == item["value"]
+    assert item["value"] == {"text": "prefers an aisle seat", "kind": "travel"}
+    assert result.stderr == "version 2, stored just now\n"
+    assert (item["namespace"], item["key"], item["version"]) == (["users", "alice"], seat_key, 2)
+    assert (item["valid_to"], item["expires_at"], item["provenance"]) == (None, None, None)
 
 
-def test_a_value_has_several_forms() -> None:
-    """An argument, stdin and --text say the same."""
-    said = [
-        run("put", "a", "1", '{"text": "tea"}'),
-        run("put", "a", "2", "-", stdin='{"text": "tea"}'),
-        run("put", "a", "3", "--text", "tea"),
+def test_put_takes_value_from_argument_stdin_or_text_option() -> None:
+    outputs = [
+        run_store("put", "a", "1", '{"text": "tea"}'),
+        run_store("put", "a", "2", "-", stdin='{"text": "tea"}'),
+        run_store("put", "a", "3", "--text", "tea"),
     ]
 
-    assert said == [f"'{key}' in a is at version 1\n" for key in (1, 2, 3)]
-    assert [item["value"] for item in read("search", "a")] == [{"text": "tea"}] * 3
-    assert read("put", "a", "4", "{}")["value"] == {}
+    assert outputs == [f"'{key}' in a is at version 1\n" for key in (1, 2, 3)]
+    assert [item["value"] for item in run_store_json("search", "a")] == [{"text": "tea"}] * 3
+    assert run_store_json("put", "a", "4", "{}")["value"] == {}
 
 
-def test_keys_are_known_by_their_beginning(seat: str) -> None:
-    """Within the namespace; several are named, and one below is another's."""
-    run("put", AT, "seats", "{}")
-    run("put", f"{AT}/x", "other", "{}")
+def test_prefix_of_key_is_resolved_within_its_namespace(seat_key: str) -> None:
+    """An ambiguous prefix is refused, and keys of lower namespaces do not count."""
+    run_store("put", AT, "seats", "{}")
+    run_store("put", f"{AT}/x", "other", "{}")
 
-    assert read("get", AT, "seat")["key"] == "seat"
+    assert run_store_json("get", AT, "seat")["key"] == "seat"
     assert "several ids of keys begin with 'se' (seat, seats)" in str(
-        store(f"get {AT} se").exception
+        invoke_store(f"get {AT} se").exception
     )
-    assert "there is no key 'oth'" in str(store(f"get {AT} oth").exception)
-    assert run("delete", "users/bob", "ho") == "'hobby' in users/bob is deleted\n"
-    assert [item["version"] for item in read("history", "users/bob", "hobby")] == [1]
+    assert "there is no key 'oth'" in str(invoke_store(f"get {AT} oth").exception)
+    assert run_store("delete", "users/bob", "ho") == "'hobby' in users/bob is deleted\n"
+    assert [item["version"] for item in run_store_json("history", "users/bob", "hobby")] == [1]
 
 
-def test_history_says_when(seat: str) -> None:
-    """Each version has its times, and at the moment it was put it is what is there."""
-    found = read("history", AT, "sea")
-    table = split_rows(run("history", AT, seat))
-    first, second = (item["valid_from"] for item in found)
-    run("delete", AT, seat)
+def test_times_of_history_are_accepted_by_as_of(seat_key: str) -> None:
+    """At the time of a version, `get` and `search` return this version."""
+    versions = run_store_json("history", AT, "sea")
+    table = split_rows(run_store("history", AT, seat_key))
+    first, second = (item["valid_from"] for item in versions)
+    run_store("delete", AT, seat_key)
 
     assert table[0] == ["version", "from", "to", "value"]
     assert [row[0] for row in table[1:]] == ["1", "2"]
     assert table[1][1:3] == [table[1][1], table[2][1]]
-    assert read("get", AT, seat, "--as-of", table[1][1])["version"] == 1
-    assert read("get", AT, seat, "--as-of", second)["version"] == 2
-    assert [item["version"] for item in read("search", AT, "--as-of", first)] == [1]
-    assert read("namespaces") == [["users", "bob"]]
-    assert store(f"get {AT} {seat}").exit_code == 1
-    assert read("history", AT, seat)[1]["valid_to"] is not None
+    assert run_store_json("get", AT, seat_key, "--as-of", table[1][1])["version"] == 1
+    assert run_store_json("get", AT, seat_key, "--as-of", second)["version"] == 2
+    assert [item["version"] for item in run_store_json("search", AT, "--as-of", first)] == [1]
+    assert run_store_json("namespaces") == [["users", "bob"]]
+    assert invoke_store(f"get {AT} {seat_key}").exit_code == 1
+    assert run_store_json("history", AT, seat_key)[1]["valid_to"] is not None
 
 
-def test_life_is_told() -> None:
-    """When an item expires is shown."""
-    run("put", "a", "short", "{}", "--ttl", "5")
-    expires = re.search("expires (.*Z)", store("get a short").stderr)
+def test_get_prints_when_item_expires() -> None:
+    run_store("put", "a", "short", "{}", "--ttl", "5")
+    expires = re.search("expires (.*Z)", invoke_store("get a short").stderr)
 
     assert expires is not None
     assert datetime.fromisoformat(expires[1]) > datetime.now(UTC)
 
 
-def test_search_finds(seat: str) -> None:
-    """With a query the best comes first with its score; without, there is none."""
-    found = read("search", "/", "windows and aisles")
-    table = split_rows(run("search", "/", "windows and aisles", "--limit", "1"))
-    nothing = store("search users/nobody")
+def test_search_prints_scores_only_with_a_query(seat_key: str) -> None:
+    """With a query, the best item comes first."""
+    items = run_store_json("search", "/", "windows and aisles")
+    table = split_rows(run_store("search", "/", "windows and aisles", "--limit", "1"))
+    nothing = invoke_store("search users/nobody")
 
-    assert found[0]["key"] == seat
-    assert found[0]["score"] > 0
-    assert "text" in found[0]["parts"]
+    assert items[0]["key"] == seat_key
+    assert items[0]["score"] > 0
+    assert "text" in items[0]["parts"]
     assert table[0] == ["score", "namespace", "key", "value"]
-    assert table[1][1:3] == [AT, seat]
-    assert split_rows(run("search", AT)) == [
+    assert table[1][1:3] == [AT, seat_key]
+    assert split_rows(run_store("search", AT)) == [
         ["namespace", "key", "value"],
-        [AT, seat, '{"text": "prefers an aisle seat", "kind": "travel"}'],
+        [AT, seat_key, '{"text": "prefers an aisle seat", "kind": "travel"}'],
     ]
-    assert split_rows(run("search", "users/bob"))[1] == ["users/bob", "hobby", "grows tomatoes"]
-    assert read("search", "/", "--limit", "1") == read("search", "users/alice")
-    assert read("search", "/", "aisle", "--mode", "text")[0]["key"] == seat
-    assert read("search", "users/nobody", "aisle") == []
+    assert split_rows(run_store("search", "users/bob"))[1] == [
+        "users/bob",
+        "hobby",
+        "grows tomatoes",
+    ]
+    assert run_store_json("search", "/", "--limit", "1") == run_store_json("search", "users/alice")
+    assert run_store_json("search", "/", "aisle", "--mode", "text")[0]["key"] == seat_key
+    assert run_store_json("search", "users/nobody", "aisle") == []
     assert (nothing.stdout, nothing.exit_code) == ("", 0)
     assert nothing.stderr.startswith(
         "no item under users/nobody matches; 'perdure store namespaces'"
@@ -151,86 +155,88 @@ def test_search_finds(seat: str) -> None:
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda label: "\0" not in label)))
-def test_a_namespace_is_read_as_it_is_shown(labels: list[str]) -> None:
-    """Whatever the labels hold, the shown form names the same namespace."""
+def test_formatted_namespace_is_parsed_to_the_same_labels(labels: list[str]) -> None:
+    """The labels may have any text."""
     assert parse_namespace(format_namespace(tuple(labels))) == tuple(labels)
 
 
-def test_labels_may_hold_a_slash() -> None:
-    """Escaped."""
-    run("put", r"a\/b/c", "k", "{}")
+def test_slash_in_label_is_escaped() -> None:
+    run_store("put", r"a\/b/c", "k", "{}")
 
-    assert read("namespaces") == [["a/b", "c"]]
-    assert split_rows(run("namespaces")) == [["namespace"], [r"a\/b/c"]]
-    assert read("search", r"a\/b")[0]["namespace"] == ["a/b", "c"]
-    assert read("search", "a") == []
+    assert run_store_json("namespaces") == [["a/b", "c"]]
+    assert split_rows(run_store("namespaces")) == [["namespace"], [r"a\/b/c"]]
+    assert run_store_json("search", r"a\/b")[0]["namespace"] == ["a/b", "c"]
+    assert run_store_json("search", "a") == []
 
 
-def test_namespaces_are_matched(seat: str) -> None:
-    """By prefix and depth, a page at a time."""
-    run("put", "users/bob/notes", "k", "{}")
+def test_namespaces_are_filtered_by_pattern_and_limit(seat_key: str) -> None:
+    run_store("put", "users/bob/notes", "k", "{}")
 
-    assert read("namespaces", "*/bob") == [["users", "bob"], ["users", "bob", "notes"]]
-    assert read("namespaces", "--limit", "1") == [["users", "alice"]]
+    assert run_store_json("namespaces", "*/bob") == [["users", "bob"], ["users", "bob", "notes"]]
+    assert run_store_json("namespaces", "--limit", "1") == [["users", "alice"]]
 
 
 # -- forgetting
 
 
 @pytest.fixture
-def told(db: Path) -> str:
-    """The id of a message that an item rests on, in the thread trip of the same file."""
+def message_id(db: Path) -> str:
+    """Store an item that rests on a message of the thread trip, and return the message's id."""
     say_on_thread("trip", "I cannot eat peanuts")
-    message = str(commands.read("history", "trip")[0]["id"])
-    whence = Provenance(thread_id="trip", message_ids=(message,))
+    stored_id = str(commands.run_json("history", "trip")[0]["id"])
+    provenance = Provenance(thread_id="trip", message_ids=(stored_id,))
     with SQLiteStore.open(db) as file:
-        file.put(("users", "alice"), "food", {"text": "no peanuts"}, provenance=whence)
-    run("put", AT, "seat", "--text", "aisle")
-    return message
+        file.put(("users", "alice"), "food", {"text": "no peanuts"}, provenance=provenance)
+    run_store("put", AT, "seat", "--text", "aisle")
+    return stored_id
 
 
-def test_forget_counts_and_asks_first(told: str, db: Path) -> None:
-    """Without a yes nothing is gone; a dry run does not even ask."""
-    dry = run("forget", AT, "--query", "peanuts", "--dry-run")
-    no = invoke("store", "forget", AT, "--query", "peanuts", stdin="n\n")
+def test_forget_prints_counts_and_asks_for_confirmation(message_id: str, db: Path) -> None:
+    """Without a yes nothing is erased; a dry run does not ask."""
+    dry_run = run_store("forget", AT, "--query", "peanuts", "--dry-run")
+    declined = invoke("store", "forget", AT, "--query", "peanuts", stdin="n\n")
 
-    assert dry == "would forget 1 item, 0 old versions and 1 message of 1 thread\n"
-    assert no.exit_code == 1
-    assert "Forget 1 item, 0 old versions and 1 message of 1 thread permanently?" in no.stderr
-    assert {item["key"] for item in read("search", AT)} == {"food", "seat"}
-    assert b"peanuts" in raw(db)
+    assert dry_run == "would forget 1 item, 0 old versions and 1 message of 1 thread\n"
+    assert declined.exit_code == 1
+    assert "Forget 1 item, 0 old versions and 1 message of 1 thread permanently?" in declined.stderr
+    assert {item["key"] for item in run_store_json("search", AT)} == {"food", "seat"}
+    assert b"peanuts" in read_database_bytes(db)
 
 
-def test_forget_takes_messages_too(told: str, db: Path) -> None:
-    """The item, its words and the message it came from leave the file, and it is said so."""
-    done = run("forget", AT, "--query", "peanuts", stdin="y\n").splitlines()
+def test_forget_erases_message_on_which_item_rests(message_id: str, db: Path) -> None:
+    """The item, its words and the message are removed from the file, and the output says so."""
+    lines = run_store("forget", AT, "--query", "peanuts", stdin="y\n").splitlines()
 
-    assert done[-2:] == [
+    assert lines[-2:] == [
         "forgot 1 item, 0 old versions and 1 message of 1 thread",
         "the deleted bytes have been removed from the file",
     ]
-    assert [item["key"] for item in read("search", AT)] == ["seat"]
-    assert [item["type"] for item in commands.read("history", "trip")] == ["ai"]
-    assert b"peanut" not in raw(db)
+    assert [item["key"] for item in run_store_json("search", AT)] == ["seat"]
+    assert [item["type"] for item in commands.run_json("history", "trip")] == ["ai"]
+    assert b"peanut" not in read_database_bytes(db)
 
 
-def test_forget_by_what_is_given(told: str) -> None:
-    """By filter, by words or all; the receipt is whole as JSON."""
-    found = read("forget", "--query", "no peanuts", "--dry-run")
-    none = read("forget", "--filter", '{"kind": "nothing"}')
-    gone = read("forget", "/", "--yes")
+def test_forget_selects_items_by_query_filter_or_namespace(message_id: str) -> None:
+    """With --json, the whole receipt is printed."""
+    by_query = run_store_json("forget", "--query", "no peanuts", "--dry-run")
+    by_filter = run_store_json("forget", "--filter", '{"kind": "nothing"}')
+    by_namespace = run_store_json("forget", "/", "--yes")
 
-    assert (found["keys"], found["dry_run"]) == ([[["users", "alice"], "food"]], True)
-    assert none["items"] == 0
-    assert (gone["items"], gone["threads"], gone["clean"]) == (2, ["trip"], True)
-    assert all(re.fullmatch("[0-9a-f]{32}", each) for each in gone["hashes"])
-    assert read("namespaces") == []
+    assert (by_query["keys"], by_query["dry_run"]) == ([[["users", "alice"], "food"]], True)
+    assert by_filter["items"] == 0
+    assert (by_namespace["items"], by_namespace["threads"], by_namespace["clean"]) == (
+        2,
+        ["trip"],
+        True,
+    )
+    assert all(re.fullmatch("[0-9a-f]{32}", text_hash) for text_hash in by_namespace["hashes"])
+    assert run_store_json("namespaces") == []
 
 
 # -- vectors
 
 
-def words_of_another_model(db: Path, count: int = 1) -> Any:
+def put_items_with_another_embedder(db: Path, count: int = 1) -> Any:
     words: Any = Words()
     with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as file:
         for n in range(count):
@@ -240,106 +246,110 @@ def words_of_another_model(db: Path, count: int = 1) -> Any:
             file.put(("a",), "l", {"text": "a blue car"})
 
 
-def test_vectors_of_another_model(db: Path) -> None:
-    """Text search goes on, what needs vectors says what to do, and reembed does it."""
-    words_of_another_model(db)
-    refused = store("search a automobile")
+def test_reembed_replaces_vectors_of_another_model(db: Path) -> None:
+    """Before that, text search works, and a vector search fails with the remedy."""
+    put_items_with_another_embedder(db)
+    refused = invoke_store("search a automobile")
 
     assert isinstance(refused.exception, EmbedderMismatch)
     assert "search by text" in str(refused.exception)
-    assert len(read("search", "a", "car", "--mode", "text")) == 2
-    assert run("reembed") == "2 items got new vectors\n"
-    assert read("reembed") == {"items": 0}
-    assert len(read("search", "a", "automobile", "--mode", "semantic")) == 2
+    assert len(run_store_json("search", "a", "car", "--mode", "text")) == 2
+    assert run_store("reembed") == "2 items got new vectors\n"
+    assert run_store_json("reembed") == {"items": 0}
+    assert len(run_store_json("search", "a", "automobile", "--mode", "semantic")) == 2
 
 
-def test_a_reembedding_that_is_cut_off_goes_on(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends it with 130; what is left is counted, and made by the next run."""
-    words_of_another_model(db, 300)
+def test_interrupted_reembed_is_completed_by_next_run(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C exits with 130; missing vectors are counted, and computed by the next run."""
+    put_items_with_another_embedder(db, 300)
     monkeypatch.setattr(StaticEmbedder, "quick", False)  # else there is nothing to cut off
-    whole = SQLiteStore.reembed
+    reembed = SQLiteStore.reembed
 
-    def cut(store: SQLiteStore, progress: Any) -> int:
+    def interrupt(store: SQLiteStore, progress: Any) -> int:
         def advance(done: int, of: int | None) -> None:
             progress(done, of)
             raise KeyboardInterrupt
 
-        return whole(store, advance)
+        return reembed(store, advance)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SQLiteStore, "reembed", cut)
-        ended = store("reembed")
+        patched.setattr(SQLiteStore, "reembed", interrupt)
+        ended = invoke_store("reembed")
 
     assert ended.exit_code == 130
-    assert commands.read("stats")["missing_vectors"] == 44
-    assert run("reembed") == "44 items got new vectors\n"
-    assert commands.read("stats")["missing_vectors"] == 0
+    assert commands.run_json("stats")["missing_vectors"] == 44
+    assert run_store("reembed") == "44 items got new vectors\n"
+    assert commands.run_json("stats")["missing_vectors"] == 0
 
 
 # -- the file
 
 
-def test_looking_needs_no_writing(seat: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_read_work_on_read_only_file(
+    seat_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that cannot be written is read as it is."""
     opened = SQLiteStore.open.__func__  # type: ignore[attr-defined]
 
-    def refuses(cls: Any, path: Any, /, **options: Any) -> Any:
+    def open_read_only(cls: Any, path: Any, /, **options: Any) -> Any:
         if not options.get("read_only"):
             raise StorageError(f"the folder of {path!r} cannot be written")
         return opened(cls, path, **options)
 
-    monkeypatch.setattr(SQLiteStore, "open", classmethod(refuses))
-    looking = f"get {AT} seat|history {AT} seat|search / aisle|namespaces"
+    monkeypatch.setattr(SQLiteStore, "open", classmethod(open_read_only))
+    commands = f"get {AT} seat|history {AT} seat|search / aisle|namespaces"
 
-    assert {store(words).exit_code for words in looking.split("|")} == {0}
+    assert {invoke_store(words).exit_code for words in commands.split("|")} == {0}
     assert invoke("stats").exit_code == 0
-    assert isinstance(store("put a k {}").exception, StorageError)
+    assert isinstance(invoke_store("put a k {}").exception, StorageError)
 
 
-def test_a_file_of_threads_alone_has_an_empty_store(db: Path) -> None:
-    """Looking at items where only a chat was is no error."""
+def test_file_with_threads_only_has_an_empty_store(db: Path) -> None:
+    """Reading items of a file that only a chat has used is not an error."""
     with SQLiteCheckpointer.open(db):
         pass
 
-    assert read("search", "/") == read("namespaces") == []
+    assert run_store_json("search", "/") == run_store_json("namespaces") == []
 
 
-def test_a_store_may_be_encrypted(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PERDURE_KEY encrypts items, and another key opens nothing."""
+def test_key_of_environment_encrypts_items(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another PERDURE_KEY is refused."""
     monkeypatch.setenv("PERDURE_KEY", "ab" * 32)
-    run("put", "a", "k", "--text", "a secret lagoon")
-    found = read("search", "a", "lagoon")
+    run_store("put", "a", "k", "--text", "a secret lagoon")
+    items = run_store_json("search", "a", "lagoon")
     monkeypatch.setenv("PERDURE_KEY", "cd" * 32)
-    wrong = store("search a lagoon").exception
+    exception = invoke_store("search a lagoon").exception
 
-    assert [item["key"] for item in found] == ["k"]
-    assert isinstance(wrong, WrongKey)
-    assert b"lagoon" not in raw(db)
+    assert [item["key"] for item in items] == ["k"]
+    assert isinstance(exception, WrongKey)
+    assert b"lagoon" not in read_database_bytes(db)
 
 
 def test_expired_items_are_not_shown(db: Path) -> None:
-    """They count until they are swept."""
+    """Expired items are counted until they are removed."""
     with open_store(db, clock=lambda: 1_000.0) as file:
         file.put(("a",), "k", {"x": 1}, ttl=1)
         file.put(("a",), "l", {"x": 1})
 
-    assert [item["key"] for item in read("search", "a")] == ["l"]
-    assert commands.read("stats")["items"] == 2
+    assert [item["key"] for item in run_store_json("search", "a")] == ["l"]
+    assert commands.run_json("stats")["items"] == 2
 
 
-def test_a_search_that_takes_long_shows_that_it_is_at_work(
-    seat: str, terminal: Any, monkeypatch: pytest.MonkeyPatch
+def test_slow_search_prints_a_status_on_terminal(
+    seat_key: str, terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal, once it has taken a while; what is quick says nothing."""
+    """A search that is fast prints no status."""
     quick = terminal("store", "search", "/", "aisle")
     monkeypatch.setattr(output, "_STATUS_DELAY_S", 0.0)
-    find = SQLiteStore.search
+    search = SQLiteStore.search
 
-    def late(*args: Any, **options: Any) -> Any:
+    def search_slowly(*args: Any, **options: Any) -> Any:
         time.sleep(0.3)
-        return find(*args, **options)
+        return search(*args, **options)
 
-    monkeypatch.setattr(SQLiteStore, "search", late)
+    monkeypatch.setattr(SQLiteStore, "search", search_slowly)
     slow = terminal("store", "search", "/", "aisle")
 
     assert quick in slow
@@ -347,15 +357,15 @@ def test_a_search_that_takes_long_shows_that_it_is_at_work(
     assert "reading the search index" in slow
 
 
-def test_what_is_at_work_is_named_as_it_is(terminal: Any) -> None:
-    """A name that looks like rich's markup is none."""
+def test_status_prints_file_name_without_markup(terminal: Any) -> None:
+    """A name that looks like rich's markup is printed unchanged."""
     assert "[/b].jsonl" in terminal("import", "[/b].jsonl")
 
 
 # -- errors
 
 
-BAD = {
+INVALID_COMMANDS = {
     "no": "get users/alice no|there is no key 'no'; 'perdure store search users",
     "never": "history users/alice no|there is no key 'no'",
     "gone": "delete users/alice no|there is no key 'no'",
@@ -382,16 +392,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_words_end_with_a_line(
-    name: str, seat: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", INVALID_COMMANDS)
+def test_invalid_store_command_is_a_one_line_error(
+    name: str, seat_key: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what was expected in the words of the command line, and nothing is changed."""
-    before = read("search", "/", "--limit", "99")
-    words, said = BAD[name].split("|")
-    found = run_and_read_error("store", *words.split(" "), capsys=capfd)
+    """The error uses the terms of the command line, and nothing is changed."""
+    before = run_store_json("search", "/", "--limit", "99")
+    words, expected_message = INVALID_COMMANDS[name].split("|")
+    message = run_and_read_error("store", *words.split(" "), capsys=capfd)
 
-    assert said in found
-    assert not re.search(r"\w\(\)|\b[a-z_]+=", found)
-    assert read("search", "/", "--limit", "99") == before
+    assert expected_message in message
+    assert not re.search(r"\w\(\)|\b[a-z_]+=", message)
+    assert run_store_json("search", "/", "--limit", "99") == before
     assert not (tmp_path / "no.db").exists()

@@ -29,7 +29,7 @@ DATA = "data:image/png;base64," + "iVBORw0KGgo" * 500
 
 @pytest.fixture
 def trip() -> str:
-    """A thread of two turns."""
+    """Write a thread of two turns, and return its id."""
     say_on_thread("trip", "I pack a red tent", "What do I pack?")
     return "trip"
 
@@ -38,26 +38,26 @@ def trip() -> str:
 
 
 def test_threads_are_listed_latest_first(trip: str) -> None:
-    """Where there is no title, the first words stand in its place."""
+    """A thread without a title is listed with its first words."""
     say_on_thread("other", "hello")
-    found = run_json("threads")
+    threads = run_json("threads")
     table = split_rows(run("threads"))
 
-    assert [info["thread_id"] for info in found] == ["other", trip]
-    assert [(info["items"], info["checkpoints"]) for info in found] == [(2, 3), (4, 6)]
+    assert [info["thread_id"] for info in threads] == ["other", trip]
+    assert [(info["items"], info["checkpoints"]) for info in threads] == [(2, 3), (4, 6)]
     assert table[0] == ["id", "title", "messages", "last activity"]
     assert [row[:3] for row in table[1:]] == [
         ["other", "hello", "2"],
         ["trip", "I pack a red tent", "4"],
     ]
-    assert run_json("threads", "--limit", "1") == found[:1]
-    assert run_json("threads", "tr") == found[1:]
+    assert run_json("threads", "--limit", "1") == threads[:1]
+    assert run_json("threads", "tr") == threads[1:]
 
 
-def test_threads_are_found_by_what_was_said(
+def test_threads_are_found_by_text_of_their_messages(
     trip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The words are marked, in any form; what was said since is found too."""
+    """Words match in any form and are marked; messages that were stored since are found too."""
     say_on_thread("home", "The tents are dry")
     first, second = run("threads", "--search", "red tents").splitlines()[:2]
     [hit] = run_json("threads", "--search", "dry")
@@ -82,25 +82,25 @@ def test_threads_are_found_by_what_was_said(
 
 
 def test_threads_are_found_by_title_and_id(trip: str) -> None:
-    """In any case; the title stays when a program of its own goes on, which tells none."""
+    """The case is ignored; a title stays when a program that sets none continues the thread."""
     say_on_thread("x-1", "hello", title="Planning a TRIP", titled=True, update_time=1.7e9)
     say_on_thread("x-1", "more")
     say_on_thread("y", "hello")
-    found = run_json("threads", "tRiP")
+    threads = run_json("threads", "tRiP")
     none = invoke("threads", "nowhere")
 
-    assert [(t["thread_id"], t["title"]) for t in found] == [
+    assert [(t["thread_id"], t["title"]) for t in threads] == [
         ("x-1", "Planning a TRIP"),
         (trip, None),
     ]
-    assert run_json("threads", "trip", "--limit", "1") == found[:1]
+    assert run_json("threads", "trip", "--limit", "1") == threads[:1]
     assert (none.exit_code, none.stdout) == (1, "")
     assert none.stderr == "no thread has 'nowhere' in its title or id\n"
     assert run("history", "x").startswith("Planning a TRIP\n\n● human")
 
 
-def test_a_thread_that_did_not_begin_takes_no_place(trip: str, db: Path) -> None:
-    """Clients of the server made the newest ones, where nothing was said: no list shows them."""
+def test_threads_without_messages_are_not_listed(trip: str, db: Path) -> None:
+    """Clients of the server created the newest threads, and nothing was said in them."""
     with SQLiteCheckpointer.open(db) as saver:
         for number in range(3):
             client = ClientMetadata({}, is_reserved=True)
@@ -109,38 +109,38 @@ def test_a_thread_that_did_not_begin_takes_no_place(trip: str, db: Path) -> None
     assert [thread["thread_id"] for thread in run_json("threads", "trip", "--limit", "1")] == [trip]
 
 
-def test_whose_threads_are_is_shown_where_it_differs(trip: str) -> None:
-    """A column says it if a thread is of another user; JSON always."""
+def test_threads_table_has_user_column_if_another_user_has_threads(trip: str) -> None:
+    """JSON always has the user."""
     say_on_thread("mine", "hello", user_id="me")
-    usual = split_rows(run("threads"))[0]
+    usual_columns = split_rows(run("threads"))[0]
     say_on_thread("hers", "hello", user_id="ann")
     table = split_rows(run("threads"))
 
-    assert "user" not in usual
-    assert table[0] == [*usual, "user"]
+    assert "user" not in usual_columns
+    assert table[0] == [*usual_columns, "user"]
     assert [row[-1] for row in table[1:3]] == ["ann", "me"]
     assert [thread["user"] for thread in run_json("threads")] == ["ann", "me", None]
 
 
-def test_a_conversation_has_its_own_time(db: Path) -> None:
-    """What an import knows of the last activity is shown."""
-    told = {"thread_id": "old", "messages": [{"role": "user", "content": "hello"}]}
-    (db.parent / "old.jsonl").write_text(json.dumps({**told, "update_time": 1.6e9}))
+def test_imported_thread_is_listed_with_its_own_time(db: Path) -> None:
+    """The table shows the time of the last activity that the import has read."""
+    conversation = {"thread_id": "old", "messages": [{"role": "user", "content": "hello"}]}
+    (db.parent / "old.jsonl").write_text(json.dumps({**conversation, "update_time": 1.6e9}))
     run("import", str(db.parent / "old.jsonl"))
 
     assert split_rows(run("threads"))[1][-1] == "2020-09-13"
 
 
-def test_a_piped_table_is_whole(db: Path) -> None:
-    """A long id or path is one word on one line for whatever reads the pipe."""
+def test_piped_table_is_not_cut(db: Path) -> None:
+    """In a pipe, a long id or path is one word on one line."""
     say_on_thread("long-" * 40, "hello")
 
     assert run("threads").splitlines()[1].split()[0] == "long-" * 40
     assert str(db) in run("stats")
 
 
-def test_ids_fit_eighty_columns(terminal: Any) -> None:
-    """On a terminal an id is a beginning that is taken, and a thread with a long title a line."""
+def test_threads_table_fits_80_columns_with_prefixes_of_ids(terminal: Any) -> None:
+    """On a terminal, other commands accept the printed prefix, and a long title is cut."""
     thread = "68a1f2aa-7e1c-8001-9d5e-0c6b1a2b3c4d"
     say_on_thread(
         thread, "hello", title="A conversation with quite a long title, which has to be cut"
@@ -155,51 +155,51 @@ def test_ids_fit_eighty_columns(terminal: Any) -> None:
 
 
 @pytest.mark.parametrize("thread", ["[red]x", "[/b]", "a b", "*", "größe", "--x"])
-def test_ids_are_shown_as_they_are(thread: str) -> None:
-    """No character of an id means anything to the terminal."""
+def test_special_characters_of_ids_are_printed_unchanged(thread: str) -> None:
+    """No character of an id has an effect on the terminal."""
     say_on_thread(thread, "hello")
 
     assert run("show", "--", thread).splitlines()[0].strip() == thread
     assert run("threads").splitlines()[1].startswith(thread)
-    assert untimed(run("history", "--", thread)).startswith("● human\nhello\n")
+    assert remove_times(run("history", "--", thread)).startswith("● human\nhello\n")
 
 
 # -- history
 
 
-def untimed(shown: str) -> str:
-    """A history without the times at which its messages were stored, this year."""
-    return re.sub(rf" · {datetime.now(UTC):%Y}-\d\d-\d\d \d\d:\d\dZ", "", shown)
+def remove_times(history: str) -> str:
+    """Remove the times of messages from a printed history."""
+    return re.sub(rf" · {datetime.now(UTC):%Y}-\d\d-\d\d \d\d:\d\dZ", "", history)
 
 
-def test_history_says_when_each_message_was_stored(trip: str) -> None:
-    """A message has the time of the first checkpoint with it, to the minute, and exact as JSON."""
-    made = {info["ts"] for info in run_json("show", trip)}
-    whole = run_json("history", trip)
+def test_history_prints_when_each_message_was_stored(trip: str) -> None:
+    """The time is that of the first checkpoint with the message; JSON has it exactly."""
+    checkpoint_times = {info["ts"] for info in run_json("show", trip)}
+    items = run_json("history", trip)
     [first, *_] = run("history", trip).splitlines()
-    at = datetime.fromisoformat(whole[0]["stored_at"])
+    time = datetime.fromisoformat(items[0]["stored_at"])
 
-    assert {item["stored_at"] for item in whole} < made
-    assert first == f"● human · {at:%Y-%m-%d %H:%MZ}"
+    assert {item["stored_at"] for item in items} < checkpoint_times
+    assert first == f"● human · {time:%Y-%m-%d %H:%MZ}"
 
 
-def test_history_marks_what_the_model_sees(db: Path) -> None:
-    """With a short window the first turn is only history, for people and for programs."""
+def test_history_marks_messages_that_the_model_sees(db: Path) -> None:
+    """With a short window, the first turn is marked as history, in the text and in JSON."""
     say_on_thread("trip", "one", "two")
     put_messages("trip", Keep(-2))
-    found = run_json("history", "trip")
-    shown = untimed(run("history", "trip")).split("\n\n")
+    items = run_json("history", "trip")
+    shown = remove_times(run("history", "trip")).split("\n\n")
 
-    assert [(item["type"], item["seen"]) for item in found] == [
+    assert [(item["type"], item["seen"]) for item in items] == [
         *(("human", False), ("ai", False), ("human", True), ("ai", True)),
     ]
-    assert [item["position"] for item in found] == [0, 1, 2, 3]
+    assert [item["position"] for item in items] == [0, 1, 2, 3]
     assert shown[0] == "○ human\none"
-    assert [each[:4] for each in shown if each] == ["○ hu", "○ ai", "● hu", "● ai"]
+    assert [block[:4] for block in shown if block] == ["○ hu", "○ ai", "● hu", "● ai"]
 
 
-def test_history_says_who_answered(trip: str, db: Path) -> None:
-    """As the server writes it into the metadata of checkpoints; see server/person.py."""
+def test_history_names_who_answered_a_question(trip: str, db: Path) -> None:
+    """The server writes the name into the metadata of checkpoints; see server/person.py."""
     before = invoke("history", trip)
     with SQLiteCheckpointer.open(db) as saver:
         config: Any = {"configurable": {"thread_id": trip}, "metadata": {"perdure_caller": "boss"}}
@@ -211,14 +211,14 @@ def test_history_says_who_answered(trip: str, db: Path) -> None:
     assert after.stderr == f"{trip!r}: answered by boss\n"
 
 
-def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:
-    """A checkpoint may be named by its beginning; of an unknown channel it is said."""
+def test_history_is_limited_to_a_checkpoint_or_channel(trip: str) -> None:
+    """A checkpoint may be named by a prefix; an empty or unknown channel is reported."""
     first = read_checkpoint_ids(trip)[1]
     unknown = invoke("history", trip, "--channel", "x")
     nothing = invoke("history", trip, "--checkpoint", read_checkpoint_ids(trip)[0])
 
     assert run_json("history", trip, "--checkpoint", first) == run_json("history", trip)[:1]
-    shown = untimed(run("history", trip, "--checkpoint", first[:18]))
+    shown = remove_times(run("history", trip, "--checkpoint", first[:18]))
     assert shown == "● human\nI pack a red tent\n"
     assert (nothing.stdout, nothing.stderr) == (
         "",
@@ -230,29 +230,29 @@ def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:
 CODE = "Look:\n\n```python\ndef f():\n\treturn  1  # " + "long " * 30 + "\n```\n    x\n| a | b |"
 
 
-def test_history_shows_everything_with_its_lines(db: Path) -> None:
-    """Code stands as it was; calls and results are indented, other parts named; JSON has all."""
+def test_history_renders_code_tool_calls_and_attachments(db: Path) -> None:
+    """Code is unchanged, calls and results are indented, other parts named; JSON has all fields."""
     parts: list[str | dict[str, Any]] = [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": DATA}},
         "Say.",
     ]
-    long = {"at": "pond", "code": "a = 1\nprint(a)", "url": DATA}
+    long_arguments = {"at": "pond", "code": "a = 1\nprint(a)", "url": DATA}
     calls = [
         {"name": "look", "args": {"at": 1, "how": {"deep": True}}, "id": "1"},
-        {"name": "run", "args": long, "id": "2"},
+        {"name": "run", "args": long_arguments, "id": "2"},
     ]
-    known = {"create_time": 1.7e9, "model_name": "gpt-4o"}
+    response_metadata = {"create_time": 1.7e9, "model_name": "gpt-4o"}
     messages: list[AnyMessage] = [
         HumanMessage(parts, id="h"),
         AIMessage([{"type": "tool_use", "name": "look"}], tool_calls=calls, id="a"),
         ToolMessage('{"deep": [1]}', tool_call_id="1", name="look", id="t"),
-        AIMessage(CODE, id="b", response_metadata=known),
+        AIMessage(CODE, id="b", response_metadata=response_metadata),
     ]
     put_messages("t", messages)
-    shown, whole = run("history", "t"), run_json("history", "t")
+    shown, items = run("history", "t"), run_json("history", "t")
 
-    assert untimed(shown) == (
+    assert remove_times(shown) == (
         "● human\nWhat is this?\n[image]\nSay.\n\n"
         '● ai\n  → look(at=1, how={"deep": true})\n'
         "  → run\n    at: pond\n    code:\n        a = 1\n        print(a)\n"
@@ -260,8 +260,8 @@ def test_history_shows_everything_with_its_lines(db: Path) -> None:
         '● tool · look\n    {\n      "deep": [\n        1\n      ]\n    }\n\n'
         f"● ai · 2023-11-14 22:13Z · gpt-4o\n{CODE}\n"
     )
-    assert whole[0]["content"] == parts
-    assert whole[1]["tool_calls"][1]["args"] == long
+    assert items[0]["content"] == parts
+    assert items[1]["tool_calls"][1]["args"] == long_arguments
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_history_shows_everything_with_its_lines(db: Path) -> None:
         ({"type": "reasoning", "summary": []}, "reasoning"),
     ],
 )
-def test_a_file_is_named(block: Any, name: str) -> None:
-    """In the forms of langchain, OpenAI and Anthropic, by its name, address or id."""
+def test_attachment_is_printed_as_name_address_or_id(block: Any, name: str) -> None:
+    """The forms of langchain, OpenAI and Anthropic are recognised."""
     assert [line.text for line in render_item_lines(HumanMessage([block]))] == [f"[{name}]"]
 
 
-def test_only_prose_is_wrapped(terminal: Any) -> None:
-    """On a terminal code, tables and what is indented keep their lines, for copying."""
+def test_history_wraps_prose_and_not_code_or_tables(terminal: Any) -> None:
+    """On a terminal, code, tables and indented lines keep their line breaks for copying."""
     wide = "x" * 50 + " " + "y" * 50
     put_messages("t", [AIMessage(f"{wide}\n```\n{wide}\n```\n    {wide}\n| {wide}", id="a")])
     shown = terminal("history", "t", "--no-pager").splitlines()
@@ -307,7 +307,7 @@ def test_only_prose_is_wrapped(terminal: Any) -> None:
 def test_long_history_is_paged_on_a_terminal(
     terminal: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its colours; --no-pager prints it, and what fits the screen needs none."""
+    """The pager gets colours; --no-pager and a history that fits the screen use no pager."""
     seen: list[str] = []
     monkeypatch.setattr("pydoc.pager", seen.append)
     put_messages("t", [AIMessage("\n".join(map(str, range(50))), id="a")])
@@ -316,10 +316,10 @@ def test_long_history_is_paged_on_a_terminal(
     short = terminal("history", "u", color=True)
 
     assert printed[0] == ""
-    assert re.match(r"\x1b\[1;32m● ai\x1b\[0m\n0\n", untimed(seen[0]))
+    assert re.match(r"\x1b\[1;32m● ai\x1b\[0m\n0\n", remove_times(seen[0]))
     assert printed[1].splitlines()[-1] == "49"
     assert len(seen) == 1
-    assert untimed(short) == "\x1b[1;36m● human\x1b[0m\nshort\n"
+    assert remove_times(short) == "\x1b[1;36m● human\x1b[0m\nshort\n"
 
 
 @pytest.mark.parametrize(
@@ -332,8 +332,7 @@ def test_long_history_is_paged_on_a_terminal(
         (ToolMessage("{not json", tool_call_id="1"), "    {not json"),
     ],
 )
-def test_no_value_is_shown_as_python(value: Any, expected: str) -> None:
-    """Items of other channels are JSON."""
+def test_items_of_other_channels_are_printed_as_json(value: Any, expected: str) -> None:
     assert [line.text for line in render_item_lines(value)] == [expected]
 
 
@@ -341,7 +340,7 @@ def test_no_value_is_shown_as_python(value: Any, expected: str) -> None:
 
 
 def test_show_draws_forks_as_branches(trip: str) -> None:
-    """After a rewind the old end is one branch and the new one another, with the head marked."""
+    """After a rewind, the old end and the new end are branches, and the head is marked."""
     run("rewind", trip, "--to", read_checkpoint_ids(trip)[2])
     say_on_thread(trip, "Something else?")
     lines = run("show", trip).splitlines()
@@ -357,8 +356,8 @@ def test_show_draws_forks_as_branches(trip: str) -> None:
     assert lines[-1].endswith("4 messages ← head")
 
 
-def test_a_tree_is_whole_however_deep(db: Path, terminal: Any) -> None:
-    """Forks of forks leave a terminal's width, and no checkpoint is cut or left out."""
+def test_show_prints_deep_tree_without_cutting_it(db: Path, terminal: Any) -> None:
+    """Nested forks may be wider than the terminal, and no checkpoint is cut or left out."""
     say_on_thread("deep", "hello")
     with SQLiteCheckpointer.open(db) as saver:
         for _ in range(22):
@@ -372,8 +371,7 @@ def test_a_tree_is_whole_however_deep(db: Path, terminal: Any) -> None:
     assert max(map(len, shown.splitlines())) > 80 + len(read_checkpoint_ids("deep")[0][:18])
 
 
-def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
-    """The tree as JSON has every field of checkpoints()."""
+def test_show_as_json_has_all_fields_of_checkpoints(db: Path, trip: str) -> None:
     with SQLiteCheckpointer.open(db) as saver:
         expected = [
             (i.checkpoint_id, i.parent_id, i.is_head, dict(i.counts), dict(i.metadata), i.ts)
@@ -388,7 +386,7 @@ def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
 
 
 def test_fork_copies_a_thread_or_its_beginning(trip: str) -> None:
-    """The copy goes its own way; a taken id is refused."""
+    """The copy is independent of the thread; an id that exists is refused."""
     run("fork", trip, "copy")
     run("fork", "tri", "start", "--at", read_checkpoint_ids(trip)[3][:18])
     say_on_thread("copy", "hello")
@@ -401,23 +399,23 @@ def test_fork_copies_a_thread_or_its_beginning(trip: str) -> None:
 
 
 def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
-    """The thread is what it was then, its checkpoints are all there; a vague id is refused."""
-    before, talk = read_checkpoint_ids(trip), read_thread_texts(trip)
-    done = run("rewind", trip, "--to", before[3][:18])
-    vague, wrong = (invoke("rewind", trip, "--to", name) for name in ("1", "zzz"))
+    """The state is the earlier one, and all checkpoints remain; an ambiguous id is refused."""
+    before, texts = read_checkpoint_ids(trip), read_thread_texts(trip)
+    output = run("rewind", trip, "--to", before[3][:18])
+    ambiguous, unknown = (invoke("rewind", trip, "--to", name) for name in ("1", "zzz"))
 
-    assert done == f"'trip' continues from {before[3]}\n"
-    assert read_thread_texts(trip) == talk[:2]
+    assert output == f"'trip' continues from {before[3]}\n"
+    assert read_thread_texts(trip) == texts[:2]
     assert read_checkpoint_ids(trip) == before
-    assert "several ids of checkpoints begin with '1'" in str(vague.exception)
-    assert "no checkpoint 'zzz'; 'perdure show trip'" in str(wrong.exception)
+    assert "several ids of checkpoints begin with '1'" in str(ambiguous.exception)
+    assert "no checkpoint 'zzz'; 'perdure show trip'" in str(unknown.exception)
 
 
 # -- delete
 
 
-def remember(db: Path) -> None:
-    """Memories of two users, in quarantine too, that rest on the threads trip and other."""
+def store_memories(db: Path) -> None:
+    """Store memories of two users, one in quarantine, that rest on the threads trip and other."""
     with SQLiteStore.open(db) as store:
         for place, thread in (
             (("memories", "ann", "trip"), "trip"),
@@ -425,25 +423,25 @@ def remember(db: Path) -> None:
             (("perdure", "quarantine", "memories", "bob"), "trip"),
             (("memories", "bob", "other"), "other"),
         ):
-            whence = Provenance(thread_id=thread, message_ids=("m",))
-            store.put(place, "k", {"text": f"a lagoon in {place}"}, provenance=whence)
+            provenance = Provenance(thread_id=thread, message_ids=("m",))
+            store.put(place, "k", {"text": f"a lagoon in {place}"}, provenance=provenance)
 
 
-def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None:
-    """A no leaves everything; a yes takes the thread and the memories of all users."""
+def test_delete_asks_with_counts_and_deletes_memories_of_thread(db: Path, trip: str) -> None:
+    """Without a yes everything stays; a yes deletes the thread and the memories of all users."""
     say_on_thread("trap", "a lagoon")
-    remember(db)
-    refused = invoke("delete", trip, stdin="n\n")
-    there = run_json("threads", "trip"), run_json("store", "search", "memories")
-    done = invoke("delete", "tri", stdin="y\n")
+    store_memories(db)
+    declined = invoke("delete", trip, stdin="n\n")
+    remaining = run_json("threads", "trip"), run_json("store", "search", "memories")
+    confirmed = invoke("delete", "tri", stdin="y\n")
 
-    assert refused.exit_code == 1
+    assert declined.exit_code == 1
     assert (
         "Delete 1 thread with 4 messages and 3 memories permanently: 'trip' (I pack a red tent)?"
-        in refused.stderr
+        in declined.stderr
     )
-    assert [len(each) for each in there] == [1, 3]
-    assert done.stdout.endswith(
+    assert [len(rows_left) for rows_left in remaining] == [1, 3]
+    assert confirmed.stdout.endswith(
         "deleted 1 thread with 4 messages and 3 memories: 'trip' (I pack a red tent)\n"
         "the deleted bytes have been removed from the file\n"
     )
@@ -452,17 +450,17 @@ def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None
     assert b"red tent" not in b"".join(p.read_bytes() for p in db.parent.glob("x.db*"))
 
 
-def test_delete_may_keep_memories_and_takes_all_or_nothing(db: Path, trip: str) -> None:
-    """An unknown thread leaves everything; JSON has the counts."""
-    remember(db)
+def test_delete_of_several_threads_deletes_all_or_none(db: Path, trip: str) -> None:
+    """An unknown thread prevents the deletion; `--keep-memories` keeps the memories."""
+    store_memories(db)
     run("fork", trip, "copy")
     unknown = invoke("delete", trip, "nope", "--yes")
-    kept = [info["thread_id"] for info in run_json("threads")]
-    done = run_json("delete", trip, "copy", "trip", "--yes", "--keep-memories")
+    remaining = [info["thread_id"] for info in run_json("threads")]
+    report = run_json("delete", trip, "copy", "trip", "--yes", "--keep-memories")
 
     assert "there is no thread 'nope'; 'perdure threads' lists them" in str(unknown.exception)
-    assert kept == ["copy", trip]
-    assert done == {"threads": [trip, "copy"], "messages": 8, "memories": 0, "clean": True}
+    assert remaining == ["copy", trip]
+    assert report == {"threads": [trip, "copy"], "messages": 8, "memories": 0, "clean": True}
     assert run_json("threads") == []
     assert len(run_json("store", "search", "memories")) == 3
 
@@ -470,18 +468,18 @@ def test_delete_may_keep_memories_and_takes_all_or_nothing(db: Path, trip: str) 
 # -- stats
 
 
-def test_stats_count_both_halves(db: Path, trip: str) -> None:
-    """Threads and items in one table, and SQLite in words."""
-    remember(db)
-    found, shown = run_json("stats"), split_rows(run("stats"))
+def test_stats_count_threads_and_items(db: Path, trip: str) -> None:
+    """One table has both, and a sentence about the version of SQLite."""
+    store_memories(db)
+    stats, shown = run_json("stats"), split_rows(run("stats"))
     line = next(row[1] for row in shown if row[0] == "wal_reset_bug")
 
-    assert (found["path"], found["threads"], found["checkpoints"]) == (str(db), 1, 6)
-    assert (found["messages"], found["items"], found["namespaces"]) == (4, 4, 4)
-    assert found["thread_bytes"] > 0 < found["item_bytes"]
-    assert [row[0] for row in shown] == list(found)
-    assert type(found["wal_reset_bug"]) is bool
-    assert line in ("no", f"present in SQLite {found['sqlite_version']}; perdure works around it")
+    assert (stats["path"], stats["threads"], stats["checkpoints"]) == (str(db), 1, 6)
+    assert (stats["messages"], stats["items"], stats["namespaces"]) == (4, 4, 4)
+    assert stats["thread_bytes"] > 0 < stats["item_bytes"]
+    assert [row[0] for row in shown] == list(stats)
+    assert type(stats["wal_reset_bug"]) is bool
+    assert line in ("no", f"present in SQLite {stats['sqlite_version']}; perdure works around it")
 
 
 # -- errors
@@ -504,20 +502,20 @@ def test_stats_count_both_halves(db: Path, trip: str) -> None:
         ("stats --db no.db", "there is no database 'no.db' yet"),
     ],
 )
-def test_errors_speak_of_commands(
+def test_error_is_one_line_in_terms_of_commands(
     words: str, expected: str, trip: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One line on stderr, in words of the command line, and exit code 2."""
+    """The exit code is 2, and stderr has one line without Python names."""
     say_on_thread("trap", "hello")
-    said = run_and_read_error(*words.split(), capsys=capfd)
+    message = run_and_read_error(*words.split(), capsys=capfd)
 
-    assert expected in said.replace("trap, trip", "trip, trap")
-    assert not re.search(r"\w\(\)|\b\w+=\w|\bb'", said)
+    assert expected in message.replace("trap, trip", "trip, trap")
+    assert not re.search(r"\w\(\)|\b\w+=\w|\bb'", message)
     assert not Path("no.db").exists()
 
 
-def test_history_is_json_that_programs_read(trip: str) -> None:
-    """It parses also when somebody said what JSON need not escape."""
+def test_history_as_json_escapes_control_characters(trip: str) -> None:
+    """The output is valid JSON, also with characters that JSON need not escape."""
     put_messages("odd", [HumanMessage("a\u2028b\x1b\x9b\u202e", id="h")])
     shown = run("history", "odd", "--json")
 
@@ -525,8 +523,8 @@ def test_history_is_json_that_programs_read(trip: str) -> None:
     assert not re.search("[\x1b\x9b\u2028\u202e]", shown)
 
 
-def test_what_waits_or_was_cut_off_is_said(db: Path) -> None:
-    """Threads of programs of one's own: in the list, above the tree, and below the history."""
+def test_waiting_and_unfinished_threads_are_marked(db: Path) -> None:
+    """The status is printed in the list, with the tree and with the history."""
     say_on_thread("talk", "hello")
     with SQLiteCheckpointer.open(db) as saver:
         asking_graph(checkpointer=saver).invoke(
@@ -534,13 +532,16 @@ def test_what_waits_or_was_cut_off_is_said(db: Path) -> None:
         )
         saver.copy_thread("talk", "cut")
         saver.rewind("cut", saver.checkpoints("cut", checkpoint_ns="")[-2].checkpoint_id)
-    found = {row["thread_id"]: row for row in run_json("threads")}
+    threads = {row["thread_id"]: row for row in run_json("threads")}
     table = split_rows(run("threads"))
 
-    assert {name: row["status"] for name, row in found.items()} == {
+    assert {name: row["status"] for name, row in threads.items()} == {
         "talk": "idle", "asks": "waiting", "cut": "unfinished"
     }  # fmt: skip
-    assert (found["asks"]["next"], found["asks"]["waits_for_answers_to"]) == (["part"], ["Sure?"])
+    assert (threads["asks"]["next"], threads["asks"]["waits_for_answers_to"]) == (
+        ["part"],
+        ["Sure?"],
+    )
     assert [row[-1] for row in table] == [
         "status", "unfinished", "waiting", "idle"
     ]  # fmt: skip

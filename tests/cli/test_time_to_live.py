@@ -1,4 +1,4 @@
-"""Commands that look at a database start no time to live again."""
+"""Commands that read a database do not refresh the time to live of its items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.stores import VersionRetention, open_store
 from tests.cli.commands import invoke
 
 ANN = ("memories", "ann")
-LOOKS = [
+COMMANDS = [
     ["memories", "list", "--user", "ann"],
     ["memories", "search", "Does Ann keep bees?", "--user", "ann"],
     ["memories", "search", "bees", "--explain", "--user", "ann"],
@@ -33,13 +33,13 @@ LOOKS = [
 
 @pytest.fixture
 def expires_at(db: Path) -> datetime:
-    """When an item expires, which was put with a time to live."""
+    """Store an item with a time to live, and return when it expires."""
     with open_store(str(db), ttl={"default_ttl": 60}) as store:
         store.put(ANN, "bees", {"text": "Ann keeps bees.", "kind": "fact"}, index=["text"])
-    return expiry(db)
+    return read_expiry(db)
 
 
-def expiry(db: Path) -> datetime:
+def read_expiry(db: Path) -> datetime:
     with open_store(str(db)) as store:
         item = store.get(ANN, "bees", refresh_ttl=False)
     assert item is not None
@@ -47,30 +47,30 @@ def expiry(db: Path) -> datetime:
     return item.expires_at
 
 
-@pytest.mark.parametrize("command", LOOKS, ids=" ".join)
-def test_looking_refreshes_nothing(
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_command_that_reads_does_not_refresh_time_to_live(
     command: list[str], db: Path, tmp_path: Path, expires_at: datetime
 ) -> None:
-    arguments = [each.format(db=db, folder=tmp_path) for each in command]
+    arguments = [argument.format(db=db, folder=tmp_path) for argument in command]
 
     result = invoke(*arguments)
 
     assert result.exit_code == 0, result.output
-    assert expiry(db) == expires_at
+    assert read_expiry(db) == expires_at
 
 
-def test_an_export_and_retention_refresh_nothing(db: Path, expires_at: datetime) -> None:
+def test_export_and_retention_do_not_refresh_time_to_live(db: Path, expires_at: datetime) -> None:
     with open_store(str(db)) as store:
         assert [line["key"] for line in store.export()] == ["bees"]
         store.retain(VersionRetention(last=1))
-        assert [each.key for each in store.find_removable()] == []
+        assert [item.key for item in store.find_removable()] == []
 
-    assert expiry(db) == expires_at
+    assert read_expiry(db) == expires_at
 
 
-def test_recalling_refreshes(db: Path, expires_at: datetime) -> None:
-    """The same item lives on if an agent recalls it."""
+def test_recall_refreshes_time_to_live(db: Path, expires_at: datetime) -> None:
+    """An item that an agent recalls lives longer."""
     with open_store(str(db)) as store:
         recall("bees", store=store, config={"configurable": {"user_id": "ann"}})
 
-    assert expiry(db) > expires_at
+    assert read_expiry(db) > expires_at

@@ -1,4 +1,4 @@
-"""`perdure import` and `copy` of SQLite files that somebody made to do harm."""
+"""`perdure import` and `copy` of SQLite files that were made to do harm."""
 
 from __future__ import annotations
 
@@ -26,31 +26,33 @@ from tests.cli.commands import run, run_and_read_error, run_json
 from tests.hostile_files import Attack, attacks_on, change, edit_schema, replace_by_view
 from tests.layout import ROOT
 
-OWN = {
+ATTACKS_ON_PERDURE_FILE = {
     f"{table}-{name}": attack
     for table, column in (("threads", "thread_id"), ("store_items", "key"))
     for name, attack in attacks_on(table, column).items()
 }
-OWN["schemas-view"] = lambda path: replace_by_view(path, "schemas")
-OWN["settings-view"] = lambda path: replace_by_view(path, "settings")
-OWN["column"] = lambda path: change(path, "ALTER TABLE threads ADD COLUMN more TEXT DEFAULT 'x'")
-THEIRS = attacks_on("checkpoints", "thread_id")
-THEIRS["writes"] = lambda path: replace_by_view(path, "writes")
+ATTACKS_ON_PERDURE_FILE["schemas-view"] = lambda path: replace_by_view(path, "schemas")
+ATTACKS_ON_PERDURE_FILE["settings-view"] = lambda path: replace_by_view(path, "settings")
+ATTACKS_ON_PERDURE_FILE["column"] = lambda path: change(
+    path, "ALTER TABLE threads ADD COLUMN more TEXT DEFAULT 'x'"
+)
+ATTACKS_ON_LANGGRAPH_FILE = attacks_on("checkpoints", "thread_id")
+ATTACKS_ON_LANGGRAPH_FILE["writes"] = lambda path: replace_by_view(path, "writes")
 COMMAND = [sys.executable, "-c", "from perdure.cli import main; main()"]
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Path:
-    """A good file with threads and items, without a WAL."""
+def other_file(tmp_path: Path) -> Path:
+    """Return an intact file with threads and items, without a WAL."""
     path = tmp_path / "other.db"
-    talk(path, "one", "two")
+    write_threads(path, "one", "two")
     with SQLiteStore.open(path) as store:
         store.put(("notes",), "tea", {"text": "green"})
         store.create_index("text")
-    return plain(path)
+    return remove_wal(path)
 
 
-def talk(path: Path, *threads: str) -> None:
+def write_threads(path: Path, *threads: str) -> None:
     with SQLiteCheckpointer.open(path) as saver:
         graph: Any = chat_graph(checkpointer=saver)
         for thread in threads:
@@ -58,59 +60,61 @@ def talk(path: Path, *threads: str) -> None:
             graph.invoke({"messages": [("human", f"hello {thread}")]}, config)
 
 
-def plain(path: Path) -> Path:
-    """The file, with all that its WAL had, and nothing beside it."""
+def remove_wal(path: Path) -> Path:
+    """Move the WAL into the file, remove the files next to it, and return the file."""
     change(path, "PRAGMA journal_mode = DELETE")
-    for beside in path.parent.glob(f"{path.name}?*"):
-        beside.unlink()
+    for side_file in path.parent.glob(f"{path.name}?*"):
+        side_file.unlink()
     return path
 
 
-def langgraphs(path: Path) -> Path:
+def create_langgraph_database(path: Path) -> Path:
     with SqliteSaver.from_conn_string(str(path)) as saver:
         graph: Any = chat_graph(checkpointer=saver)
         graph.invoke({"messages": [("human", "hello")]}, {"configurable": {"thread_id": "one"}})
-    return plain(path)
+    return remove_wal(path)
 
 
-def files(folder: Path) -> set[str]:
+def list_file_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("command", ["import", "copy"])
-@pytest.mark.parametrize("attack", OWN.values(), ids=OWN)
-def test_a_table_that_is_not_perdures_is_not_read(
+@pytest.mark.parametrize("attack", ATTACKS_ON_PERDURE_FILE.values(), ids=ATTACKS_ON_PERDURE_FILE)
+def test_manipulated_table_of_perdure_file_is_refused(
     attack: Attack,
     command: str,
-    other: Path,
+    other_file: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The file is refused before anything is written, and is not changed."""
-    attack(plain(other))
-    before = other.read_bytes()
+    attack(remove_wal(other_file))
+    before = other_file.read_bytes()
     arguments = ["import", "other.db"] if command == "import" else ["copy", "--from", "other.db"]
-    more = [] if command == "import" else ["--to", "x.db"]
+    target_options = [] if command == "import" else ["--to", "x.db"]
 
-    told = run_and_read_error(*arguments, *more, capsys=capsys)
+    message = run_and_read_error(*arguments, *target_options, capsys=capsys)
 
-    assert "other.db" in told
-    assert before == other.read_bytes()
-    assert files(tmp_path) - {"other.db-wal", "other.db-shm"} == {"other.db"}
+    assert "other.db" in message
+    assert before == other_file.read_bytes()
+    assert list_file_names(tmp_path) - {"other.db-wal", "other.db-shm"} == {"other.db"}
 
 
-@pytest.mark.parametrize("attack", THEIRS.values(), ids=THEIRS)
-def test_a_table_that_is_not_langgraphs_is_not_read(
+@pytest.mark.parametrize(
+    "attack", ATTACKS_ON_LANGGRAPH_FILE.values(), ids=ATTACKS_ON_LANGGRAPH_FILE
+)
+def test_manipulated_table_of_langgraph_file_is_refused(
     attack: Attack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same for files of langgraph's saver, by the command and by the method."""
-    path = langgraphs(tmp_path / "other.db")
+    """The command and the method refuse the file before anything is written."""
+    path = create_langgraph_database(tmp_path / "other.db")
     attack(path)
 
-    told = run_and_read_error("import", "other.db", capsys=capsys)
+    message = run_and_read_error("import", "other.db", capsys=capsys)
 
-    assert "other.db" in told
-    assert files(tmp_path) - {"other.db-wal", "other.db-shm"} == {"other.db"}
+    assert "other.db" in message
+    assert list_file_names(tmp_path) - {"other.db-wal", "other.db-shm"} == {"other.db"}
     with (
         SQLiteCheckpointer.open(tmp_path / "new.db") as saver,
         pytest.raises(StorageError, match=r"other\.db"),
@@ -118,16 +122,18 @@ def test_a_table_that_is_not_langgraphs_is_not_read(
         saver.import_from(path)
 
 
-STORES = attacks_on("store", "prefix", "text")
+ATTACKS_ON_LANGGRAPH_STORE = attacks_on("store", "prefix", "text")
 
 
-@pytest.mark.parametrize("attack", STORES.values(), ids=STORES)
-def test_items_that_are_not_langgraphs_are_not_read(attack: Attack, tmp_path: Path) -> None:
-    """Nor are those of a file of langgraph's store, and nothing of them comes."""
-    with SqliteStore.from_conn_string(str(tmp_path / "other.db")) as theirs:
-        theirs.setup()
-        theirs.put(("notes",), "tea", {"text": "green"})
-    attack(plain(tmp_path / "other.db"))
+@pytest.mark.parametrize(
+    "attack", ATTACKS_ON_LANGGRAPH_STORE.values(), ids=ATTACKS_ON_LANGGRAPH_STORE
+)
+def test_manipulated_table_of_langgraph_store_is_refused(attack: Attack, tmp_path: Path) -> None:
+    """No item of the file is imported."""
+    with SqliteStore.from_conn_string(str(tmp_path / "other.db")) as langgraph_store:
+        langgraph_store.setup()
+        langgraph_store.put(("notes",), "tea", {"text": "green"})
+    attack(remove_wal(tmp_path / "other.db"))
     with SQLiteStore.open(tmp_path / "new.db") as store:
         with pytest.raises(PerdureError, match=r"other\.db"):
             store.import_from(tmp_path / "other.db")
@@ -135,7 +141,7 @@ def test_items_that_are_not_langgraphs_are_not_read(attack: Attack, tmp_path: Pa
         assert store.search(()) == []
 
 
-LIKE_OWN: dict[str, Callable[[str], str]] = {
+EQUIVALENT_SQL: dict[str, Callable[[str], str]] = {
     "lines of Windows": lambda sql: sql.replace("\n", "\r\n"),
     "quoted": lambda sql: sql.replace("CREATE TABLE threads", 'CREATE TABLE "threads"'),
     "spaces": lambda sql: sql.replace("(", " (\t").replace(",", " , -- a comment\n"),
@@ -143,18 +149,20 @@ LIKE_OWN: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("edit", LIKE_OWN.values(), ids=LIKE_OWN)
-def test_the_same_table_in_other_words_is_read(edit: Callable[[str], str], other: Path) -> None:
-    """What does not change the meaning of the SQL is of no concern."""
-    edit_schema(other, "threads", edit)
+@pytest.mark.parametrize("edit", EQUIVALENT_SQL.values(), ids=EQUIVALENT_SQL)
+def test_table_with_equivalent_sql_is_accepted(
+    edit: Callable[[str], str], other_file: Path
+) -> None:
+    """Differences that do not change the meaning of the SQL are ignored."""
+    edit_schema(other_file, "threads", edit)
 
     assert run_json("import", "other.db")["conversations"] == 2
 
 
-def test_what_is_not_read_does_not_matter(other: Path) -> None:
-    """Tables, views, triggers and indexes of the user's own, beside perdure's or on them."""
+def test_additional_tables_views_triggers_and_indexes_are_ignored(other_file: Path) -> None:
+    """The user may add objects of their own next to perdure's tables, or on these tables."""
     change(
-        other,
+        other_file,
         "CREATE TABLE notes (threads TEXT, x AS (upper(threads)))",
         "CREATE VIEW endless AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) "
         "SELECT * FROM n",
@@ -169,14 +177,14 @@ def test_what_is_not_read_does_not_matter(other: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["threads", "items"])
-def test_a_file_of_one_component_comes(part: str, tmp_path: Path) -> None:
-    """Reading a file that has no store, or no threads, makes no tables in it."""
+def test_file_with_only_threads_or_only_items_is_imported(part: str, tmp_path: Path) -> None:
+    """Reading the file creates no tables in it."""
     if part == "threads":
-        talk(tmp_path / "other.db", "one")
+        write_threads(tmp_path / "other.db", "one")
     else:
         with SQLiteStore.open(tmp_path / "other.db") as store:
             store.put(("notes",), "tea", {"text": "green"})
-    before = plain(tmp_path / "other.db").read_bytes()
+    before = remove_wal(tmp_path / "other.db").read_bytes()
 
     report = run_json("import", "other.db")
     copied = run_json("copy", "--from", "other.db", "--to", "copy.db")
@@ -188,31 +196,31 @@ def test_a_file_of_one_component_comes(part: str, tmp_path: Path) -> None:
     assert before == (tmp_path / "other.db").read_bytes()
 
 
-LARGE = {
+LARGE_VALUES = {
     "items": "INSERT INTO items VALUES (1 << 50, 1, 1, zeroblob(3000000))",
     "text": "UPDATE logs SET channel = hex(zeroblob(1500000))",
     "value": "UPDATE store_items SET provenance = zeroblob(3000000)",
 }
 
 
-@pytest.mark.parametrize("sql", LARGE.values(), ids=LARGE)
-def test_a_large_value_is_refused(
-    sql: str, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("sql", LARGE_VALUES.values(), ids=LARGE_VALUES)
+def test_value_above_size_limit_is_refused(
+    sql: str, other_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is written; the limit can be raised."""
-    change(other, sql)
+    """The file is refused before anything is written; the limit can be raised."""
+    change(other_file, sql)
 
-    told = run_and_read_error("import", "other.db", "--max-value-mb", "2", capsys=capsys)
+    message = run_and_read_error("import", "other.db", "--max-value-mb", "2", capsys=capsys)
 
-    assert "a value of more than 2 MB" in told
-    assert "x.db" not in files(tmp_path)
+    assert "a value of more than 2 MB" in message
+    assert "x.db" not in list_file_names(tmp_path)
     with suppress(PerdureError), SQLiteCheckpointer.open("other.db", untrusted=True) as saver:
         assert len(saver.threads()) == 2  # the default is larger
 
 
-def test_a_large_value_of_langgraphs_is_refused(tmp_path: Path) -> None:
-    """Of the method too, which takes another limit."""
-    path = langgraphs(tmp_path / "other.db")
+def test_value_of_langgraph_file_above_size_limit_is_refused(tmp_path: Path) -> None:
+    """The method `import_from` has a parameter for the limit."""
+    path = create_langgraph_database(tmp_path / "other.db")
     with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
         with pytest.raises(StorageError, match="a value of more than 0 MB"):
             saver.import_from(path, max_value_bytes=100)
@@ -221,7 +229,7 @@ def test_a_large_value_of_langgraphs_is_refused(tmp_path: Path) -> None:
         assert saver.import_from(path).threads == 1
 
 
-ODD = {
+VALUES_OF_WRONG_TYPE = {
     "number": "UPDATE checkpoints SET checkpoint = 7",
     "nothing": "UPDATE checkpoints SET checkpoint = NULL",
     "type": "UPDATE checkpoints SET type = 7",
@@ -236,10 +244,10 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("sql", ODD.values(), ids=ODD)
-def test_values_of_another_kind_are_named(sql: str, tmp_path: Path) -> None:
-    """A column of langgraph's takes values of any type, and each wrong one is an error by name."""
-    path = langgraphs(tmp_path / "other.db")
+@pytest.mark.parametrize("sql", VALUES_OF_WRONG_TYPE.values(), ids=VALUES_OF_WRONG_TYPE)
+def test_value_of_wrong_type_in_langgraph_file_is_refused(sql: str, tmp_path: Path) -> None:
+    """The columns of langgraph's tables take values of any type."""
+    path = create_langgraph_database(tmp_path / "other.db")
     change(path, sql)
     with SQLiteCheckpointer.open(tmp_path / "new.db") as saver, pytest.raises(CorruptRecord):
         saver.import_from(path)
@@ -248,10 +256,10 @@ def test_values_of_another_kind_are_named(sql: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes")
 @pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_files_beside_it_are_plain(
-    suffix: str, kind: str, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_side_file_that_is_a_pipe_or_link_is_refused(
+    suffix: str, kind: str, other_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SQLite would wait for a pipe, and follow a link to a file of the user's."""
+    """SQLite would wait for a pipe, and follow a link to a file of the user."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     if kind == "pipe":
@@ -259,26 +267,28 @@ def test_files_beside_it_are_plain(
     else:
         Path(f"other.db{suffix}").symlink_to(victim)
 
-    told = run_and_read_error("import", "other.db", capsys=capsys)
+    message = run_and_read_error("import", "other.db", capsys=capsys)
 
-    assert f"other.db{suffix}" in told
+    assert f"other.db{suffix}" in message
     assert victim.read_text() == "mine"
 
 
-def test_a_link_to_a_file_is_followed(other: Path) -> None:
-    """The files beside it are those of the file."""
-    talk(other, "three")
-    Path("link.db").symlink_to(other)
+def test_link_to_database_is_followed(other_file: Path) -> None:
+    """The files next to the link's target are used."""
+    write_threads(other_file, "three")
+    Path("link.db").symlink_to(other_file)
 
     assert run_json("import", "link.db")["conversations"] == 3
 
 
-def test_a_file_that_is_replaced_is_not_read_on(other: Path, tmp_path: Path) -> None:
-    """Nor is one whose tables are changed while it is open."""
-    talk(tmp_path / "third.db", "five")
-    with SQLiteCheckpointer.open(other, untrusted=True) as saver:
+def test_file_that_is_changed_or_replaced_while_open_is_refused(
+    other_file: Path, tmp_path: Path
+) -> None:
+    """Tables may be changed, or another file may take the place of the open one."""
+    write_threads(tmp_path / "third.db", "five")
+    with SQLiteCheckpointer.open(other_file, untrusted=True) as saver:
         saver.threads()
-        replace_by_view(other, "threads")
+        replace_by_view(other_file, "threads")
         with pytest.raises(
             NotADatabase, match="a view or a virtual table in place of the table 'threads'"
         ):
@@ -294,57 +304,61 @@ def test_a_file_that_is_replaced_is_not_read_on(other: Path, tmp_path: Path) -> 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_import_leaves_whole_threads(
-    number: signal.Signals, other: Path, tmp_path: Path
+def test_stopped_import_leaves_only_whole_threads(
+    number: signal.Signals, other_file: Path, tmp_path: Path
 ) -> None:
-    """Of what was imported nothing is half there, and the items were not begun."""
-    with SQLiteCheckpointer.open(other) as there:
+    """No thread is imported in part, and the import of items has not begun."""
+    with SQLiteCheckpointer.open(other_file) as source:
         for at in range(150):
-            there.copy_thread("one", f"t{at}")
+            source.copy_thread("one", f"t{at}")
     Path("tmp").mkdir()
     env = {**os.environ, "TMPDIR": "tmp", "PYTHONPATH": str(ROOT / "build/view")}
-    with subprocess.Popen([*COMMAND, "import", "other.db"], env=env, stderr=-1, text=True) as done:
-        while not count("x.db"):
-            assert done.poll() is None
-        done.send_signal(number)
-        _, told = done.communicate(timeout=60)
-    came = count("x.db")
-    with SQLiteCheckpointer.open("x.db") as here, SQLiteCheckpointer.open(other) as there:
-        same = [
-            here.history(t.thread_id) == there.history(t.thread_id)
-            for t in here.threads(limit=1000)
+    with subprocess.Popen(
+        [*COMMAND, "import", "other.db"], env=env, stderr=-1, text=True
+    ) as process:
+        while not count_threads("x.db"):
+            assert process.poll() is None
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    imported_count = count_threads("x.db")
+    with SQLiteCheckpointer.open("x.db") as target, SQLiteCheckpointer.open(other_file) as source:
+        are_equal = [
+            target.history(t.thread_id) == source.history(t.thread_id)
+            for t in target.threads(limit=1000)
         ]
     with SQLiteStore.open("x.db") as store:
         items = store.search(())
 
-    assert (done.returncode, "run the command again to continue" in told) == (130, True), told
-    assert 0 < came < 152
-    assert (same, items) == ([True] * came, [])
-    assert files(Path("tmp")) == set()
+    assert (process.returncode, "run the command again to continue" in stderr) == (130, True), (
+        stderr
+    )
+    assert 0 < imported_count < 152
+    assert (are_equal, items) == ([True] * imported_count, [])
+    assert list_file_names(Path("tmp")) == set()
     assert run_json("import", "other.db")["conversations"] == 152
 
 
-def count(db: str) -> int:
+def count_threads(db: str) -> int:
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as conn:
         return int(conn.execute("SELECT count(*) FROM threads").fetchone()[0])
     return 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
-def test_a_piped_database_leaves_no_copy(other: Path) -> None:
-    """SIGTERM ends an import as Ctrl-C does, also while it waits for its input."""
+def test_stopped_import_of_piped_database_leaves_no_temporary_file(other_file: Path) -> None:
+    """SIGTERM ends an import like Ctrl-C, also while the import waits for its input."""
     Path("tmp").mkdir()
     env = {**os.environ, "TMPDIR": "tmp", "PYTHONPATH": str(ROOT / "build/view")}
-    with subprocess.Popen([*COMMAND, "import", "-"], env=env, stdin=-1, stderr=-1) as done:
-        assert done.stdin is not None
-        done.stdin.write(other.read_bytes())
-        while not files(Path("tmp")):
-            assert done.poll() is None
+    with subprocess.Popen([*COMMAND, "import", "-"], env=env, stdin=-1, stderr=-1) as process:
+        assert process.stdin is not None
+        process.stdin.write(other_file.read_bytes())
+        while not list_file_names(Path("tmp")):
+            assert process.poll() is None
             time.sleep(0.01)
-        done.send_signal(signal.SIGTERM)
-        done.wait(timeout=60)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
 
-    assert done.returncode == 130
-    assert files(Path("tmp")) == set()
+    assert process.returncode == 130
+    assert list_file_names(Path("tmp")) == set()
     run("import", "other.db")
     assert json.loads(run("threads", "--json"))

@@ -1,4 +1,4 @@
-"""`perdure worker`: memories extracted and old data removed in the background."""
+"""`perdure worker` extracts memories and removes old data in the background."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ SAID = ("I am allergic to nuts", "I will not forget")
 
 
 @pytest.fixture(autouse=True)
-def trip(db: Path) -> str:
-    """A thread that waits."""
+def waiting_thread(db: Path) -> str:
+    """Write a thread that waits for an extraction, and return its id."""
     with SQLiteCheckpointer.open(db) as saver:
         talk(saver, "trip", said=SAID, user_id="me")
     return "trip"
 
 
-def texts(db: Path, kind: str, user: str = "me") -> list[str]:
+def read_memory_texts(db: Path, kind: str, user: str = "me") -> list[str]:
     with SQLiteStore.open(db) as store:
-        found = store.search(("memories", user), filter={"kind": kind})
-    return sorted(item.value["text"] for item in found)
+        items = store.search(("memories", user), filter={"kind": kind})
+    return sorted(item.value["text"] for item in items)
 
 
-def use(monkeypatch: pytest.MonkeyPatch, server: OpenAIServer) -> None:
+def configure_model(monkeypatch: pytest.MonkeyPatch, server: OpenAIServer) -> None:
     monkeypatch.setenv("PERDURE_MODEL", "scripted")
     monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
 
 
-def test_what_waits_is_extracted_and_told(db: Path) -> None:
-    """--once extracts the threads of all users, a line each, and ends."""
+def test_worker_once_extracts_waiting_threads_of_all_users(db: Path) -> None:
+    """Each thread is printed on a line of its own."""
     with SQLiteCheckpointer.open(db) as saver:
         talk(saver, "home", said=["I live in Ghent"], user_id="ann")
     printed = run("worker", "--once")
@@ -52,33 +52,35 @@ def test_what_waits_is_extracted_and_told(db: Path) -> None:
         "home in memories/ann: done, 1 added",
         "trip in memories/me: done, 2 added",
     ]
-    assert (len(texts(db, "turn")), len(texts(db, "turn", "ann"))) == (2, 1)
+    assert (len(read_memory_texts(db, "turn")), len(read_memory_texts(db, "turn", "ann"))) == (2, 1)
     assert run("worker", "--once") == ""
 
 
-def test_facts_are_asked_of_the_model(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[worker] facts, or --facts, extracts them beside the turns, at the cost of a call."""
+def test_worker_extracts_facts_with_the_model(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """[worker] facts, or --facts, extracts facts in addition to turns, with a call of the model."""
     (db.parent / "perdure.toml").write_text("[worker]\nfacts = true\n")
     with OpenAIServer([build_facts_answer(NUTS)]) as server:
-        use(monkeypatch, server)
+        configure_model(monkeypatch, server)
         (job,) = map(json.loads, run("worker", "--once", "--json").splitlines())
         assert len(server.requests) == 1
     assert job["report"]["added"] == 3
-    assert texts(db, "fact") == ["The user is allergic to nuts."]
+    assert read_memory_texts(db, "fact") == ["The user is allergic to nuts."]
 
 
-def test_what_was_given_up_is_told(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that trying again does not mend, with the model and its address: exit code 1."""
+def test_worker_exits_with_1_after_a_permanent_failure(
+    db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the thread, the model and its address."""
     with OpenAIServer([Failure(401, "no such key")]) as server:
-        use(monkeypatch, server)
+        configure_model(monkeypatch, server)
         failed = invoke("worker", "--once", "--facts")
     assert failed.exit_code == 1
     assert "not extracted: trip in memories/me: dead" in failed.stderr
     assert f"the model 'scripted' at {server.base_url}/chat/completions raised" in failed.stderr
 
 
-def test_rules_of_retention_are_applied(db: Path) -> None:
-    """But not to threads that wait to be extracted: those are extracted first."""
+def test_worker_applies_retention_after_extraction(db: Path) -> None:
+    """A thread that waits for an extraction is removed only after it is extracted."""
     (db.parent / "perdure.toml").write_text("[retention]\nidle_days = 30\n")
     with SQLiteCheckpointer.open(db) as saver:
         talk(saver, "old", 40, said=["I was in Namur"], user_id="me")
@@ -89,13 +91,13 @@ def test_rules_of_retention_are_applied(db: Path) -> None:
     assert printed[-1].startswith("removed 1 idle threads; about ")
     with SQLiteCheckpointer.open(db) as saver:
         assert [info.thread_id for info in saver.threads()] == ["trip"]
-    assert "I was in Namur" in " ".join(texts(db, "turn"))
+    assert "I was in Namur" in " ".join(read_memory_texts(db, "turn"))
     (report,) = map(json.loads, again)
     assert report["retention"]["removals"][0]["count"] == 0
 
 
-def test_a_worker_works_until_it_is_stopped(db: Path) -> None:
-    """It extracts what waits after [worker] delay_s, applies retention, and ends cleanly."""
+def test_worker_runs_until_sigterm_and_ends_cleanly(db: Path) -> None:
+    """The worker extracts threads after [worker] delay_s, and applies retention."""
     (db.parent / "perdure.toml").write_text(
         "[worker]\ndelay_s = 0.1\n[retention]\nversions_last = 0\n"
     )
@@ -111,34 +113,36 @@ def test_a_worker_works_until_it_is_stopped(db: Path) -> None:
         encoding="utf-8",
     ) as worker:
         assert worker.stdout is not None
-        told = {worker.stdout.readline().partition("; about")[0] for _ in range(2)}
+        printed = {worker.stdout.readline().partition("; about")[0] for _ in range(2)}
         worker.send_signal(signal.SIGTERM)
         _, errors = worker.communicate(timeout=PATIENCE)
 
-    assert {line.strip() for line in told} == {
+    assert {line.strip() for line in printed} == {
         "trip in memories/me: done, 2 added",
         "removed 2 old versions",
     }
     assert (worker.returncode, errors) == (0, "")
-    assert len(texts(db, "turn")) == 2
+    assert len(read_memory_texts(db, "turn")) == 2
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected_message"),
     [
         (("--facts",), "PERDURE_MODEL"),
         (("--once", "--cron", "now and then"), "now and then"),
         (("--database", "mysql://x"), "mysql://x"),
     ],
 )
-def test_a_wrong_use_is_named(options: tuple[str, ...], said: str, db: Path) -> None:
-    """What was typed is refused before anything is extracted."""
+def test_worker_with_invalid_option_is_refused(
+    options: tuple[str, ...], expected_message: str, db: Path
+) -> None:
+    """The option is refused before anything is extracted."""
     result = invoke("worker", *options)
     assert isinstance(result.exception, ConfigurationError)
-    assert said in str(result.exception)
-    assert texts(db, "turn") == []
+    assert expected_message in str(result.exception)
+    assert read_memory_texts(db, "turn") == []
 
 
-def test_without_a_database_there_is_nothing_to_work_on(db: Path) -> None:
+def test_worker_without_database_is_refused(db: Path) -> None:
     db.unlink()
     assert "there is no database" in str(invoke("worker").exception)

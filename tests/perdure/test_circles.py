@@ -1,4 +1,4 @@
-"""Modules that import one another, also where a checker of types or a call alone does."""
+"""Cycles of imports, including those for type checkers and those within functions."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ROOT = Path(perdure.__file__).parent
 
 
 @cache
-def files() -> dict[str, Path]:
-    """The modules of the package."""
-    out = {}
+def find_module_files() -> dict[str, Path]:
+    """Return the file of each module of the package."""
+    files = {}
     for path in glob("**/*.py", root_dir=ROOT, recursive=True):  # follows links, as of a checkout
         name = ".".join(["perdure", *Path(path).with_suffix("").parts])
-        out[name.removesuffix(".__init__")] = ROOT / path
-    return out
+        files[name.removesuffix(".__init__")] = ROOT / path
+    return files
 
 
-def imports(module: str) -> Iterator[tuple[str, str]]:
-    """The names that a module imports from others of the package, and from which."""
-    for node in ast.walk(ast.parse(files()[module].read_text())):
+def iter_imports(module: str) -> Iterator[tuple[str, str]]:
+    """Yield module and name of each import in a module."""
+    for node in ast.walk(ast.parse(find_module_files()[module].read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -33,41 +33,47 @@ def imports(module: str) -> Iterator[tuple[str, str]]:
 
 
 @cache
-def exports(package: str) -> dict[str, str]:
-    """The modules from which a package has its names."""
-    return {name: module for module, name in imports(package)}
+def find_exporting_modules(package: str) -> dict[str, str]:
+    """Return for each name of a package the module from which it is imported."""
+    return {name: module for module, name in iter_imports(package)}
 
 
-def source(module: str, name: str) -> str | None:
-    """The module that an import reaches; None: none of the package."""
-    if f"{module}.{name}" in files():
+def resolve_import(module: str, name: str) -> str | None:
+    """Return the module that an import reaches, or None if it is outside of the package."""
+    if f"{module}.{name}" in find_module_files():
         return f"{module}.{name}"
-    if module in files() and files()[module].name == "__init__.py" and name in exports(module):
-        return source(exports(module)[name], name)
-    return module if module in files() else None
+    if (
+        module in find_module_files()
+        and find_module_files()[module].name == "__init__.py"
+        and name in find_exporting_modules(module)
+    ):
+        return resolve_import(find_exporting_modules(module)[name], name)
+    return module if module in find_module_files() else None
 
 
-def beyond(module: str, direct: dict[str, set[str]]) -> set[str]:
-    """The modules that a module reaches, through others too."""
-    reached, left = set[str](), [module]
-    while left:
-        new = direct.get(left.pop(), set()) - reached
+def find_reachable_modules(module: str, imported_modules: dict[str, set[str]]) -> set[str]:
+    """Return the modules that a module imports directly or through others."""
+    reached, pending = set[str](), [module]
+    while pending:
+        new = imported_modules.get(pending.pop(), set()) - reached
         reached |= new
-        left += new
+        pending += new
     return reached
 
 
-def test_no_modules_import_one_another() -> None:
-    """A circle makes two modules one that is read in two files."""
-    direct = dict[str, set[str]]()
-    for module, path in files().items():
+def test_modules_have_no_import_cycles() -> None:
+    """Modules of a cycle would be one module in several files."""
+    imported_modules = dict[str, set[str]]()
+    for module, path in find_module_files().items():
         if path.name != "__init__.py":  # a package names what its modules have
-            sources = {source(*each) for each in imports(module)} - {None, module}
-            direct[module] = {each for each in sources if each is not None}
-    reached = {module: beyond(module, direct) for module in direct}
-
-    circles = {
-        frozenset(other for other in reached[module] if module in reached.get(other, ()))
-        for module in direct
+            sources = {resolve_import(*pair) for pair in iter_imports(module)} - {None, module}
+            imported_modules[module] = {source for source in sources if source is not None}
+    reached = {
+        module: find_reachable_modules(module, imported_modules) for module in imported_modules
     }
-    assert circles == {frozenset()}
+
+    cycles = {
+        frozenset(other for other in reached[module] if module in reached.get(other, ()))
+        for module in imported_modules
+    }
+    assert cycles == {frozenset()}

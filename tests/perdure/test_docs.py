@@ -1,4 +1,4 @@
-"""What the pages show is what happens: their Python runs, their commands print what they say."""
+"""The documentation is correct: its Python runs, and its commands print the shown output."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ PNG = "image/png"
 
 
 def check_session(example: Example) -> str | None:
-    """Type each `$ perdure …` of a block; `...` in what it shall print stands for anything."""
+    """Run each `$ perdure …` of a block; `...` in the expected output stands for any text."""
     for part in re.split(r"^\$ perdure ", example.parsed, flags=re.M)[1:]:
         command, expected = part.split("\n", 1)
         words = shlex.split(command)
         if words[0] == "rewind":  # the ids of checkpoints are others each time
             words[-1] = run_json("show", words[1])[-1]["checkpoint_id"][:18]
-        got = shown(*words)
+        output = run_and_read_output(*words)
         if not doctest.OutputChecker().check_output(
-            expected, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            expected, output, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         ):
-            return f"$ perdure {command}\nexpected:\n{expected}\ngot:\n{got}"
+            return f"$ perdure {command}\nexpected:\n{expected}\ngot:\n{output}"
     return None
 
 
-def shown(*words: str) -> str:
-    """What a command prints, stderr included."""
+def run_and_read_output(*words: str) -> str:
+    """Run a command and return its output, including stderr."""
     result = invoke(*words)
     if isinstance(result.exception, PerdureError):
         return f"{result.output}perdure: {result.exception}\n"
@@ -71,10 +71,10 @@ def shown(*words: str) -> str:
 
 
 @pytest.fixture
-def scratch(
+def page_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Path]:
-    """A folder to run pages in, with the files and the server that they speak of."""
+    """Return a folder for running pages, with the files and the server that the pages use."""
     if "postgres" in request.node.name:
         monkeypatch.setenv("DATABASE_URL", postgres_server.dsn())
         for name in ("OWNER_URL", "APPLICATION_URL"):  # one role: the page's GRANTs are not run
@@ -98,27 +98,27 @@ def scratch(
 
 
 @pytest.mark.parametrize("page", [*PAGES, *TEXT_PAGES], ids=str)
-def test_pages_are_finished(page: Path) -> None:
-    """No placeholder is left, and every relative link leads to a file and a heading of it."""
+def test_page_has_no_placeholder_and_no_broken_link(page: Path) -> None:
+    """Every relative link leads to a file that exists, and to a heading of this file."""
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text)
 
     assert "@@" not in text
     assert [link for link, _ in links if not (page.parent / link).exists()] == []
     assert [link for link, _ in links if Path(link).name == REFERENCE] == []
-    assert [link for link in links if link[1] and link[1] not in anchors(page, link[0])] == []
+    assert [link for link in links if link[1] and link[1] not in list_anchors(page, link[0])] == []
 
 
-def anchors(page: Path, link: str) -> list[str]:
-    """The anchors of the headings of a linked page, as GitHub makes them."""
+def list_anchors(page: Path, link: str) -> list[str]:
+    """Return the anchors of the headings of a linked page, in GitHub's form."""
     text = (page.parent / link if link else page).read_text(encoding="utf-8")
     titles = re.findall(r"(?m)^#+ (.+)$", text)
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
-NAMED = re.compile(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.(?:py|sql)\b")
-"""A file of Python or SQL; with folders, from the repository's root or from the package's."""
-DOTTED = re.compile(
+FILE_NAME = re.compile(r"(?<![\w./-])(?:[\w-]+/)*[\w-]+\.(?:py|sql)\b")
+"""A name of a Python or SQL file; folders start at the repository's or the package's root."""
+DOTTED_NAME = re.compile(
     r"\bperdure\.(?:checkpointers|stores|memory|graphs|server|cli|storage)\b(?:\.[a-z_]\w*)*"
 )
 EXAMPLES = {"auth.py", "langgraph_sdk/auth/__init__.py"}  # files of users, and of others
@@ -127,29 +127,29 @@ TEXTS = [path for path in FILES if path.suffix in (".py", ".sql") and "tests" no
 
 
 @pytest.mark.parametrize("page", [*PAGES, *TEXT_PAGES], ids=str)
-def test_pages_name_files_that_exist(page: Path) -> None:
-    """Each module, statement file or test that a page names is there, also in decisions."""
-    assert missing(page.read_text("utf-8")) == []
+def test_page_names_only_files_that_exist(page: Path) -> None:
+    """Each module, SQL file or test that a page names exists; decisions are pages too."""
+    assert find_missing_names(page.read_text("utf-8")) == []
 
 
-def test_the_map_names_modules_where_they_are() -> None:
-    """A module stands in CONTRIBUTING.md in the row of its folder."""
-    folder, lost = "", []
+def test_contributing_map_names_modules_in_row_of_their_folder() -> None:
+    """Each module in the map of CONTRIBUTING.md is in the folder of its row."""
+    folder, misplaced = "", []
     for line in (ROOT / "CONTRIBUTING.md").read_text("utf-8").splitlines():
         if line.startswith("| ") and len(cells := line.strip("| ").split(" | ")) >= 2:
             folder = cells[0].strip("`") if line.startswith("| `") else folder
-            named = NAMED.findall(cells[0] if line.startswith("| | ") else cells[1])
-            lost += [
+            names = FILE_NAME.findall(cells[0] if line.startswith("| | ") else cells[1])
+            misplaced += [
                 name
-                for name in named
-                if not any((at / name).exists() for at in (ROOT, ROOT / folder))
+                for name in names
+                if not any((parent / name).exists() for parent in (ROOT, ROOT / folder))
             ]
 
-    assert lost == []
+    assert misplaced == []
 
 
-def test_what_to_change_names_what_is_there() -> None:
-    """CONTRIBUTING.md names functions and constants after the module that has them."""
+def test_contributing_names_only_functions_and_constants_that_exist() -> None:
+    """A function or constant after the name of a module is in this module."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     named = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", text)
     pairs = [(path, name) for path, names in named for name in re.findall(r"`(\w+)`", names)]
@@ -160,25 +160,25 @@ def test_what_to_change_names_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_comments_name_files_that_exist(path: Path) -> None:
-    """So is each that a docstring or a comment names."""
+def test_comments_name_only_files_that_exist(path: Path) -> None:
+    """Each file that a docstring or a comment names exists."""
     text = path.read_text("utf-8")
-    said = re.findall(r"--.*", text) if path.suffix == ".sql" else [*comments(text)]
+    comment_texts = re.findall(r"--.*", text) if path.suffix == ".sql" else [*iter_comments(text)]
 
-    assert missing("\n".join(said)) == []
-
-
-def missing(text: str) -> list[str]:
-    """The files and modules that a text names and that are not there."""
-    there = {path.name for path in FILES} | {str(path.relative_to(ROOT)) for path in FILES}
-    files = {name for name in NAMED.findall(text) if name not in EXAMPLES}
-    lost = {name for name in files if not there & {name, f"src/perdure/{name}"}}
-    dotted = {name for name in DOTTED.findall(text) if not is_name(name)}
-    return sorted(lost | dotted)
+    assert find_missing_names("\n".join(comment_texts)) == []
 
 
-def is_name(dotted: str) -> bool:
-    """Whether it is a module, or what a module has."""
+def find_missing_names(text: str) -> list[str]:
+    """Return the files and modules that a text names and that do not exist."""
+    existing_files = {path.name for path in FILES} | {str(path.relative_to(ROOT)) for path in FILES}
+    files = {name for name in FILE_NAME.findall(text) if name not in EXAMPLES}
+    missing_files = {name for name in files if not existing_files & {name, f"src/perdure/{name}"}}
+    missing_modules = {name for name in DOTTED_NAME.findall(text) if not is_importable(name)}
+    return sorted(missing_files | missing_modules)
+
+
+def is_importable(dotted: str) -> bool:
+    """Return whether the name is a module or an attribute of a module."""
     try:
         pkgutil.resolve_name(dotted)
     except (ImportError, AttributeError):
@@ -186,15 +186,15 @@ def is_name(dotted: str) -> bool:
     return True
 
 
-def comments(source: str) -> Iterator[str]:
-    """The docstrings and comments of a module."""
+def iter_comments(source: str) -> Iterator[str]:
+    """Yield the docstrings and comments of a module."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         is_docstring = token.type == tokenize.STRING and token.string.startswith(('"""', 'r"""'))
         if is_docstring or token.type == tokenize.COMMENT:
             yield token.string
 
 
-def test_the_map_has_each_module() -> None:
+def test_contributing_map_has_every_module() -> None:
     """CONTRIBUTING.md names each module of the library."""
     named = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     files = {folder_of(name).name for name in {*modules()} - {*PACKAGES}}
@@ -202,7 +202,7 @@ def test_the_map_has_each_module() -> None:
     assert sorted(file for file in files if not re.search(rf"\b{file}\.py\b", named)) == []
 
 
-def test_the_reference_has_each_public_name() -> None:
+def test_reference_page_has_every_public_name() -> None:
     """The page that `make docs` writes has a heading for each public class and function."""
     page = runpy.run_path(str(ROOT / "docs" / "reference.py"))["reference"]()
     packages = ("checkpointers", "stores", "memory", "graphs")
@@ -216,9 +216,11 @@ def test_the_reference_has_each_public_name() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every Python block of a page runs, in order, and prints the text block right below it."""
-    for example, shown in with_output(page):
+def test_python_blocks_of_page_run_and_print_shown_output(
+    page: Path, page_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks run in their order, and each prints the text block right below it."""
+    for example, shown in iter_blocks_with_output(page):
         example.evaluate()
         printed = capsys.readouterr().out
 
@@ -226,10 +228,12 @@ def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixtur
         assert shown != ""
 
 
-def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The README's blocks with a store work line by line, as a Python session reads them."""
+def test_store_examples_of_readme_can_be_pasted_into_python(
+    page_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks work line by line, as an interactive session reads them."""
     session = code.InteractiveConsole()
-    blocks = [b for b in with_output(PAGES[0]) if "SQLiteStore" in str(b[0].parsed)]
+    blocks = [b for b in iter_blocks_with_output(PAGES[0]) if "SQLiteStore" in str(b[0].parsed)]
     assert len(blocks) == 3
     for example, shown in blocks:
         for line in [*str(example.parsed).splitlines(), ""]:
@@ -238,48 +242,51 @@ def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixtu
         assert (shown, "") == capsys.readouterr()
 
 
-def with_output(page: Path) -> Iterator[tuple[Example, str | None]]:
-    """The Python blocks of a page, each with the text block right below it, if there is one."""
+def iter_blocks_with_output(page: Path) -> Iterator[tuple[Example, str | None]]:
+    """Yield each Python block of a page with the text block right below it, or None."""
     parsers: list[Any] = [PythonCodeBlockParser(), CodeBlockParser("text", lambda example: None)]
     document = Sybil(parsers).parse(page)
     examples = list(document.examples())
-    for example, below in itertools.zip_longest(examples, examples[1:]):
+    for example, next_example in itertools.zip_longest(examples, examples[1:]):
         if document.text[example.start :].startswith("```python"):
-            beside = below is not None and not document.text[example.end : below.start].strip()
-            is_text = beside and document.text[below.start :].startswith("```text")
-            yield example, str(below.parsed) if is_text else None
+            is_adjacent = (
+                next_example is not None
+                and not document.text[example.end : next_example.start].strip()
+            )
+            is_text = is_adjacent and document.text[next_example.start :].startswith("```text")
+            yield example, str(next_example.parsed) if is_text else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_on_pages(page: Path, scratch: Path) -> None:
-    """The console sessions of a page, one after the other, print what it says."""
+def test_console_blocks_of_page_print_shown_output(page: Path, page_folder: Path) -> None:
+    """The commands of a page run one after the other."""
     for example in Sybil([CodeBlockParser("console", check_session)]).parse(page).examples():
         example.evaluate()
 
 
 @pytest.mark.parametrize("name", modules())
-def test_examples_in_docstrings(name: str) -> None:
-    """What a docstring shows is what happens."""
+def test_docstring_examples_give_shown_results(name: str) -> None:
+    """The doctests of the module pass."""
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 @pytest.fixture(scope="module")
-def ran(
+def executed_notebooks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[Path, Any]:
-    """Each notebook under test as it is after a run, or the error; two at a time."""
+    """Return each notebook under test after a run, or its error; two notebooks run at a time."""
     slots = asyncio.Semaphore(2)
     cases = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     notebooks = [params["notebook"] for params in cases if "notebook" in params]
 
     async def run(notebook: Path) -> Any:
-        made = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
-        client = nbclient.NotebookClient(made, timeout=120, kernel_name="python3")
+        content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+        client = nbclient.NotebookClient(content, timeout=120, kernel_name="python3")
         path = [str(notebook.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        found_there = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}  # as Jupyter has it
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}  # as Jupyter has it
         async with slots:
-            await client.async_execute(cwd=str(tmp_path_factory.mktemp("cwd")), env=found_there)
-        return made
+            await client.async_execute(cwd=str(tmp_path_factory.mktemp("cwd")), env=environment)
+        return content
 
     async def run_all() -> list[Any]:
         return await asyncio.gather(*map(run, notebooks), return_exceptions=True)
@@ -295,21 +302,23 @@ def ran(
     ],
     ids=lambda path: path.stem,
 )
-def test_notebooks(notebook: Path, ran: dict[Path, Any]) -> None:
-    """A notebook runs from top to bottom, prints what it shows, and is small."""
-    if isinstance(ran[notebook], BaseException):
-        raise ran[notebook]
+def test_notebook_runs_and_prints_stored_outputs(
+    notebook: Path, executed_notebooks: dict[Path, Any]
+) -> None:
+    """A notebook runs from top to bottom, prints its stored outputs, and is small."""
+    if isinstance(executed_notebooks[notebook], BaseException):
+        raise executed_notebooks[notebook]
     shown = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
 
-    assert outputs(shown) == outputs(ran[notebook])
+    assert collect_outputs(shown) == collect_outputs(executed_notebooks[notebook])
     assert notebook.stat().st_size < 80_000
 
 
-def outputs(notebook: Any) -> list[tuple[str, list[dict[str, Any]]]]:
-    """What each cell of a notebook prints, in however many pieces, and what else it shows.
+def collect_outputs(notebook: Any) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the stdout and the displayed data of each cell.
 
-    Without stderr, where matplotlib says that it looks for fonts; of a picture only that there is
-    one, since fonts differ.
+    Stderr is left out, where matplotlib reports its search for fonts. A picture is only counted,
+    since fonts differ.
     """
     cells = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     return [

@@ -1,4 +1,4 @@
-"""What is installed: one import package, laid out over the top-level folders."""
+"""The installed package: one import package from several top-level folders."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import perdure
 from tests.layout import LAYOUT, PACKAGES, ROOT, folder_of
 
 
-def test_every_folder_is_declared() -> None:
-    """A folder with modules that is not in `packages` would be missing after an installation."""
-    found = set()
+def test_every_package_folder_is_declared_in_pyproject() -> None:
+    """A package that `packages` does not name would be missing after an installation."""
+    packages = set()
     for name, folder in LAYOUT.items():
         for init in (ROOT / folder).rglob("__init__.py"):
             inner = init.parent.relative_to(ROOT / folder).parts
-            found.add(".".join((name, *inner)))
+            packages.add(".".join((name, *inner)))
 
-    assert found == set(PACKAGES)
+    assert packages == set(PACKAGES)
 
 
-def test_the_wheel_holds_perdure_and_nothing_else(
+def test_wheel_contains_exactly_the_files_of_perdure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that the package reads, templates and assets too; no top-level name but `perdure`."""
+    """Templates and assets are included, and `perdure` is the only top-level name."""
     monkeypatch.undo()  # pip needs the machine's certificate authorities
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", tmp_path, str(ROOT)],
@@ -52,8 +52,8 @@ def test_the_wheel_holds_perdure_and_nothing_else(
     }
 
 
-def test_public_names() -> None:
-    """What a package exports is there, and sorted."""
+def test_exported_names_exist_and_are_sorted() -> None:
+    """This holds for `__all__` of each public package."""
     for package in ("", ".checkpointers", ".memory", ".graphs"):
         module = __import__(f"perdure{package}", fromlist=["__all__"])
 
@@ -61,8 +61,8 @@ def test_public_names() -> None:
         assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_star_imports_need_no_extra() -> None:
-    """`import *` takes what can be imported; a missing extra is named where it is used."""
+def test_star_imports_work_without_extras() -> None:
+    """A missing extra is named where one of its names is used."""
     extras = (
         *("bpe_openai", "cryptography", "dbos", "detect_secrets", "fastapi", "jinja2", "langchain"),
         *("mcp", "opentelemetry", "phonenumbers", "psycopg", "psycopg_pool"),
@@ -83,9 +83,11 @@ for package in {packages}:
         except (AttributeError, ImportError) as exc:
             print(type(exc).__name__, exc)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
-    assert done.stderr == ""
-    missing = [line for line in done.stdout.splitlines() if line.startswith("MissingDependency")]
+    assert process.stderr == ""
+    missing = [line for line in process.stdout.splitlines() if line.startswith("MissingDependency")]
     assert len(missing) == 6
     assert all("pip install" in line for line in missing)

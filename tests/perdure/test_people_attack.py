@@ -1,4 +1,4 @@
-"""Two people, an approver and an operator in one database: nothing of one is found with another."""
+"""Nothing of a person is shown to another person, an approver or an operator."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from tests.people import (
 OTHERS = {"ann": "bob", "bob": "ann"}
 
 
-def config_of(user: str) -> Any:
-    """The config of a run of a user, who is in a team."""
+def build_config(user: str) -> Any:
+    """Build the config of a run of a user, who is in a team."""
     return {"configurable": {"user_id": user, "team": "red"}}
 
 
-def share(both: People, user: str) -> None:
-    """Have a person use what others use too: a team, a conversation, an approver, an operator."""
+def write_shared_rows(both: People, user: str) -> None:
+    """Write rows of a person that others use too, such as those of a team and an approver."""
     saver, store = both.saver, both.store
-    Collection(store, ("teams", "{team}")).insert(mark(user, "case"), config=config_of(user))
+    Collection(store, ("teams", "{team}")).insert(mark(user, "case"), config=build_config(user))
     model: Any = RunnableLambda(lambda _: "")
-    said = HumanMessage(f"{mark(user, 'chat')} together")
-    VectorStoreChatMemoryAdvisor(model, store).remember("shared", [said], user)
+    message = HumanMessage(f"{mark(user, 'chat')} together")
+    VectorStoreChatMemoryAdvisor(model, store).remember("shared", [message], user)
     store.put(("notes", "carl", user), "k", {"text": "Carl met somebody"})
-    about = {"configurable": {"thread_id": f"{user}s", "user_id": user}}
-    named: Any = {**about, "metadata": {CALLER: "boss", DEED: "answered"}}
-    echo_graph(saver, user).invoke({"messages": [("user", "It is approved by us.")]}, named)
+    run_config = {"configurable": {"thread_id": f"{user}s", "user_id": user}}
+    config: Any = {**run_config, "metadata": {CALLER: "boss", DEED: "answered"}}
+    echo_graph(saver, user).invoke({"messages": [("user", "It is approved by us.")]}, config)
     accept_run(saver, user, f"{user}s", sender={"user": "boss", "metadata": {"by": "boss"}})
     cron = cron_row(user, f"{user}s")
     cron.content.update(user="desk", acting_for=user, metadata={"by": "desk"})
@@ -56,7 +56,7 @@ def share(both: People, user: str) -> None:
 
 def read_all(both: People, user: str) -> str:
     """Return everything that prompts, lists, the archive and the plan of a person contain."""
-    saver, store, config = both.saver, both.store, config_of(user)
+    saver, store, config = both.saver, both.store, build_config(user)
     lines = [*people.export(user, saver, store)]
     assert {line["cron"]["made_by"] for line in lines if "cron" in line} == {"self", "a backend"}
     found = [
@@ -70,29 +70,36 @@ def read_all(both: People, user: str) -> str:
 
 
 @pytest.mark.parametrize("backend", ["file", "postgres"])
-def test_nothing_of_one_person_shows_up_with_another(backend: str, tmp_path: Path) -> None:
-    """In prompts, lists, archives and receipts; also once the other person is forgotten."""
+def test_nothing_of_one_person_is_shown_to_another(backend: str, tmp_path: Path) -> None:
+    """Prompts, lists, archives and receipts are checked, also after the other is forgotten."""
     with empty_database(backend, tmp_path) as db, opened(db) as both:
         for user in OTHERS:
             fill(both, user, f"{user}s")
         for user in OTHERS:
-            share(both, user)
-        shown = {user: read_all(both, user) for user in OTHERS}
+            write_shared_rows(both, user)
+        texts_by_user = {user: read_all(both, user) for user in OTHERS}
         receipt = str(people.forget("ann", both.saver, both.store, looks_elsewhere=False).erased)
         after = read_all(both, "bob")
-        left = json.dumps([*both.store.export()])
+        remaining = json.dumps([*both.store.export()])
 
     for user, other in OTHERS.items():
-        strange = [*(each.decode() for each in marks(other)), other, "boss", "desk", "carl", "Carl"]
-        assert [each for each in strange if each in shown[user]] == []
-        assert f"{mark(user, 'chat')} together" in shown[user]
-        assert mark(user, "case") in shown[user]
-    assert [each for each in ("bob", "boss", "desk") if each in receipt] == []
-    assert mark("ann", "chat") not in left
-    assert mark("ann", "case") not in left
-    assert f"{mark('bob', 'chat')} together" in left
-    assert mark("bob", "case") in left
-    assert _without_time(after) == _without_time(shown["bob"])
+        forbidden = [
+            *(text.decode() for text in marks(other)),
+            other,
+            "boss",
+            "desk",
+            "carl",
+            "Carl",
+        ]
+        assert [text for text in forbidden if text in texts_by_user[user]] == []
+        assert f"{mark(user, 'chat')} together" in texts_by_user[user]
+        assert mark(user, "case") in texts_by_user[user]
+    assert [text for text in ("bob", "boss", "desk") if text in receipt] == []
+    assert mark("ann", "chat") not in remaining
+    assert mark("ann", "case") not in remaining
+    assert f"{mark('bob', 'chat')} together" in remaining
+    assert mark("bob", "case") in remaining
+    assert _without_time(after) == _without_time(texts_by_user["bob"])
 
 
 def _without_time(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The archive of a person: complete, nobody else's, and read back by `perdure import`."""
+"""The archive of a person is complete, has nothing of others, and can be imported."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ ANN: Any = {"configurable": {"user_id": "ann"}}
 
 @pytest.fixture(params=["file", "postgres"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """The kind of database."""
+    """Return the kind of database."""
     return str(request.param)
 
 
 @pytest.fixture
-def filled(backend: str, tmp_path: Path) -> Iterator[People]:
-    """A database with everything of two people."""
+def two_people(backend: str, tmp_path: Path) -> Iterator[People]:
+    """Yield a database with all kinds of rows of two people."""
     with empty_database(backend, tmp_path) as db, opened(db) as both:
         fill(both, "ann", "anns")
         fill(both, "bob", "bobs")
@@ -52,99 +52,107 @@ def filled(backend: str, tmp_path: Path) -> Iterator[People]:
         yield both
 
 
-def items(opened_people: People, user: str) -> list[dict[str, Any]]:
+def read_item_versions(people_in_db: People, user: str) -> list[dict[str, Any]]:
     """Return all versions of the items of a person, with notes."""
-    lines = [*opened_people.store.export()]
+    lines = [*people_in_db.store.export()]
     own = [line for line in lines if user in line["namespace"] or f"{user}s" in line["namespace"]]
     return [line for line in own if line["namespace"][0] != "cities"]
 
 
-def test_an_archive_is_read_back(filled: People, backend: str, tmp_path: Path) -> None:
-    """Threads with all branches and items with all versions are equal; no run and no cron is."""
+def test_imported_archive_equals_threads_and_items_of_person(
+    two_people: People, backend: str, tmp_path: Path
+) -> None:
+    """All branches and versions are equal; runs and crons are counted, and not imported."""
     archive = tmp_path / "ann.jsonl"
-    archive.write_text(run("export", "--user", "ann", "--db", filled.db))
+    archive.write_text(run("export", "--user", "ann", "--db", two_people.db))
     with empty_database(backend, tmp_path, "copy") as db:
-        said = run("import", str(archive), "--db", db)
-        again = run("import", str(archive), "--db", db)
+        output = run("import", str(archive), "--db", db)
+        second_output = run("import", str(archive), "--db", db)
         with opened(db) as copy:
             threads = [thread.thread_id for thread in copy.saver.threads()]
-            exported = [build_thread_export(copy.saver, each) for each in ("anns", "anns-2")]
-            original = [build_thread_export(filled.saver, each) for each in ("anns", "anns-2")]
-            same = items(copy, "ann"), items(filled, "ann")
+            exported = [
+                build_thread_export(copy.saver, thread_id) for thread_id in ("anns", "anns-2")
+            ]
+            original = [
+                build_thread_export(two_people.saver, thread_id) for thread_id in ("anns", "anns-2")
+            ]
+            item_versions = read_item_versions(copy, "ann"), read_item_versions(two_people, "ann")
             instructions = Instructions(copy.store, ("instructions", "{user_id}")).current(ANN)
             profile = Profile(Facts, copy.store).get(ANN)
             texts = [memory.text for memory in memories(store=copy.store, config=ANN, limit=50)]
             runs = asyncio.run(RunTable(copy.saver).list_live_runs())
             crons = asyncio.run(CronTable(copy.saver).list_crons())
-            owners = {copy.saver.head(each).owner for each in threads}  # type: ignore[union-attr]
+            owners = {copy.saver.head(thread_id).owner for thread_id in threads}  # type: ignore[union-attr]
 
     assert sorted(threads) == ["anns", "anns-2"]
     assert exported == original
     assert all(len(line["branches"]) == 1 for line in exported)
-    assert same[0] == same[1]
-    assert {line["version"] for line in same[0] if line["key"] == "taste"} >= {1, 2}
+    assert item_versions[0] == item_versions[1]
+    assert {line["version"] for line in item_versions[0] if line["key"] == "taste"} >= {1, 2}
     assert instructions.text == f"Say {mark('ann', 'style')}"
     assert profile.nickname == mark("ann", "profile")
     assert f"likes {mark('ann', 'correction')}" in texts
     assert (runs, crons, owners) == ([], [], {"ann"})
-    assert "3 recorded runs and crons, which are not run" in said
-    assert "2 conversations (2 of ann): 2 unchanged" in again
-    assert "new" not in again
+    assert "3 recorded runs and crons, which are not run" in output
+    assert "2 conversations (2 of ann): 2 unchanged" in second_output
+    assert "new" not in second_output
 
 
-def test_an_archive_has_all_of_one_person_and_nothing_of_others(filled: People) -> None:
-    """Every kind of content is in it; a namespace that only has the name is listed."""
-    lines = [*people.export("ann", filled.saver, filled.store)]
-    awaited = asyncio.run(collect(filled))
+def test_archive_has_everything_of_one_person_and_nothing_of_others(two_people: People) -> None:
+    """Every kind of text is included; a namespace that only has the name is listed."""
+    lines = [*people.export("ann", two_people.saver, two_people.store)]
+    awaited = asyncio.run(read_archive_async(two_people))
     text = json.dumps(lines).encode()
-    own = [
-        each
-        for each in marks("ann")
-        if each not in (b"zqanneventqz", b"zqanncityqz", b"zqannhookqz")
+    own_marks = [
+        text_mark
+        for text_mark in marks("ann")
+        if text_mark not in (b"zqanneventqz", b"zqanncityqz", b"zqannhookqz")
     ]
-    record = [line["run"] for line in lines if "run" in line]
+    runs = [line["run"] for line in lines if "run" in line]
 
-    assert [each for each in own if each not in text] == []
-    assert [each for each in (*marks("bob"), b"bob") if each in text] == []
+    assert [text_mark for text_mark in own_marks if text_mark not in text] == []
+    assert [text_mark for text_mark in (*marks("bob"), b"bob") if text_mark in text] == []
     assert lines[0]["perdure_archive"] == 1
     assert lines[0]["user"] == "ann"
     assert lines[0]["other_namespaces"] == [["cities", "ann"]]
-    assert [(each["status"], each["thread_id"]) for each in record] == [("running", "anns")]
+    assert [(run_line["status"], run_line["thread_id"]) for run_line in runs] == [
+        ("running", "anns")
+    ]
     assert len([line for line in lines if "cron" in line]) == 2
     assert awaited[1:] == lines[1:]
 
 
-async def collect(filled: People) -> list[dict[str, Any]]:
-    """Return the lines of the form for coroutines."""
-    return [line async for line in people.aexport("ann", filled.saver, filled.store)]
+async def read_archive_async(people_in_db: People) -> list[dict[str, Any]]:
+    """Return the lines that the coroutine yields."""
+    return [line async for line in people.aexport("ann", people_in_db.saver, people_in_db.store)]
 
 
-def test_an_unknown_person(filled: People) -> None:
-    """Nobody has this name: exit code 1, and nothing is printed."""
-    result = invoke("export", "--user", "nobody", "--db", filled.db)
+def test_export_of_unknown_person_exits_with_1(two_people: People) -> None:
+    """Nothing is printed to stdout."""
+    result = invoke("export", "--user", "nobody", "--db", two_people.db)
     with pytest.raises(UnknownPerson, match="nobody of this name"):
-        people.export("Ann", filled.saver, filled.store)
+        people.export("Ann", two_people.saver, two_people.store)
     with pytest.raises(ConfigurationError, match="not blank"):
-        people.export(" ", filled.saver, filled.store)
+        people.export(" ", two_people.saver, two_people.store)
 
     assert (result.exit_code, result.stdout) == (1, "")
     assert "nobody of this name" in result.stderr
 
 
-def test_a_thread_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
-    """The other lines are written."""
+def test_archive_names_thread_that_cannot_be_exported(tmp_path: Path) -> None:
+    """All other lines are written."""
     with opened(str(tmp_path / "m.db")) as own:
         fill(own, "ann", "anns")
         put(own.saver, {"messages": [1.5, {"a": 1}]}, thread="odd", metadata={"user_id": "ann"})
         lines = [*people.export("ann", own.saver, own.store)]
-    named = {line["thread_id"]: line for line in lines if "thread_id" in line}
+    threads = {line["thread_id"]: line for line in lines if "thread_id" in line}
 
-    assert sorted(named) == ["anns", "anns-2", "odd"]
-    assert "items of type float" in named["odd"]["problem"]
+    assert sorted(threads) == ["anns", "anns-2", "odd"]
+    assert "items of type float" in threads["odd"]["problem"]
 
 
-def test_only_the_archive_may_contain_items(tmp_path: Path) -> None:
-    """Without the header, a line that looks like an item is none."""
+def test_items_are_imported_only_from_file_with_archive_header(tmp_path: Path) -> None:
+    """Without the header, a line that looks like an item is refused."""
     lines = tmp_path / "lines.jsonl"
     item = {"namespace": ["memories", "ann"], "key": "k", "value": {"text": "figs"}}
     lines.write_text(json.dumps(item) + "\n")
@@ -154,7 +162,7 @@ def test_only_the_archive_may_contain_items(tmp_path: Path) -> None:
     assert not (tmp_path / "m.db").exists()
 
 
-def test_an_archive_writes_nothing_for_another_person(tmp_path: Path) -> None:
+def test_import_of_archive_skips_items_of_other_people(tmp_path: Path) -> None:
     """An item in a namespace without the person's name is left out and counted."""
     lines = tmp_path / "ann.jsonl"
     own = (["memories", "ann"], ["chat_memory", "t"], ["notes", "of", "ann"])
@@ -175,30 +183,31 @@ def test_an_archive_writes_nothing_for_another_person(tmp_path: Path) -> None:
     assert namespaces == sorted(map(tuple, own))
 
 
-def test_the_module_needs_no_extra() -> None:
-    """It is imported without the packages of the server."""
+def test_people_module_needs_no_packages_of_the_server() -> None:
     code = (
         "import sys; sys.modules |= dict.fromkeys(('fastapi', 'starlette', 'dbos', 'typer'));"
         "import perdure.people; print(sorted(n for n in sys.modules if n.startswith('perdure.s')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
 
-    assert "perdure.server" not in done.stdout
+    assert "perdure.server" not in process.stdout
 
 
-def test_an_archive_names_nobody_else(backend: str, tmp_path: Path) -> None:
-    """Neither who sent runs and made crons, nor whose namespaces have the person's name."""
+def test_archive_names_no_other_person(backend: str, tmp_path: Path) -> None:
+    """Senders of runs, makers of crons, and namespaces of others are left out."""
     with empty_database(backend, tmp_path) as db, opened(db) as own:
         fill(own, "ann", "anns")
         for sender in ({"user": "boss"}, {"user": "desk", "acting_for": "ann"}):
-            about = {**sender, "metadata": {"owner": sender["user"]}}
-            accept_run(own.saver, "ann", "anns", sender=about)
+            fields = {**sender, "metadata": {"owner": sender["user"]}}
+            accept_run(own.saver, "ann", "anns", sender=fields)
             cron = cron_row("ann", "anns")
             cron.content.update(sender, metadata={"owner": sender["user"]})
             cron.content["payload"]["context"] = sender
             asyncio.run(CronTable(own.saver).create(cron))
-        named = {"user_id": "ann", "owner": "boss", "perdure_caller": "boss"}
-        put(own.saver, {"messages": [HumanMessage("hello")]}, thread="odd", metadata=named)
+        metadata = {"user_id": "ann", "owner": "boss", "perdure_caller": "boss"}
+        put(own.saver, {"messages": [HumanMessage("hello")]}, thread="odd", metadata=metadata)
         for namespace in (("cities", "ann"), ("notes", "boss", "ann"), ("memories", "boss", "ann")):
             own.store.put(namespace, "k", {"text": "figs"})
         lines = [*people.export("ann", own.saver, own.store)]

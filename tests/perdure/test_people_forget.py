@@ -1,4 +1,4 @@
-"""Forgetting a person: everything goes, nobody else's, also after a crash at any moment."""
+"""Forgetting a person erases everything of this person only, also after a crash."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ TABLES = (
 
 @pytest.fixture(params=["file", "postgres"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """The kind of database."""
+    """Return the kind of database."""
     return str(request.param)
 
 
 @pytest.fixture
-def both(backend: str, tmp_path: Path) -> Iterator[People]:
-    """A database with everything of two people."""
-    with empty_database(backend, tmp_path) as db, opened(db) as filled:
-        fill(filled, "ann", "anns")
-        fill(filled, "bob", "bobs")
-        yield filled
+def two_people(backend: str, tmp_path: Path) -> Iterator[People]:
+    """Yield a database with all kinds of rows of two people."""
+    with empty_database(backend, tmp_path) as db, opened(db) as both:
+        fill(both, "ann", "anns")
+        fill(both, "bob", "bobs")
+        yield both
 
 
 def count_rows(both: People) -> dict[str, int]:
@@ -85,76 +85,76 @@ def count_rows(both: People) -> dict[str, int]:
     return {table: rows[0][0] for table, rows in zip(TABLES, counts, strict=True)}
 
 
-def test_everything_is_erased_and_only_of_one_person(both: People, backend: str) -> None:
-    """The receipt says what, as the plan did; the other person has everything still."""
-    before = [*people.export("bob", both.saver, both.store)]
-    rows = count_rows(both)
-    planned = people.plan("ann", both.saver, both.store)
-    assert count_rows(both) == rows
-    done = people.forget("ann", both.saver, both.store)
-    after = [*people.export("bob", both.saver, both.store)]
+def test_forget_erases_everything_of_one_person_only(two_people: People, backend: str) -> None:
+    """The receipt equals the plan, and the other person's rows are unchanged."""
+    before = [*people.export("bob", two_people.saver, two_people.store)]
+    rows = count_rows(two_people)
+    planned = people.plan("ann", two_people.saver, two_people.store)
+    assert count_rows(two_people) == rows
+    receipt = people.forget("ann", two_people.saver, two_people.store)
+    after = [*people.export("bob", two_people.saver, two_people.store)]
 
-    assert planned.erased == done.erased
+    assert planned.erased == receipt.erased
     assert (planned.dry_run, planned.scrubbed, planned.hashes) == (True, False, ())
-    assert (done.dry_run, done.scrubbed) == (False, backend == "file")
-    counts = {part.what: part.count for part in done.erased}
+    assert (receipt.dry_run, receipt.scrubbed) == (False, backend == "file")
+    counts = {part.what: part.count for part in receipt.erased}
     assert counts["threads"] == 2
     assert (counts["runs"], counts["crons"], counts["messages"]) == (1, 2, 12)
-    assert "memories/ann" in done.erased[-2].ids
-    assert len(done.hashes) > 10
+    assert "memories/ann" in receipt.erased[-2].ids
+    assert len(receipt.hashes) > 10
     assert after[1:] == before[1:]
-    assert count_rows(both) == {table: count / 2 for table, count in rows.items()}
+    assert count_rows(two_people) == {table: count / 2 for table, count in rows.items()}
     with pytest.raises(UnknownPerson):
-        people.forget("ann", both.saver, both.store)
+        people.forget("ann", two_people.saver, two_people.store)
     with pytest.raises(UnknownPerson):
-        people.plan("ann", both.saver, both.store)
+        people.plan("ann", two_people.saver, two_people.store)
 
 
-def test_no_byte_of_it_is_left(tmp_path: Path) -> None:
-    """Not in the file, its WAL, the reserve, or any index; the other person's texts are there."""
+def test_forget_leaves_no_byte_in_the_files(tmp_path: Path) -> None:
+    """The file, its WAL, the reserve and the indexes have only texts of the other person."""
     folder = tmp_path / "db"
     folder.mkdir()
     with opened(str(folder / "m.db")) as both:
         fill(both, "ann", "anns")
         fill(both, "bob", "bobs")
-        assert [each for each in marks("ann") if each not in read_all_bytes(folder)] == [
+        assert [text for text in marks("ann") if text not in read_all_bytes(folder)] == [
             b"zqanncityqz"
         ]
         report = people.forget("ann", both.saver, both.store)
-        during = read_all_bytes(folder)
-    left = read_all_bytes(folder)
+        bytes_while_open = read_all_bytes(folder)
+    bytes_after = read_all_bytes(folder)
 
     assert report.scrubbed
-    assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in during] == []
-    assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in left] == []
-    assert [each for each in marks("bob") if each not in left] == [b"zqbobcityqz"]
+    assert [text for text in (*marks("ann"), b"ann\0", b"anns") if text in bytes_while_open] == []
+    assert [text for text in (*marks("ann"), b"ann\0", b"anns") if text in bytes_after] == []
+    assert [text for text in marks("bob") if text not in bytes_after] == [b"zqbobcityqz"]
 
 
-def test_coroutines(tmp_path: Path) -> None:
+def test_awaited_forget_erases_what_awaited_plan_names(tmp_path: Path) -> None:
     with opened(str(tmp_path / "m.db")) as both:
         fill(both, "ann", "anns")
         planned = asyncio.run(people.aplan("ann", both.saver, both.store))
-        done = asyncio.run(people.aforget("ann", both.saver, both.store))
+        receipt = asyncio.run(people.aforget("ann", both.saver, both.store))
 
-    assert planned.erased == done.erased
+    assert planned.erased == receipt.erased
 
 
-def test_what_belongs_to_others_is_listed(both: People) -> None:
-    """Quotations, memories of others, runs and crons on their threads, and namespaces."""
-    saver, store = both.saver, both.store
+def test_forget_lists_and_keeps_what_belongs_to_others(two_people: People) -> None:
+    """This includes quotations, memories of others, runs and crons on their threads."""
+    saver, store = two_people.saver, two_people.store
     graph_text = f"Ann said: {mark('ann', 'question')} one"
-    talk(both, "bob", "quoting")
-    named: Any = {"configurable": {"thread_id": "quoting", "user_id": "bob"}}
-    echo_graph(saver, "bob").invoke({"messages": [("user", graph_text)]}, named)
+    talk(two_people, "bob", "quoting")
+    config: Any = {"configurable": {"thread_id": "quoting", "user_id": "bob"}}
+    echo_graph(saver, "bob").invoke({"messages": [("user", graph_text)]}, config)
     Collection(store).insert("Bob heard it", key="heard", provenance=Provenance("anns"), config=BOB)
     store.put(("cities", "ann"), "home", {"text": "Ghent"})
     accept_run(saver, "ann", "bobs-2")
     asyncio.run(CronTable(saver).create(cron_row("ann", "bobs")))
-    named["metadata"] = {CALLER: "ann", DEED: "answered"}
-    named["configurable"]["thread_id"] = "bobs"
-    echo_graph(saver, "bob").invoke({"messages": [("user", "It may go.")]}, named)
+    config["metadata"] = {CALLER: "ann", DEED: "answered"}
+    config["configurable"]["thread_id"] = "bobs"
+    echo_graph(saver, "bob").invoke({"messages": [("user", "It may go.")]}, config)
     echo_graph(saver, "bob").invoke(
-        {"messages": [("user", "Thanks.")]}, {"configurable": named["configurable"]}
+        {"messages": [("user", "Thanks.")]}, {"configurable": config["configurable"]}
     )
     report = people.forget("ann", saver, store)
     kept = {part.what: part.ids for part in report.kept}
@@ -171,9 +171,9 @@ def test_what_belongs_to_others_is_listed(both: People) -> None:
     assert saver.head("quoting") is not None
 
 
-def test_a_message_of_a_cron_is_no_quotation(both: People) -> None:
-    """Nor is a message that an admin sends to several people; what the person says is one."""
-    saver = both.saver
+def test_message_of_cron_or_admin_is_not_a_quotation(two_people: People) -> None:
+    """A message that the person has written counts as a quotation."""
+    saver = two_people.saver
     texts = {
         "cron": f"Sum up {mark('ann', 'cron')}",
         "admin": "The refund is on its way.",
@@ -185,27 +185,27 @@ def test_a_message_of_a_cron_is_no_quotation(both: People) -> None:
     for user, thread_id in (("ann", "anns"), ("bob", "bobs"), ("bob", "bobs-2")):
         for kind, text in texts.items():
             metadata = {CALLER: "boss", DEED: "said"} if kind == "admin" else {}
-            named: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
+            config: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
             if thread_id == "anns" or (kind == "said") == (thread_id == "bobs-2"):
                 messages = {"messages": [("user", text)]}
-                echo_graph(saver, user).invoke(messages, {**named, "metadata": metadata})
-    kept = {part.what: part.ids for part in people.plan("ann", saver, both.store).kept}
+                echo_graph(saver, user).invoke(messages, {**config, "metadata": metadata})
+    kept = {part.what: part.ids for part in people.plan("ann", saver, two_people.store).kept}
 
     assert kept["threads with quotations"] == ("bobs-2",)
     assert kept["threads with the message of a cron"] == ("bobs",)
 
 
-def test_nobody_elses_is_read_if_it_is_not_asked(both: People) -> None:
+def test_plan_without_looks_elsewhere_reports_nothing_of_others(two_people: People) -> None:
     """A person who forgets themselves learns nothing about others."""
-    accept_run(both.saver, "ann", "bobs-2")
-    report = people.plan("ann", both.saver, both.store, looks_elsewhere=False)
+    accept_run(two_people.saver, "ann", "bobs-2")
+    report = people.plan("ann", two_people.saver, two_people.store, looks_elsewhere=False)
 
     assert report.kept == ()
 
 
-def test_runs_are_cancelled_and_waited_for(both: People) -> None:
-    """A run of a process that lives is waited for; delayed runs and crons begin none meanwhile."""
-    saver, store = both.saver, both.store
+def test_forget_cancels_runs_and_waits_for_their_end(two_people: People) -> None:
+    """A run of a live process is waited for; delayed runs and crons start none meanwhile."""
+    saver, store = two_people.saver, two_people.store
     table = RunTable(saver)
     with saver.database.lock("perdure.server/alive"):
         asyncio.run(table.end_run(asyncio.run(table.list_live_runs())[0], "success"))
@@ -233,51 +233,51 @@ def test_runs_are_cancelled_and_waited_for(both: People) -> None:
     assert asyncio.run(table.list_runs("anns")) == []
 
 
-def test_a_locked_thread_is_waited_for(both: People) -> None:
-    """A turn of another program ends first, and the call can be repeated."""
-    held, released = threading.Event(), threading.Event()
+def test_forget_waits_for_locked_thread(two_people: People) -> None:
+    """After a timeout, the call can be repeated."""
+    lock_is_held, released = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with both.saver.lock("anns-2"):
-            held.set()
+    def hold_lock() -> None:
+        with two_people.saver.lock("anns-2"):
+            lock_is_held.set()
             released.wait(60)
 
-    holding = threading.Thread(target=hold)
-    holding.start()
-    assert held.wait(60)
+    holder = threading.Thread(target=hold_lock)
+    holder.start()
+    assert lock_is_held.wait(60)
     with pytest.raises(StorageUnavailable):
-        people.forget("ann", both.saver, both.store, timeout_s=0.2)
+        people.forget("ann", two_people.saver, two_people.store, timeout_s=0.2)
     released.set()
-    holding.join()
-    people.forget("ann", both.saver, both.store)
+    holder.join()
+    people.forget("ann", two_people.saver, two_people.store)
 
-    assert both.saver.head("anns-2") is None
+    assert two_people.saver.head("anns-2") is None
 
 
-def test_a_person_without_threads_or_items(both: People) -> None:
-    remember("likes figs", store=both.store, config={"configurable": {"user_id": "dora"}})
-    asyncio.run(CronTable(both.saver).create(cron_row("emil", None)))
-    dora = people.forget("dora", both.saver, both.store)
-    emil = people.forget("emil", both.saver, both.store)
+def test_person_with_only_items_or_only_crons_is_forgotten(two_people: People) -> None:
+    remember("likes figs", store=two_people.store, config={"configurable": {"user_id": "dora"}})
+    asyncio.run(CronTable(two_people.saver).create(cron_row("emil", None)))
+    dora = people.forget("dora", two_people.saver, two_people.store)
+    emil = people.forget("emil", two_people.saver, two_people.store)
 
     assert (dora.count("items") > 0, dora.count("threads")) == (True, 0)
     assert (emil.count("crons"), emil.count("items")) == (1, 0)
     with pytest.raises(ConfigurationError, match="not blank"):
-        people.forget("", both.saver, both.store)
+        people.forget("", two_people.saver, two_people.store)
 
 
-def test_what_a_backend_made_for_a_person_is_the_persons(both: People) -> None:
-    """Its crons and webhooks without a thread are erased, and those of its own are not."""
-    saver, store = both.saver, both.store
-    kept = [*people.export("bob", saver, store)]
+def test_crons_and_webhooks_made_for_a_person_are_forgotten(two_people: People) -> None:
+    """Crons and webhooks that the backend made for itself are kept."""
+    saver, store = two_people.saver, two_people.store
+    lines_before = [*people.export("bob", saver, store)]
     acting = cron_row("desk", None)
     acting.content["acting_for"] = "dora"
     own = cron_row("desk", None)
     asyncio.run(CronTable(saver).create(acting))
     asyncio.run(CronTable(saver).create(own))
     run = accept_run(saver, "bob", "bobs-2")
-    told = {"url": "https://example.com", "run": {}, "user": "desk", "person": "dora"}
-    asyncio.run(WebhookTable(saver).add(run, told, told, keeps_thread=False))
+    payload = {"url": "https://example.com", "run": {}, "user": "desk", "person": "dora"}
+    asyncio.run(WebhookTable(saver).add(run, payload, payload, keeps_thread=False))
     [archived] = [line["cron"] for line in people.export("dora", saver, store) if "cron" in line]
     report = people.forget("dora", saver, store)
     desk = people.plan("desk", saver, store)
@@ -288,34 +288,34 @@ def test_what_a_backend_made_for_a_person_is_the_persons(both: People) -> None:
         ("crons", (acting.cron_id,)), ("webhooks", (run.run_id,)),
     ]  # fmt: skip
     assert [(part.what, part.ids) for part in desk.erased] == [("crons", (own.cron_id,))]
-    assert len(kept) == len([*people.export("bob", saver, store)]) - 1  # the run
+    assert len(lines_before) == len([*people.export("bob", saver, store)]) - 1  # the run
 
 
 @pytest.mark.parametrize("number", [0, -5, 7])
-def test_a_person_whose_name_is_a_number(both: People, number: int) -> None:
+def test_person_whose_name_is_a_number_is_forgotten(two_people: People, number: int) -> None:
     """The `user_id` of a thread may be a number; its memories have the name as text."""
     for user in (number, -number or 1):
-        named: Any = {"configurable": {"thread_id": f"of {user}", "user_id": user}}
-        echo_graph(both.saver, "").invoke({"messages": [("user", "hello")]}, named)
-    report = people.forget(str(number), both.saver, both.store)
+        config: Any = {"configurable": {"thread_id": f"of {user}", "user_id": user}}
+        echo_graph(two_people.saver, "").invoke({"messages": [("user", "hello")]}, config)
+    report = people.forget(str(number), two_people.saver, two_people.store)
 
     assert report.erased[0] == people.Part("threads", (f"of {number}",), 1)
-    assert both.saver.head(f"of {-number or 1}") is not None
+    assert two_people.saver.head(f"of {-number or 1}") is not None
 
 
-def test_a_thread_whose_run_stored_no_checkpoint(both: People) -> None:
-    """It belongs to the person of its run; one that names another owner does not."""
+def test_thread_without_checkpoint_belongs_to_person_of_its_run(two_people: People) -> None:
+    """A thread that names another owner is kept."""
     for name, metadata in (("unbegun", {}), ("owned", {"owner": "bob"})):
-        ThreadList(both.saver).create(name, ClientMetadata(metadata))
-        accept_run(both.saver, "dora", name)
-    report = people.forget("dora", both.saver, both.store)
+        ThreadList(two_people.saver).create(name, ClientMetadata(metadata))
+        accept_run(two_people.saver, "dora", name)
+    report = people.forget("dora", two_people.saver, two_people.store)
 
     assert report.erased[0] == people.Part("threads", ("unbegun",), 1)
-    assert ThreadList(both.saver).get("unbegun") is None
-    assert ThreadList(both.saver).get("owned") is not None
+    assert ThreadList(two_people.saver).get("unbegun") is None
+    assert ThreadList(two_people.saver).get("owned") is not None
 
 
-KILLED = """
+KILLED_FORGET = """
 import os, signal, sys
 from perdure import people
 from tests.people import opened
@@ -336,50 +336,54 @@ print(left[0])
 
 
 @pytest.mark.repeats
-def test_a_kill_at_any_point_leaves_what_a_repeated_call_erases(
-    backend: str, tmp_path: Path
-) -> None:
-    """However far a killed call came, the same state is left after the next one."""
+def test_killed_forget_is_completed_by_repeating_it(backend: str, tmp_path: Path) -> None:
+    """The final state is the same, however far the killed call came."""
     points = [1, 2, 4, 7, 10, 14, 18, 22, 26, 30, 34, 38][: rounds(12)]
     for point in points if rounds(12) < 12 else range(1, 60, 3):
         folder = tmp_path / str(point)
         folder.mkdir()
         with empty_database(backend, folder) as db:
-            with opened(db) as both:
-                fill(both, "ann", "anns")
-                fill(both, "bob", "bobs")
-                before = [*people.export("bob", both.saver, both.store)]
-                rows = count_rows(both)
-            command = [sys.executable, "-c", KILLED, db, str(point)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode in (0, -signal.SIGKILL), done.stderr
-            with opened(db) as both:
+            with opened(db) as people_in_db:
+                fill(people_in_db, "ann", "anns")
+                fill(people_in_db, "bob", "bobs")
+                before = [*people.export("bob", people_in_db.saver, people_in_db.store)]
+                rows = count_rows(people_in_db)
+            command = [sys.executable, "-c", KILLED_FORGET, db, str(point)]
+            process = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert process.returncode in (0, -signal.SIGKILL), process.stderr
+            with opened(db) as people_in_db:
                 with suppress(UnknownPerson):  # the call was killed after the last row
-                    people.forget("ann", both.saver, both.store)
-                after = [*people.export("bob", both.saver, both.store)]
-                assert count_rows(both) == {table: count / 2 for table, count in rows.items()}
-                assert both.store.find_namespaces("ann") == []
+                    people.forget("ann", people_in_db.saver, people_in_db.store)
+                after = [*people.export("bob", people_in_db.saver, people_in_db.store)]
+                assert count_rows(people_in_db) == {
+                    table: count / 2 for table, count in rows.items()
+                }
+                assert people_in_db.store.find_namespaces("ann") == []
             assert after[1:] == before[1:]
             if backend == "file":
-                left = read_all_bytes(folder)
-                assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in left] == []
+                remaining = read_all_bytes(folder)
+                assert [
+                    text for text in (*marks("ann"), b"ann\0", b"anns") if text in remaining
+                ] == []
 
 
 @pytest.mark.postgres
-def test_another_tenant_keeps_its_person_of_the_same_name(dsn: str) -> None:  # noqa: F811
+def test_forget_keeps_person_of_same_name_in_another_tenant(dsn: str) -> None:  # noqa: F811
     with opened(dsn, tenant="acme") as acme, opened(dsn, tenant="globex") as globex:
         for tenant, thread_id in ((acme, "acmes"), (globex, "globexs")):
             fill(tenant, "ann", thread_id)
         record_organisation_owners(acme.saver)
-        records = [may_owners_be_organisations(each.saver) for each in (acme, globex)]
+        records = [
+            may_owners_be_organisations(tenant_people.saver) for tenant_people in (acme, globex)
+        ]
         before = [*people.export("ann", globex.saver, globex.store)]
         archive = str([*people.export("ann", acme.saver, acme.store)])
         planned = people.plan("ann", acme.saver, acme.store)
-        done = people.forget("ann", acme.saver, acme.store)
+        receipt = people.forget("ann", acme.saver, acme.store)
         after = [*people.export("ann", globex.saver, globex.store)]
 
     assert records == [True, False]
     assert "globexs" not in archive
-    assert planned.erased == done.erased
-    assert done.kept == ()
+    assert planned.erased == receipt.erased
+    assert receipt.kept == ()
     assert after[1:] == before[1:]

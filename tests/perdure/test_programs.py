@@ -1,4 +1,4 @@
-"""What is said of tests that need a program which is not there, and how CI runs them."""
+"""Reports about tests that need a missing program, and how CI runs these tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.layout import ROOT
 from tests.programs import Program, missing, summary
 
 
-def test_a_missing_program_is_named_with_its_package() -> None:
-    """A test is skipped, and the summary counts it; other skips are not in that."""
+def test_missing_program_is_reported_with_its_package() -> None:
+    """The test is skipped, and the summary counts it; other skips are not counted."""
     nothing = Program("Nothing", "no-such-package", ("no-such-program",))
     with pytest.raises((pytest.skip.Exception, pytest.fail.Exception)) as raised:
         nothing.path()
@@ -26,8 +26,8 @@ def test_a_missing_program_is_named_with_its_package() -> None:
     assert summary(missing(reports)) == [f"skipped: 2 tests need {program}"]
 
 
-def test_ci_tests_before_it_installs_anything() -> None:
-    """The first command is the README's, and no skip is taken for a pass after the installs."""
+def test_ci_runs_tests_before_it_installs_programs() -> None:
+    """After the installations, a missing program is a failure and not a skip."""
     script = (ROOT / ".ci" / "run").read_text("utf-8")
     commands = [
         script.index(words)

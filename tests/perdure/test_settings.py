@@ -1,4 +1,4 @@
-"""Settings: where each value comes from, which is stronger, and what is refused."""
+"""Settings: the sources of values, their precedence, and refused values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ KEY = "0f" * 32
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A repository, in which the tests stand two folders deep."""
+def nested_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Create a repository, change to a folder two levels below its root, and return the folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
     inner = tmp_path / "repository" / "a" / "b"
     inner.mkdir(parents=True)
@@ -30,16 +30,18 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return inner
 
 
-def write(path: Path, text: str) -> Path:
+def write_text(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_the_later_is_stronger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File, environment, argument; each value knows where it comes from."""
-    write(
-        folder / "perdure.toml",
+def test_argument_precedes_environment_and_environment_precedes_file(
+    nested_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings know the source of each value."""
+    write_text(
+        nested_folder / "perdure.toml",
         'user = "file"\nmodel = "file"\ndb = "file.db"\n[retention]\nidle_days = 30\nturns = true\n'
         "[worker]\ndelay_s = 5\n",
     )
@@ -49,16 +51,16 @@ def test_the_later_is_stronger(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PERDURE_RETENTION_CHECKPOINTS_LAST", "3")
     monkeypatch.setenv("PERDURE_WORKER_FACTS", "Yes")
     monkeypatch.setenv("PERDURE_BASE_URL", "")  # as if it were not there
-    found = settings.load(db="argument.db", user=None)
+    loaded = settings.load(db="argument.db", user=None)
 
-    assert found == settings.Settings(
+    assert loaded == settings.Settings(
         "argument.db",
         model="environment",
         user="file",
         retention=settings.Rules(idle_days=7.5, checkpoints_last=3, turns=True),
         worker=settings.Worker(delay_s=5, facts=True),
     )
-    assert found.sources == {
+    assert loaded.sources == {
         "db": "argument",
         "model": "PERDURE_MODEL",
         "user": "perdure.toml",
@@ -70,47 +72,51 @@ def test_the_later_is_stronger(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-def test_the_nearest_file_counts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nearest_settings_file_is_used(
+    nested_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PERDURE_CONFIG, else a perdure.toml up to the repository's root, else the user's."""
+    """PERDURE_CONFIG comes first, then a perdure.toml of the repository, then the user's file."""
 
-    def user() -> str:
+    def load_user() -> str:
         return settings.load(db="x").user
 
-    write(tmp_path / "perdure.toml", 'user = "outside"')  # of the repository
-    found = [user()]
-    write(tmp_path / "config" / "perdure" / "config.toml", 'user = "config"')
-    found.append(user())
-    write(tmp_path / "repository" / "perdure.toml", 'user = "root"')
-    found.append(user())
+    write_text(tmp_path / "perdure.toml", 'user = "outside"')  # of the repository
+    users = [load_user()]
+    write_text(tmp_path / "config" / "perdure" / "config.toml", 'user = "config"')
+    users.append(load_user())
+    write_text(tmp_path / "repository" / "perdure.toml", 'user = "root"')
+    users.append(load_user())
     assert settings.load(db="x").sources["user"] == "../../perdure.toml"
-    write(folder / "perdure.toml", 'user = "here"')
-    found.append(user())
-    monkeypatch.setenv("PERDURE_CONFIG", str(write(tmp_path / "named.toml", 'user = "named"')))
-    found.append(user())
+    write_text(nested_folder / "perdure.toml", 'user = "here"')
+    users.append(load_user())
+    monkeypatch.setenv("PERDURE_CONFIG", str(write_text(tmp_path / "named.toml", 'user = "named"')))
+    users.append(load_user())
 
-    assert found == ["me", "config", "root", "here", "named"]
+    assert users == ["me", "config", "root", "here", "named"]
 
 
-def test_the_search_ends_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_for_settings_file_ends_at_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home"
     (home / "work").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(home / "work")
-    write(tmp_path / "perdure.toml", 'user = "another"')
+    write_text(tmp_path / "perdure.toml", 'user = "another"')
     assert settings.load(db="x").user == "me"
-    write(home / "perdure.toml", 'user = "mine"')
+    write_text(home / "perdure.toml", 'user = "mine"')
     assert settings.load(db="x").user == "mine"
 
 
-def test_the_database_of_a_file_is_beside_it(folder: Path, tmp_path: Path) -> None:
-    """Whichever folder perdure runs in; a path that begins with ~ is in the user's."""
+def test_database_path_of_settings_file_is_relative_to_the_file(
+    nested_folder: Path, tmp_path: Path
+) -> None:
+    """The current folder has no effect; a path that begins with ~ is in the home folder."""
     root = tmp_path / "repository"
     for text, path in (("data/x.db", root / "data/x.db"), ("~/x.db", tmp_path / "x.db")):
-        write(root / "perdure.toml", f'db = "{text}"')
+        write_text(root / "perdure.toml", f'db = "{text}"')
         assert settings.load().db == str(path)
-    write(root / "perdure.toml", 'db = ":memory:"')
+    write_text(root / "perdure.toml", 'db = ":memory:"')
     assert settings.load().db == ":memory:"
     (root / "perdure.toml").unlink()
     assert settings.load().db == str(tmp_path / "data" / "perdure" / "perdure.db")
@@ -118,7 +124,7 @@ def test_the_database_of_a_file_is_beside_it(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_error"),
     [
         ("usr = 'x'", "unknown setting usr in the settings file '.*perdure.toml'; expected db, "),
         ("[retention]\nidle = 1", "unknown setting retention.idle in"),
@@ -135,16 +141,18 @@ def test_the_database_of_a_file_is_beside_it(folder: Path, tmp_path: Path) -> No
         ("user = '\udc80'", "cannot be read"),
     ],
 )
-def test_what_is_wrong_is_named(folder: Path, text: str, said: str) -> None:
-    """The file, the name, and what is expected; of a secret not what it is."""
-    (folder / "perdure.toml").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ConfigurationError, match=said) as failed:
+def test_invalid_settings_file_is_refused_with_name_and_expectation(
+    nested_folder: Path, text: str, expected_error: str
+) -> None:
+    """The error has the file, the setting and the expected value, and shows no secret."""
+    (nested_folder / "perdure.toml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigurationError, match=expected_error) as error_info:
         settings.load()
-    assert "3141592" not in str(failed.value)
+    assert "3141592" not in str(error_info.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "expected_error"),
     [
         ("RETENTION_IDLE_DAYS", "soon", "PERDURE_RETENTION_IDLE_DAYS is 'soon'; expected a number"),
         ("RETENTION_VERSIONS_LAST", "1.5", "is '1.5'; expected a whole number"),
@@ -152,31 +160,38 @@ def test_what_is_wrong_is_named(folder: Path, text: str, said: str) -> None:
         ("CONFIG", "nowhere.toml", "PERDURE_CONFIG is 'nowhere.toml', which does not exist"),
     ],
 )
-def test_a_wrong_variable_is_named(
-    name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_environment_variable_is_refused_by_name(
+    name: str, value: str, expected_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"PERDURE_{name}", value)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=expected_error):
         settings.load()
 
 
 @pytest.mark.parametrize(
-    ("given", "key"),
+    ("arguments", "expected_key"),
     [({"model": "m"}, "openai"), ({"model": "m", "base_url": "http://x"}, None), ({}, None)],
 )
-def test_the_key_of_openai_goes_to_openai(
-    given: dict[str, str], key: str | None, monkeypatch: pytest.MonkeyPatch
+def test_openai_key_is_used_only_for_endpoint_of_openai(
+    arguments: dict[str, str], expected_key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not to another endpoint; a key of perdure's own is stronger."""
+    """No other endpoint gets the key, and a key of perdure's settings takes precedence."""
     monkeypatch.setenv("OPENAI_API_KEY", "openai")
-    found = settings.load(db="x", **given)
-    assert (found.api_key, found.sources.get("api_key")) == (key, key and "OPENAI_API_KEY")
-    assert settings.load(db="x", api_key="own", **given).api_key == "own"
+    loaded = settings.load(db="x", **arguments)
+    assert (loaded.api_key, loaded.sources.get("api_key")) == (
+        expected_key,
+        expected_key and "OPENAI_API_KEY",
+    )
+    assert settings.load(db="x", api_key="own", **arguments).api_key == "own"
 
 
-def test_a_file_of_the_folder_gets_no_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_of_untrusted_settings_file_gets_no_key(
+    nested_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An endpoint in somebody's checkout gets the key of the environment only if it is trusted."""
-    path = write(folder / "perdure.toml", 'model = "m"\nbase_url = "http://stranger.example"\n')
+    path = write_text(
+        nested_folder / "perdure.toml", 'model = "m"\nbase_url = "http://stranger.example"\n'
+    )
     assert settings.load().api_key is None
     monkeypatch.setenv("PERDURE_API_KEY", "secret")
     with pytest.raises(ConfigurationError, match="whose author would receive the key"):
@@ -185,18 +200,20 @@ def test_a_file_of_the_folder_gets_no_key(folder: Path, monkeypatch: pytest.Monk
     assert settings.load().api_key == "secret"
 
 
-def test_a_file_of_the_folder_names_no_server(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_dsn_of_untrusted_settings_file_is_refused(
+    nested_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memories go to a server in somebody's checkout only if it is trusted."""
-    dsn, ours = "postgresql://mallory:secret@stranger.example/x", "postgresql://localhost/ours"
-    path = write(folder.parent / "perdure.toml", f'db = "{dsn}"')
-    with pytest.raises(ConfigurationError, match="set PERDURE_DB, or PERDURE_CONFIG=") as refused:
+    dsn, own_dsn = "postgresql://mallory:secret@stranger.example/x", "postgresql://localhost/ours"
+    path = write_text(nested_folder.parent / "perdure.toml", f'db = "{dsn}"')
+    with pytest.raises(
+        ConfigurationError, match="set PERDURE_DB, or PERDURE_CONFIG="
+    ) as error_info:
         settings.load()
-    assert "secret" not in str(refused.value)
-    assert settings.load(db=ours).db == ours
-    monkeypatch.setenv("PERDURE_DB", ours)
-    assert settings.load().db == ours
+    assert "secret" not in str(error_info.value)
+    assert settings.load(db=own_dsn).db == own_dsn
+    monkeypatch.setenv("PERDURE_DB", own_dsn)
+    assert settings.load().db == own_dsn
     monkeypatch.delenv("PERDURE_DB")
     monkeypatch.setenv("PERDURE_CONFIG", str(path))
     assert settings.load().db == dsn
@@ -205,39 +222,43 @@ def test_a_file_of_the_folder_names_no_server(
         settings.load()
 
 
-def test_a_file_is_found_in_an_event_loop(folder: Path) -> None:
-    """Of a server that forbids all but what langgraph's lets be."""
-    write(folder.parent / "perdure.toml", 'user = "parent"')
+def test_settings_file_is_found_in_an_event_loop(nested_folder: Path) -> None:
+    """The server forbids blocking calls except those that langgraph's server allows."""
+    write_text(nested_folder.parent / "perdure.toml", 'user = "parent"')
 
-    async def user() -> str:
+    async def load_user() -> str:
         return settings.load(db=":memory:").user
 
     with blockbuster_ctx() as watch:
         for function in ("io.TextIOWrapper.read", "os.stat"):
             watch.functions[function].can_block_in("perdure/settings.py", "load")
-        assert asyncio.run(user()) == "parent"
+        assert asyncio.run(load_user()) == "parent"
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_of_settings_hides_secrets() -> None:
     assert "hidden" not in repr(settings.load(db="x", key="hidden", api_key="hidden"))
 
 
 @pytest.mark.parametrize("opener", [SQLiteCheckpointer, SQLiteStore])
-def test_the_library_opens_the_database_of_the_settings(opener: Any, folder: Path) -> None:
-    """With their key, which another database is not opened with."""
-    write(folder / "perdure.toml", f'db = "x.db"\nkey = "{KEY}"')
+def test_open_without_path_uses_database_and_key_of_settings(
+    opener: Any, nested_folder: Path
+) -> None:
+    """Another database is not opened with this key."""
+    write_text(nested_folder / "perdure.toml", f'db = "x.db"\nkey = "{KEY}"')
     with opener.open() as opened:
-        assert opened.database.path == str(folder / "x.db")
+        assert opened.database.path == str(nested_folder / "x.db")
     with pytest.raises(WrongKey):
-        opener.open(folder / "x.db")
-    with opener.open(folder / "other.db"):
+        opener.open(nested_folder / "x.db")
+    with opener.open(nested_folder / "other.db"):
         pass
-    with opener.open(folder / "other.db", key=None):
+    with opener.open(nested_folder / "other.db", key=None):
         pass
 
 
-def test_it_costs_little_to_import() -> None:
-    """The command line loads it at once."""
+def test_import_of_settings_loads_neither_pydantic_nor_numpy() -> None:
+    """The command line imports the settings when it starts."""
     code = "import perdure.settings, sys; print('pydantic' in sys.modules, 'numpy' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False", "False"]
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.split() == ["False", "False"]

@@ -1,4 +1,4 @@
-"""Names of users: text with a visible character, wherever it comes from."""
+"""A name of a user needs a visible character, whatever the source of the name."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ INVISIBLE = [
 
 
 @pytest.mark.parametrize("name", [*INVISIBLE, ".", "..", None, 5, b"ann", ["ann"]], ids=ascii)
-def test_a_name_that_nobody_can_have(name: Any) -> None:
-    """Names without a visible character, parts of a path that mean a folder, and other values."""
+def test_invalid_user_name_is_refused(name: Any) -> None:
+    """Invalid are names without a visible character, `.` and `..`, and values other than text."""
     assert not settings.is_valid_user_or_team_name(name)
     with pytest.raises(ConfigurationError, match=r"user is .*; expected the name of a user"):
         settings.check_user("user", name)
@@ -50,14 +50,14 @@ def test_a_name_that_nobody_can_have(name: Any) -> None:
     ],
     ids=ascii,
 )
-def test_a_name_with_a_visible_character(name: str) -> None:
+def test_user_name_with_a_visible_character_is_accepted(name: str) -> None:
     """Format characters within a name are allowed: some languages and emoji need them."""
     assert settings.check_user("user", name) == name
 
 
 @pytest.mark.parametrize("name", [*INVISIBLE[1:-2], ".."], ids=ascii)
-def test_parts_that_are_called_with_a_user_refuse_it(name: str) -> None:
-    """Acting for a person, keys, teams, namespaces of a run, forgetting, and authors."""
+def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
+    """Acting for a person, keys, teams, namespaces, forgetting and authors need a visible name."""
     access, config = LocalAccess("boss"), RunnableConfig(configurable={"user_id": name})
     caller = Identity("boss", permissions=frozenset({ADMIN_PERMISSION}))
     with pytest.raises(Forbidden, match="expected the name of a user"):

@@ -134,6 +134,6 @@ def test_most_functions_have_a_docstring() -> None:
 
 
 @pytest.mark.parametrize("opening", ["Whether a run waits.", "What is told.", "It is asked."])
-def test_the_check_of_openings_finds_odd_ones(opening: str) -> None:
+def test_check_of_openings_finds_odd_openings(opening: str) -> None:
     """The pattern of odd openings matches the openings that it is meant for."""
     assert ODD_OPENING.match(opening)
