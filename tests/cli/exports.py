@@ -344,7 +344,7 @@ def build_claude_code_session() -> list[dict[str, Any]]:
 def build_codex_session(*, old: bool = False) -> list[dict[str, Any]]:
     """Build a session of Codex, or with `old` one from before September 2025."""
 
-    def said(role: str, text: str) -> dict[str, Any]:
+    def build_message(role: str, text: str) -> dict[str, Any]:
         kind = "output_text" if role == "assistant" else "input_text"
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
@@ -356,12 +356,12 @@ def build_codex_session(*, old: bool = False) -> list[dict[str, Any]]:
         "input": "+ a yacht",
     }
     items = [
-        said("user", "<environment_context>\n<cwd>/b</cwd>"),
-        said("user", "Which boat?"),
+        build_message("user", "<environment_context>\n<cwd>/b</cwd>"),
+        build_message("user", "Which boat?"),
         {"type": "reasoning", "summary": [], "encrypted_content": "x"},
         {"type": "function_call", "name": "shell", "arguments": shell, "call_id": "1"},
         {"type": "function_call_output", "call_id": "1", "output": "red blue"},
-        said("assistant", "The blue one."),
+        build_message("assistant", "The blue one."),
         patch,
     ]
     meta = {"id": "codex", "timestamp": "2026-03-09T08:00:00.145Z", "instructions": None}

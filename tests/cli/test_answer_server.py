@@ -213,7 +213,9 @@ def test_runs_are_listed_newest_first_by_thread_user_and_status(
     assert len(run_json("runs", "--status", "success")) == 1
     assert len(run_json("runs", "--limit", "2")) == 2
     assert "there are more than 2" in invoke("runs", "--limit", "2").stderr
-    assert not any("refund" in str(row) for row in listed)  # what was asked is not shown
+    assert not any(
+        "refund" in str(row) for row in listed
+    )  # the messages of a request are not shown
     for options in (("--user", "nobody"), ("--status", "running"), ("--user", "boss")):
         assert invoke("runs", *options).exit_code == 1
     assert invoke("runs", "--user", "").exit_code == 1

@@ -278,7 +278,7 @@ def test_console_script_calls_main() -> None:
     assert script.load() is perdure.cli.main
 
 
-# -- what was said elsewhere
+# -- memories of other threads
 
 
 def test_offline_answer_quotes_earlier_conversation() -> None:

@@ -42,13 +42,13 @@ SPOKEN = (
     "\x9b31m \x9d0;t\x9c \x85 \u202e\u202d\u2066\u2069\u200e\u061c \u200b\u200d\u2060\ufeff "
     "\u2028\u2029 \u3164\u115f\u00ad \U000e0041\U000e007f [bold]markup[/bold] [link=x]y[/link]"
 )
-NAME = SPOKEN.replace("\x00", "")  # what may hold no NUL
-NONE = f"no{NAME}\udc9b"  # what nothing is called; on the command line any byte may be
+NAME = SPOKEN.replace("\x00", "")  # for texts that cannot contain NUL
+NONE = f"no{NAME}\udc9b"  # a name that nothing has; an argument may contain any byte
 FORBIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
-# what rich draws on a terminal: colours, and for progress the cursor hidden, shown and moved up
+# codes that rich writes to a terminal: colours, and for progress those that move the cursor
 DRAWN = re.compile(r"\r?\x1b\[(?:[\d;]*m|\?25[lh]|1A|2K)")
 
 THREAD, MESSAGE, KEY, USER = f"t {NAME}", f"m {NAME}", f"k {NAME}", f"u {NAME}"
@@ -57,7 +57,7 @@ LABEL = f"l {NAME}"
 PLACE = format_namespace((LABEL,))
 VALUE = json.dumps({SPOKEN: [SPOKEN]})
 
-# by command, what is typed after it: the runs of it. A comment says what a run is for.
+# for each command, the arguments of its runs; a comment gives the reason for a run
 CASES: dict[str, list[list[str]]] = {
     "threads": [[], ["t "], [NAME], [NONE]],
     "history": [["t "], ["t ", "--channel", NAME], [NONE], ["t ", "--checkpoint", NAME]],

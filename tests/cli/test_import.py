@@ -59,7 +59,7 @@ from tests.cli.imported import (
 )
 from tests.cli.memory import list_memory_keys
 
-# -- what is not as expected
+# -- broken and unusual files
 
 
 def build_broken_conversation() -> dict[str, Any]:
@@ -550,7 +550,7 @@ def test_import_reads_a_named_pipe_once(tmp_path: Path) -> None:
     writer.join()
 
 
-# -- memories, and what cuts an import off
+# -- memories, and interrupted imports
 
 
 def test_repeated_import_extracts_memories_once(tmp_path: Path) -> None:

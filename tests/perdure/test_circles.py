@@ -65,7 +65,7 @@ def test_modules_have_no_import_cycles() -> None:
     """Modules of a cycle would be one module in several files."""
     imported_modules = dict[str, set[str]]()
     for module, path in find_module_files().items():
-        if path.name != "__init__.py":  # a package names what its modules have
+        if path.name != "__init__.py":  # a package imports the public names of its modules
             sources = {resolve_import(*pair) for pair in iter_imports(module)} - {None, module}
             imported_modules[module] = {source for source in sources if source is not None}
     reached = {

@@ -233,7 +233,7 @@ def test_plan_counts_bytes_of_all_batches(
     freed = before - saver.thread("t").size_bytes
     if history:
         assert planned.size_bytes == report.size_bytes == freed
-    else:  # what is forgotten makes checkpoints that stay smaller too
+    else:  # forgotten messages also make the remaining checkpoints smaller
         assert freed >= planned.size_bytes >= report.size_bytes > freed // 2
 
 
