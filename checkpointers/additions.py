@@ -35,7 +35,7 @@ from perdure.checkpointers.manifest import (
     count_positions,
     drop_repeated_positions,
     flatten_ranges,
-    group_ranges_between_longest,
+    group_log_ranges_keeping_longest_separate,
     iter_positions,
     join_ranges,
     merge_ranges,
@@ -211,7 +211,8 @@ class Additions:
         # Some items may be stored in the transcript with a different encoding.
         if update.base:
             new_ranges = subtract_ranges(
-                new_ranges, merge_ranges(_resolve_aliases_to_item_positions(log, update.base))
+                new_ranges,
+                merge_ranges(_replace_alias_positions_by_item_positions(log, update.base)),
             )
         parent_transcript = parent.transcript.get(channel) if parent is not None else None
         transcript = _extend_transcript(
@@ -220,7 +221,7 @@ class Additions:
         snapshot.transcript[channel] = (log.key, self._reduce_range_count(log, transcript))
         if update.base is None:
             return [DELTA, update.kind]
-        value_ranges = update.compute_value_ranges(entry_positions)
+        value_ranges = update.compute_log_ranges_of_updated_value(entry_positions)
         stored_ranges = (
             snapshot.transcript[channel][1]
             if value_ranges == transcript
@@ -304,12 +305,12 @@ class Additions:
         ):
             return ranges
         limited: Ranges = []
-        for group in group_ranges_between_longest(ranges):
+        for group in group_log_ranges_keeping_longest_separate(ranges):
             if len(group) == 1:
                 limited += group
                 continue
             start = log.next_alias
-            for origin in iter_positions(_resolve_aliases_to_item_positions(log, group)):
+            for origin in iter_positions(_replace_alias_positions_by_item_positions(log, group)):
                 self._add_row(log, log.next_alias, 0, pack(origin))
                 self.aliases.append((log, log.next_alias, origin))
                 log.next_alias += 1
@@ -399,7 +400,7 @@ class Commit:
         if (
             self.reveals_overlap
             and self.snapshot is not None
-            and cache.record_run_overlap_if_new(self.thread_id)
+            and cache.record_overlapping_runs_and_check_if_first(self.thread_id)
         ):
             _log.warning(
                 "thread %r: two runs overlapped, as checkpoint %s shows; one of them is now a "
@@ -434,16 +435,16 @@ def _extend_transcript(
     """
     if any(start < first_new_position or start >= ALIASES for start, _ in new_ranges):
         new_ranges = subtract_ranges(
-            _resolve_aliases_to_item_positions(log, new_ranges),
-            merge_ranges(_resolve_aliases_to_item_positions(log, former_ranges)),
+            _replace_alias_positions_by_item_positions(log, new_ranges),
+            merge_ranges(_replace_alias_positions_by_item_positions(log, former_ranges)),
         )
     return join_ranges([*former_ranges, *drop_repeated_positions(new_ranges)])
 
 
-def _resolve_aliases_to_item_positions(log: ChannelLog, ranges: Ranges) -> Ranges:
+def _replace_alias_positions_by_item_positions(log: ChannelLog, log_ranges: Ranges) -> Ranges:
     """Resolve aliases in log ranges to the positions of their original items."""
     originals: Ranges = []
-    for start, stop in ranges:
+    for start, stop in log_ranges:
         if start < ALIASES:
             originals.append((start, stop))
         else:

@@ -129,13 +129,13 @@ class ChannelLog:
 
         If the position belongs to an alias, the original item is returned.
         """
-        return self.items.get(self.origin_position(position))
+        return self.items.get(self.resolve_alias_to_item_position(position))
 
     def get_items(self, ranges: Ranges) -> list[bytes]:
         """Return the items of ranges in order. All items must be cached."""
         item_positions: Iterable[int] = chain.from_iterable(starmap(range, ranges))
         if any(start >= ALIASES for start, _ in ranges):
-            item_positions = map(self.origin_position, item_positions)
+            item_positions = map(self.resolve_alias_to_item_position, item_positions)
         return list(map(self.items.__getitem__, item_positions))
 
     def has_no_repeats(self, ranges: Ranges) -> bool:
@@ -195,12 +195,16 @@ class ChannelLog:
         self._index.setdefault(item, position)
         return position
 
-    def origin_position(self, position: int) -> int:
+    def resolve_alias_to_item_position(self, item_or_alias_position: int) -> int:
         """Resolve an alias to the position of its original item. Return other positions unchanged.
 
         An alias is a log entry that refers to an earlier item.
         """
-        return self.origins.get(position, position) if position >= ALIASES else position
+        return (
+            self.origins.get(item_or_alias_position, item_or_alias_position)
+            if item_or_alias_position >= ALIASES
+            else item_or_alias_position
+        )
 
 
 @dataclass(slots=True)
@@ -364,7 +368,9 @@ class Thread:
             log.add_item_and_count_bytes(position, item) for position, item in items
         )
 
-    def committed_heads_by_namespace(self, expected_version_token: int) -> dict[str, Head]:
+    def get_committed_heads_by_namespace_unless_stale(
+        self, expected_version_token: int
+    ) -> dict[str, Head]:
         """Return the committed head of each namespace, or an empty dict if heads may be stale.
 
         If the conversation thread's version token differs from `expected_version_token`, the cached
@@ -421,7 +427,7 @@ class KeyBlock:
         self._left: list[int] = []
         self._lock = threading.Lock()
 
-    def take_keys(self, count: int) -> list[int] | None:
+    def take_reserved_row_keys(self, count: int) -> list[int] | None:
         """Take `count` reserved keys, highest first, or return None if too few keys are left."""
         with self._lock:
             start = len(self._left) - count
@@ -488,7 +494,7 @@ class Cache:
             self._threads[thread_id] = thread
             self._mark_used_while_locked(thread_id)
 
-    def record_run_overlap_if_new(self, thread_id: str) -> bool:
+    def record_overlapping_runs_and_check_if_first(self, thread_id: str) -> bool:
         """Record that runs of a thread overlap, and return whether the overlap is the first one."""
         with self._lock:
             is_first = thread_id not in self._overlapped

@@ -66,8 +66,8 @@ class Checkpointer(CheckpointSaver):
     but one of its subclasses, `SQLiteCheckpointer` or `PostgresCheckpointer`.
     """
 
-    def _create_components(self) -> None:
-        super()._create_components()
+    def _create_codec_cache_reader_and_writer(self) -> None:
+        super()._create_codec_cache_reader_and_writer()
         self._threads = ThreadReader(self._reader)
         self._differences = Differences(self._reader)
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
@@ -465,7 +465,9 @@ class Checkpointer(CheckpointSaver):
         number = (
             since
             if isinstance(since, int)
-            else self._removals.find_removal_number_of_config(since, thread_id).number
+            else self._removals.find_newest_removal_number_when_config_was_loaded(
+                since, thread_id
+            ).number
         )
         return self._read(lambda: find_erased_messages(self._reader, thread_id, messages, number))
 

@@ -36,7 +36,7 @@ from perdure.checkpointers.messages import (
     unpack_messages,
 )
 from perdure.checkpointers.objects import (
-    find_data_class_kind,
+    detect_enum_model_dataclass_or_namedtuple,
     read_instance_attributes,
     read_private_attributes,
 )
@@ -125,24 +125,24 @@ class Codec:
         except TypeError:
             return self._encode_or_explain(value, get_path, exact=exact)
 
-    def _encode_message_as_read_back(self, stored: bytes) -> bytes:
+    def _decode_and_reencode_message(self, encoded_message: bytes) -> bytes:
         """Decode an encoded message, encode it again, and return the resulting bytes."""
-        if stored[:1] != _PLAIN:
-            return stored
-        value = self.decode(stored)
+        if encoded_message[:1] != _PLAIN:
+            return encoded_message
+        value = self.decode(encoded_message)
         packed = (
             _encode_if_all_plain([value])
             if isinstance(value, BaseMessage) and is_message_unchanged_by_validation(value)
             else None
         )
-        return packed[0] if packed else self._encode_with_unchanged_errors(value)
+        return packed[0] if packed else self._encode_value_without_wrapping_errors(value)
 
     def _encode_or_explain(
         self, value: Any, get_path: Callable[[], str], *, exact: bool = False
     ) -> bytes:
         """Encode a value, or raise an error that names the part which cannot be stored."""
         try:
-            return self._encode_with_unchanged_errors(value, get_path, exact=exact)
+            return self._encode_value_without_wrapping_errors(value, get_path, exact=exact)
         except Exception as exc:
             if self.packs_messages and getattr(self.serde, "pickle_fallback", False):
                 with suppress(Exception):
@@ -150,11 +150,11 @@ class Codec:
                     if name == "pickle":
                         return _prepend_form_tag(name, data)
             encode = partial(
-                self._encode_with_unchanged_errors, exact=exact or str(exc) == SURROGATES
+                self._encode_value_without_wrapping_errors, exact=exact or str(exc) == SURROGATES
             )
             raise _build_storage_error(encode, value, get_path(), exc) from exc
 
-    def _encode_with_unchanged_errors(
+    def _encode_value_without_wrapping_errors(
         self, value: Any, get_path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
         """Encode a value.
@@ -215,7 +215,7 @@ class Codec:
             raise _build_forbidden_type_error(blocked[0], "a stored value")
         return value
 
-    def log_replaced_surrogate(self, thread_id: str) -> None:
+    def warn_once_about_replaced_unicode_surrogate(self, thread_id: str) -> None:
         """Log a warning that a lone surrogate was replaced, once for each codec."""
         if self.replaced_path and not self.is_replacement_logged:
             self.is_replacement_logged = True
@@ -277,7 +277,7 @@ class Codec:
             if is_message_unchanged_by_validation(value):
                 return pack_message_in_class_order(value) or encoding_for_comparison
             encoding_for_comparison = self._encode_or_explain(value, get_path)
-        return self._encode_message_as_read_back(encoding_for_comparison)
+        return self._decode_and_reencode_message(encoding_for_comparison)
 
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
@@ -392,7 +392,7 @@ def _list_parts_with_paths(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Send):
         return [(".arg", value.arg)]
     cls: Any = type(value)
-    if find_data_class_kind(cls) not in (None, "enum"):
+    if detect_enum_model_dataclass_or_namedtuple(cls) not in (None, "enum"):
         parts = read_instance_attributes(value)
         if isinstance(value, BaseModel):
             parts |= read_private_attributes(value)
@@ -453,4 +453,4 @@ class ValuesAsEncoded(Sequence[Any]):
         full = self._full[i]
         if full[:1] != MESSAGE:
             return self._values[i]
-        return unpack_messages([full], trusts_fields=True)[0]
+        return unpack_messages([full], is_packed_by_this_process=True)[0]

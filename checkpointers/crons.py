@@ -63,16 +63,16 @@ class CronTable(ServerTable):
         """Set the time of a cron's next run, unless another process has started the due run."""
         await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
-    async def list_not_due_before(self, moment: float) -> list[CronRow]:
-        """Return the crons whose next run is due after `moment` or that have no next run.
+    async def list_crons_due_after_or_never(self, unix_time: float) -> list[CronRow]:
+        """Return the crons whose next run is due after `unix_time` or that have no next run.
 
         Damaged rows are left out.
 
         Args:
-            moment: The moment, in seconds since 1970.
+            unix_time: The moment, in seconds since 1970.
         """
         crons = list[CronRow]()
-        for row in await self._read_rows("crons_not_due_before", moment):
+        for row in await self._read_rows("crons_not_due_before", unix_time):
             with suppress(CorruptRecord):
                 crons.append(decrypt_cron(self._seal, row))
         return crons

@@ -79,7 +79,7 @@ class ChannelUpdate:
         """Whether an entry of the update removes all earlier items of the channel."""
         return any(entry.clears for entry in self.entries)
 
-    def list_new_items_and_log_ranges(self, log: ChannelLog) -> list[bytes | Range]:
+    def list_added_items_as_bytes_or_log_range(self, log: ChannelLog) -> list[bytes | Range]:
         """Return the added items in order, each as its bytes or its log position.
 
         For an item that the log already contains, the range `(position, position + 1)` is returned.
@@ -92,29 +92,25 @@ class ChannelUpdate:
                 parts.append(entry.item if position is None else (position, position + 1))
         return parts
 
-    def compute_value_ranges(self, added_position_by_entry: Sequence[int | None]) -> Ranges:
+    def compute_log_ranges_of_updated_value(
+        self, added_log_positions: Sequence[int | None]
+    ) -> Ranges:
         """Return the log ranges that make up the channel's value after applying this update.
 
         Args:
-            added_position_by_entry: For each entry, the log position of the item that the entry
+            added_log_positions: For each entry, the log position of the item that the entry
                 adds, or None if it adds nothing.
         """
         base = self.base or []
         ids = [entry.message_id for entry in self.entries if entry.message_id is not None]
-        if (
-            not self.positions_by_id
-            and None not in added_position_by_entry
-            and len({*ids}) == len(ids)
-        ):
-            return join_ranges(
-                [*base, *((p, p + 1) for p in added_position_by_entry if p is not None)]
-            )
+        if not self.positions_by_id and None not in added_log_positions and len({*ids}) == len(ids):
+            return join_ranges([*base, *((p, p + 1) for p in added_log_positions if p is not None)])
         value: list[int | None] = [*iter_positions(base)]
         order = {position: number for number, position in enumerate(value)}
         numbers = {
             message_id: order[position] for message_id, position in self.positions_by_id.items()
         }
-        for entry, position in zip(self.entries, added_position_by_entry, strict=True):
+        for entry, position in zip(self.entries, added_log_positions, strict=True):
             if entry.clears:
                 value, numbers = [], {}
             elif position is None:
@@ -185,12 +181,12 @@ def plan_channel_update(
         items = [part for part in write if not isinstance(part, RemoveMessage)]
         if type(value) is dict:
             kind = DICT
-            items = list_dict_pairs(value) or items
+            items = list_pairs_of_dict_with_str_or_int_keys(value) or items
         entries += map(Entry, _encode_items(codec, channel, items))
     return ChannelUpdate(kind, entries, False, None)
 
 
-def list_dict_pairs(value: dict[Any, Any]) -> list[Any]:
+def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
     """Return a dict's pairs.
 
     The list is empty if the dict has a key that is neither a str nor an int.
@@ -300,7 +296,7 @@ def find_items_with_newly_assigned_ids(
     unmatched, is_cleared, restored = Transcript(), False, set[bytes]()
     for message in transcript_messages:
         if isinstance(message, BaseMessage) and not message.id:
-            unmatched.add(message)
+            unmatched.index_message(message)
     for entry in update.entries:
         is_cleared = is_cleared or entry.clears
         if entry.item is None:
@@ -312,7 +308,7 @@ def find_items_with_newly_assigned_ids(
         ):
             restored.add(entry.item)
         elif not entry.message_id and not is_cleared:
-            unmatched.add(entry.message)
+            unmatched.index_message(entry.message)
     return frozenset(restored)
 
 
@@ -329,9 +325,9 @@ class Transcript:
         self._entries: dict[tuple[str, str], list[tuple[int, str | None]]] = {}
         self._count = 0
         for message in messages:
-            self.add(message)
+            self.index_message(message)
 
-    def add(self, message: Any) -> None:
+    def index_message(self, message: Any) -> None:
         """Add a message to the index.
 
         A value that is not a message increments the index of later messages, but is never returned

@@ -18,7 +18,7 @@ from perdure.checkpointers.delta import (
     Transcript,
     find_items_with_newly_assigned_ids,
     find_positions_by_message_id,
-    list_dict_pairs,
+    list_pairs_of_dict_with_str_or_int_keys,
     plan_channel_update,
 )
 from perdure.checkpointers.heads import START_SOURCES
@@ -29,8 +29,8 @@ from perdure.checkpointers.manifest import (
     MAP,
     Ranges,
     ValueReference,
+    extract_value_reference_from_delta_channel_reference,
     iter_positions,
-    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, CheckpointPut, build_title
 from perdure.checkpointers.reader import CheckpointReader
@@ -126,7 +126,7 @@ def _load_written_values(
                 value = yield from reader.read_value(put.address.thread_id, thread, ref)
                 entries.append((writes_sort_key(task_path, task_id, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
-                    ref = _build_inline_reference(reader.codec, ref, value)
+                    ref = _build_reference_with_encoded_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
         pending: PendingTask = (task_path, writes, row[3])
         delta_writes.pending_writes[task_id] = pending
@@ -138,14 +138,20 @@ def _load_written_values(
     return values
 
 
-def _build_inline_reference(codec: Codec, ref: ValueReference, value: Any) -> ValueReference:
+def _build_reference_with_encoded_elements(
+    codec: Codec, ref: ValueReference, value: Any
+) -> ValueReference:
     """Build an inline reference that contains the encoded elements of a list or dict.
 
     The elements are encoded like log items. If `value` is empty, or neither a list nor a dict,
     `ref` is returned unchanged.
     """
     elements = (
-        value if type(value) is list else list_dict_pairs(value) if type(value) is dict else []
+        value
+        if type(value) is list
+        else list_pairs_of_dict_with_str_or_int_keys(value)
+        if type(value) is dict
+        else []
     )
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     return (
@@ -201,7 +207,7 @@ def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str
     """
     if channel not in parent.references:
         return None if channel in parent.channel_versions else []
-    ref = unwrap_delta_channel_reference(parent.references[channel])
+    ref = extract_value_reference_from_delta_channel_reference(parent.references[channel])
     if isinstance(ref, bytes):
         value = reader.codec.decode(ref)
         value = value.value if type(value) is DeltaSnapshot else value

@@ -12,11 +12,11 @@ from perdure.checkpointers.manifest import (
     LIST,
     Ranges,
     ValueReference,
+    extract_value_reference_from_delta_channel_reference,
     iter_positions,
     join_ranges,
     merge_ranges,
     subtract_ranges,
-    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
@@ -128,8 +128,8 @@ class Differences:
                     channels[channel] = difference
                 continue
             old_ref, new_ref = (
-                unwrap_delta_channel_reference(old_ref),
-                unwrap_delta_channel_reference(new_ref),
+                extract_value_reference_from_delta_channel_reference(old_ref),
+                extract_value_reference_from_delta_channel_reference(new_ref),
             )
             if old_ref == new_ref:
                 continue
@@ -229,7 +229,7 @@ class Differences:
 
 def _has_unknown_value(ref: Any) -> bool:
     """Return whether `ref` refers to a `DeltaChannel` whose value is unknown."""
-    return ref is not None and unwrap_delta_channel_reference(ref) is None
+    return ref is not None and extract_value_reference_from_delta_channel_reference(ref) is None
 
 
 def _find_nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:

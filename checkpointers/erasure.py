@@ -38,11 +38,11 @@ from perdure.checkpointers.manifest import (
     ValueReference,
     count_positions,
     drop_repeated_positions,
+    extract_value_reference_from_delta_channel_reference,
     flatten_ranges,
     iter_log_references,
     iter_positions,
     unflatten_ranges,
-    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.put import MAX_TITLE_CHARS
 from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
@@ -50,8 +50,8 @@ from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     RunRow,
     build_row_key,
-    compute_item_and_alias_ranges,
     compute_metadata_tags,
+    compute_position_ranges_of_items_and_aliases,
     decrypt_client_metadata,
     decrypt_cron,
     decrypt_list_entry,
@@ -60,8 +60,8 @@ from perdure.checkpointers.records import (
     decrypt_writes,
     encrypt_checkpoint,
     encrypt_client_metadata_and_search_keys,
-    encrypt_list_entry,
     encrypt_run,
+    encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
     key_range,
     unpack_id,
@@ -240,7 +240,8 @@ class _Eraser:
         # once decoded, does contain or quote an erased message.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
-        # `_replacements` caches the results of `_build_item_replacement`, keyed by its arguments.
+        # `_replacements` caches the results of `_build_item_without_erased_messages`, keyed by its
+        # arguments.
         self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
         # `_items_with_calls` contains the log key and the position of each removed message with
         # tool calls. `_items_of_removed_dicts` contains the log key and the position of each item
@@ -264,9 +265,9 @@ class _Eraser:
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
             log.next_position, log.next_alias = (
-                stop for _, stop in compute_item_and_alias_ranges(*ends)
+                stop for _, stop in compute_position_ranges_of_items_and_aliases(*ends)
             )
-            for first, stop in compute_item_and_alias_ranges(*ends):
+            for first, stop in compute_position_ranges_of_items_and_aliases(*ends):
                 for start in range(first, stop, ITEMS_PAGE_SIZE):
                     page = self.reader.read_items_page(
                         self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE
@@ -298,7 +299,7 @@ class _Eraser:
                 is not listed_metadata
             ):
                 remaining = self._encode({}) if remaining is REMOVED else remaining
-                list_entry = encrypt_list_entry(
+                list_entry = encrypt_thread_list_entry_and_build_search_keys(
                     self.seal, self.thread_id, title, (self.codec.decode(remaining), remaining)
                 )
                 yield self.sql("set_list_entry", *list_entry, thread_key)
@@ -336,7 +337,7 @@ class _Eraser:
         self.remover.collect_texts_of_removed_messages()
         self._needles = self.remover.build_byte_strings_to_search_for()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
-        self.remover.exclude_texts_of_others(
+        self.remover.exclude_texts_that_kept_messages_contain(
             map(self.codec.decode, filter(self._may_contain_erased_message, stored))
         )
 
@@ -384,7 +385,9 @@ class _Eraser:
                 head = snapshot.checkpoint_id if is_head else head
                 yield from self._erase_messages_from_checkpoint(ns, row, snapshot, is_head=is_head)
             for row in (yield self.sql("namespace_writes", namespace)):
-                yield from self._rewrite_pending_writes(namespace, ns, row, head)
+                yield from self._remove_erased_messages_from_pending_writes(
+                    namespace, ns, row, head
+                )
             self.cancelled |= {
                 _build_task_name(ns, node)
                 for node in self._removed_sends.get(head or "", {}).values()
@@ -461,9 +464,11 @@ class _Eraser:
         refs, transcripts = {}, {}
         for channel, ref in snapshot.references.items():
             if channel == TASKS:
-                refs[channel] = yield from self._rewrite_sends(snapshot.checkpoint_id, ref)
+                refs[channel] = yield from self._remove_sends_that_quote_erased_messages(
+                    snapshot.checkpoint_id, ref
+                )
             else:
-                refs[channel] = yield from self._rewrite_reference(
+                refs[channel] = yield from self._remove_erased_messages_from_referenced_value(
                     channel, ref, channel.startswith("__")
                 )
         for channel, stored_transcript in snapshot.transcript.items():
@@ -497,24 +502,32 @@ class _Eraser:
         yield self.sql("rewrite_checkpoint", body, row[0])
         self.checkpoints += 1
 
-    def _rewrite_sends(self, checkpoint_id: str, ref: Any) -> Flow[Any]:
+    def _remove_sends_that_quote_erased_messages(
+        self, checkpoint_id: str, sends_ref: Any
+    ) -> Flow[Any]:
         """Remove `Send`s that quote an erased message from a checkpoint's list of `Send`s.
 
         Return a reference to the list without the removed `Send`s.
         """
         value = (
-            (yield from self._read_value(ref)) if self._may_reference_erased_message(ref) else None
+            (yield from self._read_value(sends_ref))
+            if self._may_reference_erased_message(sends_ref)
+            else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
             # The value cannot contain an erased message, or it is not a list of `Send`s and was
             # therefore not stored by langgraph.
-            return (yield from self._rewrite_reference(TASKS, ref, is_input=True))
+            return (
+                yield from self._remove_erased_messages_from_referenced_value(
+                    TASKS, sends_ref, is_input=True
+                )
+            )
         remaining, removed = split_remaining_and_removed_tasks_by_index(self.remover, value)
         self._removed_sends[checkpoint_id] = {index: task.node for index, task in removed.items()}
-        return self._encode(remaining) if removed else ref
+        return self._encode(remaining) if removed else sends_ref
 
-    def _rewrite_pending_writes(
-        self, namespace: int, ns: str, row: Row, head: str | None
+    def _remove_erased_messages_from_pending_writes(
+        self, namespace: int, ns: str, row: Row, head_checkpoint_id: str | None
     ) -> Flow[None]:
         """Rewrite the pending writes of one task without the erased messages.
 
@@ -525,7 +538,7 @@ class _Eraser:
         checkpoint_id, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
         is_pending, removed_sends = (
-            checkpoint_id == head,
+            checkpoint_id == head_checkpoint_id,
             self._removed_sends.get(checkpoint_id, {}),
         )
         send_index = next(
@@ -573,7 +586,7 @@ class _Eraser:
         """
         remaining = []
         for index, channel, ref in writes:
-            new = yield from self._rewrite_reference(channel, ref, True)
+            new = yield from self._remove_erased_messages_from_referenced_value(channel, ref, True)
             if new is ref or (new is not REMOVED and channel not in UNALTERED):
                 remaining.append([index, channel, new])
             elif is_pending and channel == TASKS:
@@ -583,7 +596,9 @@ class _Eraser:
 
     # -- references
 
-    def _rewrite_reference(self, channel: str, ref: Any, is_input: bool) -> Flow[Any]:
+    def _remove_erased_messages_from_referenced_value(
+        self, channel: str, ref: Any, is_input: bool
+    ) -> Flow[Any]:
         """Remove the erased messages from a referenced value, and return the new reference.
 
         Returns:
@@ -600,7 +615,7 @@ class _Eraser:
         if not isinstance(ref, bytes) and ref[0] in (SNAPSHOT, DELTA):
             return (yield from self._rewrite_delta_reference(channel, ref))
         if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
-            new_ref = yield from self._rewrite_split_value(ref, context)
+            new_ref = yield from self._remove_erased_messages_from_split_value(ref, context)
         elif self._may_reference_erased_message(ref):
             new_ref = self._encode_without_messages(
                 (yield from self._read_value(ref)), context, ref
@@ -616,7 +631,9 @@ class _Eraser:
             return ref
         # If a `DeltaChannel`'s value was computed from pending writes, treat the value like the
         # pending writes themselves, so that messages without ids are also erased from it.
-        remaining = yield from self._rewrite_reference(channel, inner, kind == DELTA)
+        remaining = yield from self._remove_erased_messages_from_referenced_value(
+            channel, inner, kind == DELTA
+        )
         # Store an empty snapshot, because without one langgraph would use an earlier checkpoint's
         # snapshot, which may contain the erased messages.
         if remaining is REMOVED:
@@ -661,13 +678,15 @@ class _Eraser:
     def _encode(self, value: Any) -> bytes:
         return self.codec.encode(value, lambda: "a value that contained an erased message")
 
-    def _rewrite_split_value(self, ref: Any, context: ValueContext) -> Flow[Any]:
+    def _remove_erased_messages_from_split_value(
+        self, ref: Any, context: ValueContext
+    ) -> Flow[Any]:
         """Remove erased messages from a list, dict or log item, and return the new reference."""
         kind, log, numbers = ref
         ranges = unflatten_ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
             self.dicts.add(log)
-            if (yield from self._is_erased_message_stored_as_dict_items(log, ranges, context)):
+            if (yield from self._is_split_dict_an_erased_message(log, ranges, context)):
                 self._items_of_removed_dicts |= {
                     (log, position) for position in iter_positions(ranges)
                 }
@@ -677,23 +696,23 @@ class _Eraser:
             return ref
         if kind == ITEM:
             return [ITEM, log, self._append_items(log, parts)[0][0]] if parts else REMOVED
-        last_position = self.thread.logs[log].origin_position(ranges[-1][1] - 1)
+        last_position = self.thread.logs[log].resolve_alias_to_item_position(ranges[-1][1] - 1)
         self._ends_with_removed_call = (
             self._ends_with_removed_call or (log, last_position) in self._items_with_calls
         )
         return [kind, log, flatten_ranges(self._append_items(log, parts))]
 
-    def _is_erased_message_stored_as_dict_items(
-        self, log_key: int, ranges: Ranges, context: ValueContext
+    def _is_split_dict_an_erased_message(
+        self, log_key: int, log_ranges: Ranges, context: ValueContext
     ) -> Flow[bool]:
         """Return whether a dict that was split into items is itself an erased message."""
         suspects = (
-            _find_positions_in_range(self._suspect_positions, log_key, *part) for part in ranges
+            _find_positions_in_range(self._suspect_positions, log_key, *part) for part in log_ranges
         )
-        if count_positions(ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
+        if count_positions(log_ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_erased(
-            (yield from self._read_value([DICT, log_key, flatten_ranges(ranges)])), context
+            (yield from self._read_value([DICT, log_key, flatten_ranges(log_ranges)])), context
         )
 
     def _erase_messages_from_transcript(
@@ -707,7 +726,7 @@ class _Eraser:
             stored_ranges: The ranges of the transcript, as they are stored.
         """
         ranges = unflatten_ranges(stored_ranges)
-        ref, are_pairs = unwrap_delta_channel_reference(value_ref), False
+        ref, are_pairs = extract_value_reference_from_delta_channel_reference(value_ref), False
         if ref is not value_ref:
             self.deltas.add(log_key)
             are_pairs = value_ref[1] == DICT
@@ -759,8 +778,11 @@ class _Eraser:
         is_unchanged = True
         for start, stop in ranges:
             for position in _find_positions_in_range(self._hit_positions, log_key, start, stop):
-                replacement = self._get_cached_item_replacement(
-                    log_key, self.thread.logs[log_key].origin_position(position), are_pairs, context
+                replacement = self._get_or_build_item_without_erased_messages(
+                    log_key,
+                    self.thread.logs[log_key].resolve_alias_to_item_position(position),
+                    are_pairs,
+                    context,
                 )
                 if replacement is None:
                     continue
@@ -771,20 +793,20 @@ class _Eraser:
             parts += [(start, stop)] if start < stop else []
         return None if is_unchanged else parts
 
-    def _get_cached_item_replacement(
-        self, log_key: int, position: int, is_pair: bool, context: ValueContext
+    def _get_or_build_item_without_erased_messages(
+        self, log_key: int, position: int, is_dict_pair: bool, context: ValueContext
     ) -> Any:
-        """Return the cached result of `_build_item_replacement`.
+        """Return the cached result of `_build_item_without_erased_messages`.
 
         `functools.cache` is not used, because it would keep this object alive in a reference cycle.
         """
-        arguments = log_key, position, is_pair, context
+        arguments = log_key, position, is_dict_pair, context
         if arguments not in self._replacements:
-            self._replacements[arguments] = self._build_item_replacement(*arguments)
+            self._replacements[arguments] = self._build_item_without_erased_messages(*arguments)
         return self._replacements[arguments]
 
-    def _build_item_replacement(
-        self, log_key: int, position: int, is_pair: bool, context: ValueContext
+    def _build_item_without_erased_messages(
+        self, log_key: int, position: int, is_dict_pair: bool, context: ValueContext
     ) -> Any:
         """Return the bytes that replace an item.
 
@@ -793,7 +815,7 @@ class _Eraser:
             does not change.
         """
         value = self.codec.decode(self._items_by_log[log_key][position])
-        entry = _convert_key_value_pair_to_dict(value) if is_pair else None
+        entry = _convert_key_value_pair_to_dict(value) if is_dict_pair else None
         old = value if entry is None else entry
         new = self.remover.remove_messages_from(old, context)
         if new is old:

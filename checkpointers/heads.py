@@ -17,11 +17,11 @@ START_SOURCES: Final = {"input", "update", "fork"}
 """The sources in the metadata of a put that starts a run."""
 
 
-def find_start_seq_of_run(
+def find_seq_of_first_checkpoint_of_run(
     put: CheckpointPut,
     head: Head,
     parent: Snapshot | None,
-    parent_and_put_steps: tuple[int | None, ...],
+    parent_and_put_supersteps: tuple[int | None, ...],
     put_seq: int,
 ) -> int:
     """Return the sequence number of the first checkpoint of the run that `put` belongs to.
@@ -38,8 +38,8 @@ def find_start_seq_of_run(
         put: The put.
         head: The head before the put.
         parent: The parent of the checkpoint that is put.
-        parent_and_put_steps: The step of the parent and the step of the put. A step is None if the
-            metadata has no step.
+        parent_and_put_supersteps: The step of the parent and the step of the put. A step is None if
+            the metadata has no step.
         put_seq: The sequence number of the put.
     """
     if put.metadata.get("source") in START_SOURCES:
@@ -48,7 +48,7 @@ def find_start_seq_of_run(
         return 0 if put.address.checkpoint_id is not None and put.merge is not None else put_seq
     if put.is_deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
         return put_seq
-    parent_step, step = parent_and_put_steps
+    parent_step, step = parent_and_put_supersteps
     is_new_run = step is not None and parent_step is not None and step != parent_step + 1
     return put_seq if is_new_run else parent.run_start
 

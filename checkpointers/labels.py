@@ -70,7 +70,9 @@ def describe_actions_of_other_users(metadata: Iterable[Mapping[str, Any]]) -> li
     return [*dict.fromkeys(descriptions)]
 
 
-def find_updated_checkpoint_id(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:
+def find_id_of_checkpoint_changed_by_state_update(
+    parent_id: str | None, metadata: Mapping[str, Any]
+) -> str | None:
     """Return the id of the checkpoint whose state an update has changed.
 
     Args:

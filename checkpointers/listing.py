@@ -45,7 +45,7 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
     return all(_get_metadata_by_path(metadata, name) == value for name, value in where.items())
 
 
-def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
+def compute_first_metadata_index_tag(seal: Seal, where: MetadataFilter) -> int | None:
     """Return the index tag of the first filter value that has one, or None.
 
     A tag is a number that represents a value in the metadata index.
@@ -124,7 +124,7 @@ class Listing:
         Raises:
             CorruptRecord: The index is damaged.
         """
-        tag, last_key = find_first_tag(self.seal, where), -1
+        tag, last_key = compute_first_metadata_index_tag(self.seal, where), -1
         if tag is None:
             return None
         yield from self._check_index_entries_around_range(tag, 0, _MAX_KEY)
@@ -135,7 +135,8 @@ class Listing:
                     raise build_damaged_index_error(f"the tags of checkpoint {row[0]}")
                 last_key = row[0]
                 if metadata_matches(
-                    self._check_index_and_decode_metadata(thread_id, ns, row, tag, True), where
+                    self._check_metadata_index_and_decode_metadata(thread_id, ns, row, tag, True),
+                    where,
                 ):
                     matching.append((thread_id, last_key))
         return matching
@@ -151,10 +152,12 @@ class Listing:
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start_key, stop_key)
             for indexed, thread_id, ns, *row in neighbours:
-                self._check_index_and_decode_metadata(thread_id, ns, row, tag, bool(indexed))
+                self._check_metadata_index_and_decode_metadata(
+                    thread_id, ns, row, tag, bool(indexed)
+                )
 
-    def _check_index_and_decode_metadata(
-        self, thread_id: str | None, ns: str, row: list[Any], tag: int, is_indexed: bool
+    def _check_metadata_index_and_decode_metadata(
+        self, thread_id: str | None, ns: str, row: list[Any], index_tag: int, has_index_entry: bool
     ) -> dict[str, Any]:
         """Check the metadata index against a checkpoint's metadata, and return the metadata.
 
@@ -162,8 +165,8 @@ class Listing:
             thread_id: The thread, or None if the checkpoint has none.
             ns: The namespace.
             row: The row of the checkpoint.
-            tag: The tag.
-            is_indexed: Whether the index has an entry of the tag for the checkpoint.
+            index_tag: The tag.
+            has_index_entry: Whether the index has an entry of the tag for the checkpoint.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -172,7 +175,7 @@ class Listing:
             metadata = self.reader.decode_metadata(
                 self.reader.decrypt_row(thread_id, ns, tuple(row))
             )
-            if is_indexed == (tag in compute_metadata_tags(self.seal, metadata)):
+            if has_index_entry == (index_tag in compute_metadata_tags(self.seal, metadata)):
                 return metadata
         raise build_damaged_index_error(f"the tags of checkpoint {row[0]}")
 
@@ -244,7 +247,7 @@ class Listing:
         if before_id is not None:
             stop_seq, before_id = self.read(
                 partial(
-                    self._find_seq_and_id_bound_of_listing,
+                    self._find_seq_and_id_before_which_listing_starts,
                     address._replace(checkpoint_id=before_id),
                     namespace,
                     stop_seq,
@@ -291,7 +294,7 @@ class Listing:
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)
 
-    def _find_seq_and_id_bound_of_listing(
+    def _find_seq_and_id_before_which_listing_starts(
         self, address: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
         """Find the upper bound for listing only the checkpoints before a given checkpoint.
@@ -316,7 +319,7 @@ class Listing:
 
         Only rows with keys from `start` to `stop` are read.
         """
-        tag = find_first_tag(self.seal, where)
+        tag = compute_first_metadata_index_tag(self.seal, where)
         if tag is not None:
             yield from self._check_index_entries_around_range(tag, start, stop)
             return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]

@@ -18,23 +18,23 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.cache import Snapshot
-from perdure.checkpointers.labels import UPDATED, find_updated_checkpoint_id
+from perdure.checkpointers.labels import UPDATED, find_id_of_checkpoint_changed_by_state_update
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import (
     ALIASES,
     Ranges,
+    extract_value_reference_from_delta_channel_reference,
     flatten_ranges,
     iter_log_references,
     merge_ranges,
     subtract_ranges,
     unflatten_ranges,
-    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     build_row_key,
-    compute_item_and_alias_ranges,
     compute_metadata_tags,
+    compute_position_ranges_of_items_and_aliases,
     decrypt_list_entry,
     decrypt_writes,
     encrypt_checkpoint,
@@ -128,7 +128,12 @@ class Maintenance:
             )
             self._prune_in_batches(owner_id, partial(_keep_all_except, keys))
             self.delete_and_drop_cached_thread(
-                owner_id, partial(self.refresh_list_entry, owner_id, is_metadata_deleted=True)
+                owner_id,
+                partial(
+                    self.rebuild_outdated_list_entry_of_thread,
+                    owner_id,
+                    may_metadata_be_deleted=True,
+                ),
             )
         if keys_by_thread:
             self.database.release_unused_disk_space()
@@ -237,8 +242,8 @@ class Maintenance:
             deletes_rows=True,
         )
 
-    def refresh_list_entry(
-        self, thread_id: str, *, is_metadata_deleted: bool = False
+    def rebuild_outdated_list_entry_of_thread(
+        self, thread_id: str, *, may_metadata_be_deleted: bool = False
     ) -> Flow[None]:
         """Rebuild the title and metadata of a thread's list entry if they may be outdated.
 
@@ -247,11 +252,11 @@ class Maintenance:
 
         Args:
             thread_id: The thread.
-            is_metadata_deleted: Whether metadata may have been deleted, and not only messages.
+            may_metadata_be_deleted: Whether metadata may have been deleted, and not only messages.
         """
         for row in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, row[-1])
-            if title is None or title.message_id is not None or is_metadata_deleted:
+            if title is None or title.message_id is not None or may_metadata_be_deleted:
                 yield from self.threads.refresh_list_entry(row)
 
     def delete_thread(
@@ -323,15 +328,17 @@ class Maintenance:
                 # entire metadata index for the checkpoint.
                 yield self.sql("drop_tags", row[0])
             else:
-                yield self._build_tag_deletes(row[0], metadata)
+                yield self._build_metadata_index_deletes(row[0], metadata)
         yield self.sql("drop_namespace_checkpoints", *key_range(namespace_key))
         yield self.sql("drop_namespace_writes", namespace_key)
         return len(rows)
 
-    def _build_tag_deletes(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
+    def _build_metadata_index_deletes(
+        self, checkpoint_key: int, metadata: Mapping[str, Any]
+    ) -> list[Statement]:
         """Build the statements that remove a checkpoint from the index of metadata."""
         return [
-            self.sql("drop_tag", number, key)
+            self.sql("drop_tag", number, checkpoint_key)
             for number in compute_metadata_tags(self.seal, metadata)
         ]
 
@@ -381,7 +388,7 @@ class Maintenance:
             deleted |= {checkpoint.key, write_key}
             if not dry_run:
                 yield [
-                    *self._build_tag_deletes(checkpoint.key, checkpoint.metadata),
+                    *self._build_metadata_index_deletes(checkpoint.key, checkpoint.metadata),
                     self.sql("drop_writes", *write_key),
                     self.sql("drop_checkpoint", checkpoint.key),
                     *([self.sql("set_explicit_head", 0, namespace)] if checkpoint.is_head else []),
@@ -394,9 +401,11 @@ class Maintenance:
         if items and not dry_run:
             yield from drop_thread_index(self.sql, thread_key)
         if not dry_run and any(checkpoint.is_head for _, checkpoint in candidates):
-            yield from self.refresh_list_entry(thread_id, is_metadata_deleted=True)
+            yield from self.rebuild_outdated_list_entry_of_thread(
+                thread_id, may_metadata_be_deleted=True
+            )
         elif items and not dry_run:
-            yield from self.refresh_list_entry(thread_id)
+            yield from self.rebuild_outdated_list_entry_of_thread(thread_id)
         return PruneReport(len(candidates), items, size_bytes=size + item_bytes)
 
     def _select_checkpoints_to_delete(
@@ -469,7 +478,7 @@ class Maintenance:
         """
         for head in candidates:
             updated = _find_checkpoint_id_before_updates(candidates, head) if head.is_head else None
-            if updated is None or updated == find_updated_checkpoint_id(
+            if updated is None or updated == find_id_of_checkpoint_changed_by_state_update(
                 head.parent_id, head.metadata
             ):
                 continue
@@ -517,11 +526,13 @@ class Maintenance:
             ):
                 if row[0] in excluded:
                     continue
-                _add_live_references(snapshot.references.values(), live_ranges)
+                _add_referenced_log_positions_to_live_ranges(
+                    snapshot.references.values(), live_ranges
+                )
                 if keeps_history:
                     _add_live_ranges(snapshot.transcript.values(), live_ranges)
                 elif snapshot.transcript:
-                    unknown = _find_transcripts_of_channels_without_value(snapshot)
+                    unknown = _get_transcripts_of_delta_channels_with_unknown_value(snapshot)
                     to_rewrite.append((ns, row, snapshot, unknown))
                     _add_live_ranges(
                         (transcript for transcript in unknown.values() if _has_aliases(transcript)),
@@ -530,7 +541,9 @@ class Maintenance:
             for row in (yield self.sql("namespace_writes", namespace)):
                 if (namespace, row[0]) not in excluded:
                     writes = decrypt_writes(self.seal, thread_id, ns, row)
-                    _add_live_references((ref for _, _, ref in writes), live_ranges)
+                    _add_referenced_log_positions_to_live_ranges(
+                        (ref for _, _, ref in writes), live_ranges
+                    )
         for ns, row, snapshot, unknown in to_rewrite if not dry_run else ():
             transcript = {
                 channel: stored_transcript
@@ -555,11 +568,12 @@ class Maintenance:
         """
         items = freed_bytes = 0
         for log, name, *last_keys in (yield self.sql("thread_logs", thread_key)):
-            yield from self._add_original_positions_of_aliases(
+            yield from self._extend_live_ranges_by_items_of_aliases(
                 thread_id, name, log, live_ranges[log]
             )
             for start, stop in subtract_ranges(
-                compute_item_and_alias_ranges(*last_keys), merge_ranges(live_ranges[log])
+                compute_position_ranges_of_items_and_aliases(*last_keys),
+                merge_ranges(live_ranges[log]),
             ):
                 keys = key_range(log, start, stop)
                 ((item_count, size),) = yield self.sql("count_items", *keys)
@@ -569,8 +583,8 @@ class Maintenance:
                     yield self.sql("drop_items", *keys)
         return DeletedItems(items, freed_bytes)
 
-    def _add_original_positions_of_aliases(
-        self, thread_id: str, name: str, log: int, live_ranges: Ranges
+    def _extend_live_ranges_by_items_of_aliases(
+        self, thread_id: str, channel: str, log_key: int, live_ranges: Ranges
     ) -> Flow[None]:
         """Mark the items that aliases in the live ranges of a log refer to as live, too.
 
@@ -581,20 +595,21 @@ class Maintenance:
         for start, stop in merge_ranges(live_ranges):
             if stop > ALIASES:
                 aliases = self.reader.read_items_page(
-                    thread_id, name, log, max(start, ALIASES), stop
+                    thread_id, channel, log_key, max(start, ALIASES), stop
                 )
                 origins = [unpack(body) for _, body in (yield from aliases)]
                 origin_ranges += [(origin, origin + 1) for origin in origins]
         live_ranges += origin_ranges
 
 
-def _find_transcripts_of_channels_without_value(snapshot: Snapshot) -> dict[str, Any]:
+def _get_transcripts_of_delta_channels_with_unknown_value(snapshot: Snapshot) -> dict[str, Any]:
     """Return the stored transcripts of `DeltaChannel`s whose value is unknown."""
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
         if channel in snapshot.references
-        and unwrap_delta_channel_reference(snapshot.references[channel]) is None
+        and extract_value_reference_from_delta_channel_reference(snapshot.references[channel])
+        is None
     }
 
 
@@ -625,12 +640,14 @@ def _drop_unreferenced_positions(
     ]
 
 
-def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
+def _add_referenced_log_positions_to_live_ranges(
+    refs: Iterable[Any], live_ranges_by_log: dict[int, Ranges]
+) -> None:
     """Add all log positions referenced by `refs` to the logs' live ranges.
 
     The live ranges contain the log positions that are still referenced.
     """
-    _add_live_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges)
+    _add_live_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges_by_log)
 
 
 def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
@@ -681,7 +698,11 @@ def _find_checkpoint_id_before_updates(
     updated, checkpoint = None, by_id.get(head.checkpoint_id)
     while (
         checkpoint is not None
-        and (previous := find_updated_checkpoint_id(checkpoint.parent_id, checkpoint.metadata))
+        and (
+            previous := find_id_of_checkpoint_changed_by_state_update(
+                checkpoint.parent_id, checkpoint.metadata
+            )
+        )
         is not None
     ):
         updated, checkpoint = previous, by_id.get(previous)

@@ -95,7 +95,7 @@ def is_state_channel(channel: str) -> bool:
 # -- versions
 
 
-def find_max_merge_epoch(channel_versions: Iterable[Any]) -> int | None:
+def find_max_merge_epoch_of_versions(channel_versions: Iterable[Any]) -> int | None:
     """Return the highest merge epoch among channel versions.
 
     The epoch is the upper part of a channel version. A merge of the channel increases the epoch.
@@ -104,13 +104,13 @@ def find_max_merge_epoch(channel_versions: Iterable[Any]) -> int | None:
         The epoch, or None if the versions are of different kinds or of a kind without epochs.
     """
     values = [*channel_versions]
-    epochs = [parse_merge_epoch(version) for version in values]
+    epochs = [extract_merge_epoch_from_version_bits(version) for version in values]
     if None in epochs or len({type(version) for version in values}) > 1:
         return None
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 
 
-def parse_merge_epoch(channel_version: Any) -> int | None:
+def extract_merge_epoch_from_version_bits(channel_version: Any) -> int | None:
     """Return the merge epoch in a channel version, or None if the version is not a number.
 
     A version may also be a text such as `"007.25"`. The epoch is the upper part of a channel
@@ -138,13 +138,13 @@ def parse_whole_part_of_version(version: Any) -> int | None:
     return int(digits) if digits.isdecimal() else None
 
 
-def build_first_version_of_epoch(example_version: Any, epoch: int) -> Any:
+def build_lowest_channel_version_of_merge_epoch(example_version: Any, merge_epoch: int) -> Any:
     """Return the lowest channel version in a merge epoch, formatted like `example_version`.
 
-    >>> [build_first_version_of_epoch(version, 1) for version in (7, "007.25")]
+    >>> [build_lowest_channel_version_of_merge_epoch(version, 1) for version in (7, "007.25")]
     [4294967296, '4294967296.25']
     """
-    first = epoch << _EPOCH_BITS
+    first = merge_epoch << _EPOCH_BITS
     if not isinstance(example_version, str):
         return type(example_version)(first)
     digits, dot, rest = example_version.partition(".")

@@ -25,14 +25,14 @@ from uuid import uuid4
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.cache import Head, Snapshot, Thread
-from perdure.checkpointers.labels import MERGED, find_updated_checkpoint_id
+from perdure.checkpointers.labels import MERGED, find_id_of_checkpoint_changed_by_state_update
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.merge import (
     Merge,
-    build_first_version_of_epoch,
-    find_max_merge_epoch,
+    build_lowest_channel_version_of_merge_epoch,
+    extract_merge_epoch_from_version_bits,
+    find_max_merge_epoch_of_versions,
     is_state_channel,
-    parse_merge_epoch,
     parse_whole_part_of_version,
 )
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
@@ -103,7 +103,7 @@ class MergePlanner:
                 )
             )
         if parent is not None and parent.checkpoint_id == current.checkpoint_id:
-            merged = self._list_unread_merged_channels(current)
+            merged = self._list_merged_channels_unread_by_run(current)
             return (
                 (yield from self._plan_put_on_merged_head(put, current, merged)) if merged else None
             )
@@ -169,7 +169,7 @@ class MergePlanner:
             if not _has_run_read_channel(put, channel, current_head)
         }
         if any(channel in put.new_versions for channel in unread):
-            if self._reader.read_superstep(current_head) == _ANCHOR_STEP:
+            if self._reader.decode_superstep_number(current_head) == _ANCHOR_STEP:
                 # Do not merge with an anchor checkpoint, which is the empty checkpoint at which the
                 # first run of a thread stores its writes to `DeltaChannel`s. The new checkpoint
                 # replaces such a head.
@@ -179,7 +179,11 @@ class MergePlanner:
                 {},
                 keeps_head=(yield from self._find_last_update(current_head, unread)),
             )
-        return self._plan_taking_channels_from_head(put, current_head, unread) if unread else None
+        return (
+            self._plan_merge_that_copies_channels_from_head(put, current_head, unread)
+            if unread
+            else None
+        )
 
     def _plan_put_of_run(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
@@ -187,7 +191,7 @@ class MergePlanner:
         """Plan the merge of a run's checkpoint if a state update has since become the head."""
         unread = {
             c
-            for c in self._list_unread_merged_channels(base)
+            for c in self._list_merged_channels_unread_by_run(base)
             if not _has_run_read_channel(put, c, base)
         }
         written = {
@@ -205,7 +209,9 @@ class MergePlanner:
         return (
             None
             if written_by_both
-            else self._plan_taking_channels_from_head(put, current_head, unread | written)
+            else self._plan_merge_that_copies_channels_from_head(
+                put, current_head, unread | written
+            )
         )
 
     def _plan_state_update(
@@ -217,7 +223,7 @@ class MergePlanner:
         }
         written_by_both = written & _find_channels_written_since(current_head, base)
         if not all(
-            _has_version_changed_only_by_merge(channel, current_head, base)
+            _is_channel_version_changed_only_by_merge(channel, current_head, base)
             for channel in written_by_both
         ):
             return None
@@ -226,17 +232,17 @@ class MergePlanner:
             # also writes. LangGraph would load the head's value and ignore the update's pending
             # writes, which are stored at an older checkpoint.
             return None
-        codec, step = self._reader.codec, self._reader.read_superstep(current_head)
+        codec, step = self._reader.codec, self._reader.decode_superstep_number(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
         put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
         if step is not None:
-            self._set_metadata(put, "step", step + 1)
+            self._set_metadata_value_of_put(put, "step", step + 1)
         other_versions = {
             c: version for c, version in current_head.channel_versions.items() if c not in written
         }
         return Merge(current_head, other_versions, written)
 
-    def _plan_taking_channels_from_head(
+    def _plan_merge_that_copies_channels_from_head(
         self, put: CheckpointPut, current_head: Snapshot, channels: Iterable[str]
     ) -> Merge | None:
         """Plan to take over channels of the head.
@@ -244,8 +250,8 @@ class MergePlanner:
         Returns:
             The merge, or None if no new versions can be given to the channels.
         """
-        own_epoch = find_max_merge_epoch(put.checkpoint["channel_versions"].values())
-        last = find_max_merge_epoch(
+        own_epoch = find_max_merge_epoch_of_versions(put.checkpoint["channel_versions"].values())
+        last = find_max_merge_epoch_of_versions(
             [*put.checkpoint["channel_versions"].values(), *current_head.channel_versions.values()]
         )
         if own_epoch is None or last is None:
@@ -253,22 +259,24 @@ class MergePlanner:
         versions = {}
         for channel in channels:
             version = current_head.channel_versions[channel]
-            is_newer = (parse_merge_epoch(version) or 0) > own_epoch
+            is_newer = (extract_merge_epoch_from_version_bits(version) or 0) > own_epoch
             versions[channel] = (
-                version if is_newer else build_first_version_of_epoch(version, last + 1)
+                version
+                if is_newer
+                else build_lowest_channel_version_of_merge_epoch(version, last + 1)
             )
         if versions:
-            self._set_metadata(put, MERGED, sorted(versions))
+            self._set_metadata_value_of_put(put, MERGED, sorted(versions))
         return Merge(current_head, versions)
 
-    def _set_metadata(self, put: CheckpointPut, key: str, value: Any) -> None:
+    def _set_metadata_value_of_put(self, put: CheckpointPut, key: str, value: Any) -> None:
         """Set a metadata value of a new checkpoint and re-encode the metadata."""
         put.metadata = {**put.metadata, key: value}
         put.encoded_fields[1] = self._reader.codec.encode(
             put.metadata, lambda: "metadata", exact=True
         )
 
-    def finish_merge_and_check_change(self, merge: Merge, head: Head) -> Flow[bool]:
+    def finish_merge_and_check_if_checkpoint_changed(self, merge: Merge, head: Head) -> Flow[bool]:
         """Complete a merge after its checkpoint was stored.
 
         If the new checkpoint is a state update and a task of the run has failed or is interrupted,
@@ -289,13 +297,13 @@ class MergePlanner:
         if merge.written is None:
             return False
         return (
-            yield from self.try_folding_updates_into_checkpoint(
+            yield from self.try_copying_state_updates_into_run_checkpoint(
                 merge.head.checkpoint_id, requires_stopped_task=True
             )
         )
 
-    def try_folding_updates_into_checkpoint(
-        self, checkpoint_id: str, *, requires_stopped_task: bool
+    def try_copying_state_updates_into_run_checkpoint(
+        self, run_checkpoint_id: str, *, requires_stopped_task: bool
     ) -> Flow[bool]:
         """Copy values from state updates into a run's checkpoint, and make it the head.
 
@@ -304,7 +312,7 @@ class MergePlanner:
         stop, so there is no later checkpoint to merge the state updates with.
 
         Args:
-            checkpoint_id: The id of the run's checkpoint.
+            run_checkpoint_id: The id of the run's checkpoint.
             requires_stopped_task: Whether to check that a task has stopped at that checkpoint.
 
         Returns:
@@ -313,31 +321,33 @@ class MergePlanner:
             not an update.
         """
         current = self._head.snapshot
-        if current is None or current.checkpoint_id == checkpoint_id:
+        if current is None or current.checkpoint_id == run_checkpoint_id:
             return False
-        run = yield from self._read_snapshot(checkpoint_id)
+        run = yield from self._read_snapshot(run_checkpoint_id)
         if run is None or not (yield from self._is_ancestor_of_head(run, {"update"})):
             return False
         if requires_stopped_task and not (yield from self._has_stopped_task(run)):
             return False
-        last = find_max_merge_epoch(
+        last = find_max_merge_epoch_of_versions(
             [*run.channel_versions.values(), *current.channel_versions.values()]
         )
         if last is None:
             return False
         written = [c for c in _find_channels_written_since(current, run) if c in current.references]
-        merged, parent = {*written, *self._list_unread_merged_channels(run)}, run.parent_id
+        merged, parent = {*written, *self._list_merged_channels_unread_by_run(run)}, run.parent_id
         Merge(
             current,
             {
-                c: build_first_version_of_epoch(current.channel_versions[c], last + 1)
+                c: build_lowest_channel_version_of_merge_epoch(
+                    current.channel_versions[c], last + 1
+                )
                 for c in written
             },
         ).copy_head_channels_into(run)
         run.parent_id, run.run_started_at, codec = parent, None, self._reader.codec
         metadata = self._reader.decode_metadata(run) | {MERGED: sorted(merged)}
         run.encoded_fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
-        yield from self._store_as_head(run)
+        yield from self._store_changed_checkpoint_as_head(run)
         return True
 
     def _has_stopped_task(self, run: Snapshot) -> Flow[bool]:
@@ -353,22 +363,26 @@ class MergePlanner:
                 return True
         return False
 
-    def _store_as_head(self, run: Snapshot) -> Flow[None]:
+    def _store_changed_checkpoint_as_head(self, checkpoint: Snapshot) -> Flow[None]:
         """Store the changed content of a checkpoint, and make the checkpoint the head."""
         reader, thread_and_ns = self._reader, (self._thread_id, self._ns)
-        (row,) = yield reader.sql("checkpoint_row", run.key)
+        (row,) = yield reader.sql("checkpoint_row", checkpoint.key)
         body = encrypt_checkpoint(
-            reader.seal, *thread_and_ns, row, run, build_stored_transcripts_by_channel(run)
+            reader.seal,
+            *thread_and_ns,
+            row,
+            checkpoint,
+            build_stored_transcripts_by_channel(checkpoint),
         )
         yield [
-            reader.sql("rewrite_checkpoint", body, run.key),
-            reader.sql("set_explicit_head", run.key & _SEQ_MASK, self._head.namespace_key),
+            reader.sql("rewrite_checkpoint", body, checkpoint.key),
+            reader.sql("set_explicit_head", checkpoint.key & _SEQ_MASK, self._head.namespace_key),
             reader.sql("mark_rows_removed", self._thread.key),
         ]
         if not self._ns:
             yield from reader.rewrite_list_entry(self._thread_id, (*row[:5], body))
 
-    def has_unread_merged_channels(self, head: Head | None) -> bool:
+    def has_merged_channels_unread_by_run(self, head: Head | None) -> bool:
         """Return whether the head contains merged values that the run might not have read yet.
 
         A merged channel is one whose value was copied to the head from another checkpoint. A head
@@ -376,7 +390,7 @@ class MergePlanner:
         stores the next checkpoint uses a `MergePlanner` to decide whether to merge.
         """
         snapshot = None if head is None else head.snapshot
-        return snapshot is not None and bool(self._list_unread_merged_channels(snapshot))
+        return snapshot is not None and bool(self._list_merged_channels_unread_by_run(snapshot))
 
     # -- checkpoints of the namespace
 
@@ -412,7 +426,7 @@ class MergePlanner:
                 return False
             parent_id = snapshot.parent_id
             updated_id = (
-                find_updated_checkpoint_id(parent_id, metadata)
+                find_id_of_checkpoint_changed_by_state_update(parent_id, metadata)
                 if "update" in allowed_sources
                 else None
             )
@@ -429,7 +443,7 @@ class MergePlanner:
         """Return the latest state update merged into the head, or the head if there is none."""
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
-            if snapshot is None or not self._list_unread_merged_channels(snapshot):
+            if snapshot is None or not self._list_merged_channels_unread_by_run(snapshot):
                 break
             snapshot = (
                 (yield from self._read_snapshot(snapshot.parent_id)) if snapshot.parent_id else None
@@ -442,7 +456,7 @@ class MergePlanner:
             else current_head
         )
 
-    def _list_unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
+    def _list_merged_channels_unread_by_run(self, snapshot: Snapshot) -> list[str]:
         """Return the merged channels that the run might not have read yet.
 
         A merged channel is one whose value was copied to the checkpoint by a merge.
@@ -472,7 +486,9 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> b
         base.channel_versions[channel],
     )
     if channel in put.new_versions:
-        return (parse_merge_epoch(version) or 0) >= (parse_merge_epoch(taken_version) or 0)
+        return (extract_merge_epoch_from_version_bits(version) or 0) >= (
+            extract_merge_epoch_from_version_bits(taken_version) or 0
+        )
     return bool(version == taken_version)
 
 
@@ -532,8 +548,8 @@ def _is_delta(ref: Any) -> bool:
     return isinstance(ref, list) and ref[0] in (DELTA, SNAPSHOT)
 
 
-def _has_version_changed_only_by_merge(
-    channel: str, current_head: Snapshot, base: Snapshot
+def _is_channel_version_changed_only_by_merge(
+    channel: str, current_head: Snapshot, base_checkpoint: Snapshot
 ) -> bool:
     """Return whether two checkpoints differ in a channel's version only because of a merge.
 
@@ -543,24 +559,25 @@ def _has_version_changed_only_by_merge(
     concurrent update can assign the same version to different values.
     """
     old_epoch, new_epoch = (
-        parse_merge_epoch(base.channel_versions.get(channel)),
-        parse_merge_epoch(current_head.channel_versions[channel]),
+        extract_merge_epoch_from_version_bits(base_checkpoint.channel_versions.get(channel)),
+        extract_merge_epoch_from_version_bits(current_head.channel_versions[channel]),
     )
-    has_same_value = current_head.references.get(channel) == base.references.get(channel)
+    has_same_value = current_head.references.get(channel) == base_checkpoint.references.get(channel)
     return has_same_value and (new_epoch or 0) > (old_epoch or 0)
 
 
 # -- pending writes
 
 
-def try_folding_updates_at_head(
+def try_making_run_checkpoint_head_again(
     reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
     """Make a run's checkpoint the head again after a state update has replaced it as the head.
 
     The run's checkpoint becomes the head only if one of its tasks has failed or is interrupted.
     If another task of the run stores writes after the state update, the state was updated while the
-    run was still in progress. See `MergePlanner.try_folding_updates_into_checkpoint` for details.
+    run was still in progress. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for
+    details.
 
     Args:
         reader: The reader of the database.
@@ -585,13 +602,13 @@ def try_folding_updates_at_head(
     head = Head(namespace, explicit_head, snapshot)
     planner = MergePlanner(reader, address.thread_id, address.checkpoint_ns, thread, head)
     return (
-        yield from planner.try_folding_updates_into_checkpoint(
+        yield from planner.try_copying_state_updates_into_run_checkpoint(
             address.checkpoint_id or "", requires_stopped_task=not request.is_stopped
         )
     )
 
 
-def separate_task_writes_and_get_id_and_path(
+def avoid_task_id_clash_and_get_new_task_id_and_path(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
     """Store a state update's writes and a task's writes under different task ids.

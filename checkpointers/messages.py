@@ -174,14 +174,16 @@ def pack_message_in_class_order(message: BaseMessage) -> bytes | None:
     return packb((_CODES[cls], {name: fields[name] for name in cls.model_fields}), None, PACK)
 
 
-def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> list[BaseMessage]:
+def unpack_messages(
+    packed: Sequence[bytes], *, is_packed_by_this_process: bool = False
+) -> list[BaseMessage]:
     """Build new messages from their bytes, so that callers never share mutable parts.
 
     Args:
         packed: The bytes of the messages.
-        trusts_fields: Whether the bytes were packed by this process. If False, a message whose
-            fields differ from the fields of its class is validated, because another version of
-            langchain-core has written the message.
+        is_packed_by_this_process: Whether the bytes were packed by this process. If False, a
+            message whose fields differ from the fields of its class is validated, because another
+            version of langchain-core has written the message.
 
     Raises:
         CorruptRecord: The bytes are no messages in this form.
@@ -201,7 +203,7 @@ def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> 
         for i, (_, fields) in enumerate(pairs):
             # Validate a message that another version of langchain-core stored with more or fewer
             # fields.
-            if fields.keys() != names[classes[i]] and not trusts_fields:
+            if fields.keys() != names[classes[i]] and not is_packed_by_this_process:
                 messages[i] = classes[i].model_validate(fields)
     except Exception as exc:
         raise CorruptRecord(

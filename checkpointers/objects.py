@@ -34,7 +34,7 @@ class AttributeMismatch(ValueError):
 
 
 @functools.lru_cache(maxsize=1024)
-def find_data_class_kind(cls: type) -> Kind | None:
+def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
     """Return whether a class is an enum, a pydantic model, a dataclass or a named tuple.
 
     The result is `"enum"`, `"model"`, `"dataclass"` or `"namedtuple"`, or None if the class is none
@@ -129,7 +129,7 @@ def read_instance_attributes(value: Any) -> dict[str, Any]:
     sets on instances of generic classes, is left out as well.
     """
     cls: Any = type(value)
-    kind = find_data_class_kind(cls)
+    kind = detect_enum_model_dataclass_or_namedtuple(cls)
     if kind == "namedtuple":
         return dict(zip(cls._fields, value, strict=True))
     if kind == "enum":
@@ -183,28 +183,29 @@ def _find_slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescr
 # -- rebuilding an object
 
 
-def rebuild_object(
+def rebuild_object_of_class(
     cls: Any,
     payload: Any,
-    private: Mapping[str, Any] | None = None,
-    fields_set: list[str] | None = None,
+    private_attributes: Mapping[str, Any] | None = None,
+    model_fields_set: list[str] | None = None,
     *,
-    dumped: bool = False,
+    is_model_dump: bool = False,
 ) -> Any:
     """Rebuild an instance of a plain data class, or return the matching member of an enum.
 
     Args:
         cls: The class.
         payload: The attributes by name, or the value of a member of an enum.
-        private: The private attributes of a pydantic model.
-        fields_set: The `model_fields_set` of a pydantic model; None means all fields in `payload`.
-        dumped: Whether the payload is the result of `model_dump()`, in which nested models and
-            dataclasses are dicts.
+        private_attributes: The private attributes of a pydantic model.
+        model_fields_set: The `model_fields_set` of a pydantic model; None means all fields in
+            `payload`.
+        is_model_dump: Whether the payload is the result of `model_dump()`, in which nested models
+            and dataclasses are dicts.
 
     Raises:
         AttributeMismatch: The class does not have these attributes.
     """
-    kind = find_data_class_kind(cls)
+    kind = detect_enum_model_dataclass_or_namedtuple(cls)
     if kind == "enum":
         return _find_enum_member(cls, payload)
     if type(payload) is not dict or not all(type(name) is str for name in payload):
@@ -212,7 +213,9 @@ def rebuild_object(
             f"the attributes are a {type(payload).__name__}; expected a dict by name"
         )
     if kind == "model":
-        return _rebuild_model(cls, payload, private or {}, fields_set, dumped)
+        return _rebuild_pydantic_model(
+            cls, payload, private_attributes or {}, model_fields_set, is_model_dump
+        )
     if kind == "namedtuple":
         fields = {**cls._field_defaults, **payload}
         if missing_fields := set(cls._fields) - fields.keys():
@@ -234,45 +237,47 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
     if (
         enum.Flag in cls.__mro__
         and type(value) is int
-        and _can_combine_flags_without_class_code(cls)
+        and _can_combine_enum_flags_without_running_class_code(cls)
     ):
         # Call `enum.Flag._missing_` itself, because the class may override this method.
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
     raise AttributeMismatch(f"the enum has no member with the value {value!r}")
 
 
-def _can_combine_flags_without_class_code(cls: Any) -> bool:
+def _can_combine_enum_flags_without_running_class_code(flag_class: Any) -> bool:
     """Return whether members of a flag enum can be combined without running the class's code."""
-    own_bases = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
-    return cls._member_type_ in (object, int) and not any(
+    own_bases = [base for base in flag_class.__mro__ if base.__module__ not in ("enum", "builtins")]
+    return flag_class._member_type_ in (object, int) and not any(
         hook in _class_dict(base) for base in own_bases for hook in _INSTANCE_HOOKS
     )
 
 
-def _rebuild_model(
+def _rebuild_pydantic_model(
     cls: Any,
     payload: dict[str, Any],
-    private: Mapping[str, Any],
-    fields_set: list[str] | None,
-    dumped: bool,
+    private_attributes: Mapping[str, Any],
+    model_fields_set: list[str] | None,
+    is_model_dump: bool,
 ) -> Any:
     """Rebuild a pydantic model by setting its attributes, with defaults for missing fields."""
     fields: dict[str, Any] = {}
     unused = dict(payload)
-    for name in cls.model_computed_fields if dumped else ():
+    for name in cls.model_computed_fields if is_model_dump else ():
         unused.pop(name, None)
     set_names = set()
     for name, info in cls.__pydantic_fields__.items():
-        key = name if name in payload or not dumped else info.serialization_alias or info.alias
+        key = (
+            name if name in payload or not is_model_dump else info.serialization_alias or info.alias
+        )
         if key in payload:
             value = unused.pop(key)
-            fields[name] = _rebuild_dumped_value(info.annotation, value) if dumped else value
+            fields[name] = _rebuild_dumped_value(info.annotation, value) if is_model_dump else value
             set_names.add(name)
         elif not info.is_required():
             fields[name] = info.get_default(call_default_factory=True, validated_data=fields)
     extra = unused if cls.model_config.get("extra") == "allow" else None
     private_values = {
-        name: private[name] if name in private else attribute.get_default()
+        name: private_attributes[name] if name in private_attributes else attribute.get_default()
         for name, attribute in cls.__private_attributes__.items()
     }
     private_values = {
@@ -283,8 +288,8 @@ def _rebuild_model(
         "__dict__": fields,
         "__pydantic_extra__": extra,
         "__pydantic_fields_set__": set_names | {*(extra or ())}
-        if fields_set is None
-        else {*fields_set},
+        if model_fields_set is None
+        else {*model_fields_set},
         "__pydantic_private__": private_values if cls.__private_attributes__ else None,
     }.items():
         BaseModel.__dict__[slot].__set__(instance, value)
@@ -352,14 +357,18 @@ def _rebuild_dumped_dict_as_annotated(
 
     If nothing in `value` needs to be rebuilt, `value` itself is returned.
     """
-    kind = find_data_class_kind(annotation) if isinstance(annotation, type) else None
+    kind = (
+        detect_enum_model_dataclass_or_namedtuple(annotation)
+        if isinstance(annotation, type)
+        else None
+    )
     if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():
-        return rebuild_object(annotation, value, dumped=True)
+        return rebuild_object_of_class(annotation, value, is_model_dump=True)
     if kind == "dataclass":
         hints = get_type_hints(annotation)
         names = [field.name for field in dataclasses.fields(annotation)]
         if value.keys() == set(names):
-            return rebuild_object(
+            return rebuild_object_of_class(
                 annotation, {n: _rebuild_dumped_value(hints.get(n), value[n]) for n in names}
             )
     elif kind is None and len(args) == 2:

@@ -22,7 +22,7 @@ def may_owners_be_organisations(saver: Checkpointer) -> bool:
     return saver.database.read(read_organisations_mark)
 
 
-def record_organisation_owners(saver: Checkpointer) -> None:
+def record_that_owners_may_be_organisations(saver: Checkpointer) -> None:
     """Record permanently that the `owner` of a thread in this database may be an organisation."""
     # Check for the mark first to avoid a write, because most databases already have it when the
     # server starts.

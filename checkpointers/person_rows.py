@@ -62,7 +62,10 @@ class PersonRows:
 
     def list_threads(self) -> list[str]:
         """Return the ids of the person's threads, sorted."""
-        query, threads = self._build_query_for_possible_threads(), ThreadList(self.saver)
+        query, threads = (
+            self._build_query_for_threads_that_may_be_of_person(),
+            ThreadList(self.saver),
+        )
         thread_ids = {*threads.search(query, self._get_thread_id_if_owned_by_person, sys.maxsize)}
         return self._sort_permitted_ids(thread_ids | {*self._iter_threads_without_checkpoint()})
 
@@ -74,14 +77,17 @@ class PersonRows:
             is_owned = not has_user and self._matches_person_name(_find_owner_of_thread(thread))
             return thread.thread_id if is_owned else None
 
-        query, threads = self._build_query_for_possible_threads(), ThreadList(self.saver)
+        query, threads = (
+            self._build_query_for_threads_that_may_be_of_person(),
+            ThreadList(self.saver),
+        )
         return self._sort_permitted_ids({*threads.search(query, match, sys.maxsize)})
 
     def _sort_permitted_ids(self, thread_ids: set[str]) -> list[str]:
         """Sort thread ids, leaving out those that the constructor's argument `only` excludes."""
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
-    def _build_query_for_possible_threads(self) -> ThreadQuery:
+    def _build_query_for_threads_that_may_be_of_person(self) -> ThreadQuery:
         """Build a query that matches all of the person's threads, and possibly other threads."""
         if self.user.removeprefix("-").isdecimal():
             # Match all threads, because metadata can contain a user name made of digits as a str or
@@ -105,11 +111,11 @@ class PersonRows:
             ):
                 yield thread_id
 
-    def iter_other_threads(self, own_ids: frozenset[str]) -> Iterator[str]:
-        """Yield the ids of all threads that are not in `own_ids`."""
+    def iter_thread_ids_except(self, excluded_ids: frozenset[str]) -> Iterator[str]:
+        """Yield the ids of all threads that are not in `excluded_ids`."""
         get_id = attrgetter("thread_id")
         thread_ids = ThreadList(self.saver).search(ThreadQuery(), get_id, sys.maxsize)
-        yield from (thread_id for thread_id in thread_ids if thread_id not in own_ids)
+        yield from (thread_id for thread_id in thread_ids if thread_id not in excluded_ids)
 
     def _get_thread_id_if_owned_by_person(self, thread: ListedThread) -> str | None:
         """Return the id of a thread if it belongs to the person, else None."""
@@ -316,5 +322,9 @@ class PersonRows:
 
 def _find_owner_of_thread(thread: ListedThread) -> Any:
     """Return the `owner` in the metadata of a thread's head, or else in the client's metadata."""
-    client = thread.client if thread.is_described_by_client_metadata and thread.client else None
+    client = (
+        thread.client
+        if thread.is_client_metadata_about_stored_conversation and thread.client
+        else None
+    )
     return (thread.head_metadata or {}).get("owner") or (client and client.metadata.get("owner"))

@@ -75,7 +75,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         database = PostgresDatabase(
             dsn,
             Schema("checkpointers", sql["schema"]),
-            begin=self._load_keys,
+            begin=self._check_encryption_key_and_load_removal_key,
             schema=schema,
             tenant=tenant,
             pooled=pooled,

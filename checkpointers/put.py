@@ -186,7 +186,7 @@ class CheckpointPut:
         config = self.config or {}
         return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
 
-    def encode_values(self, codec: Codec, thread: Thread | None) -> None:
+    def encode_values_in_place(self, codec: Codec, cached_thread: Thread | None) -> None:
         """Encode the changed channels, the metadata, and the other fields of the checkpoint.
 
         The values are encoded as soon as langgraph calls `put`, because the graph may change its
@@ -194,8 +194,8 @@ class CheckpointPut:
 
         Args:
             codec: Encodes values.
-            thread: The cached thread, if there is one. Items that the logs of the cached thread
-            contain are not stored again.
+            cached_thread: The cached thread, if there is one. Items that the logs of the cached
+                thread contain are not stored again.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -206,13 +206,15 @@ class CheckpointPut:
         self._versions_seen = {
             node: dict(seen) for node, seen in checkpoint["versions_seen"].items()
         }
-        self.cached_thread = thread
+        self.cached_thread = cached_thread
         for channel, value in self._values.items():
             # The names of LangGraph's internal channels, such as the channel of tasks, start with
             # "__".
             if channel.startswith("__"):
                 path = f"channel_values[{channel!r}]"
-                self._inline[channel] = encode_inline_reference(codec, thread, channel, value, path)
+                self._inline[channel] = encode_value_as_inline_reference(
+                    codec, cached_thread, channel, value, path
+                )
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
         # These errors are raised if the value of `ts` is not a valid time.
@@ -257,7 +259,7 @@ class CheckpointPut:
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
-    def replace_cache_references_and_mutable_objects(
+    def replace_cache_references_and_messages_by_copies(
         self, thread_key: int, generation: int
     ) -> None:
         """Detach this request from the cache and from mutable messages.
@@ -268,7 +270,7 @@ class CheckpointPut:
         with copies that are decoded from their encodings.
         """
         for channel, ref in self._inline.items():
-            self._inline[channel] = replace_log_ranges_by_items(
+            self._inline[channel] = replace_log_ranges_by_items_if_outdated(
                 ref, self.cached_thread, (thread_key, generation)
             )
         for channel, value in self._encoded.items():
@@ -364,7 +366,7 @@ class CheckpointPut:
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
             is_log_complete, former_node = log.is_complete, nodes.get(channel)
-            parts = update.list_new_items_and_log_ranges(log)
+            parts = update.list_added_items_as_bytes_or_log_range(log)
             if isinstance(former_node, SplitValue):
                 parts += former_node.parts
             elif not isinstance(former_node, bytes):
@@ -385,7 +387,7 @@ class CheckpointPut:
         The value of a channel that was passed as a `Continuation` is a list of only its new items.
         """
         self.encode_unchanged_channels(codec)
-        self.replace_cache_references_and_mutable_objects(0, -1)
+        self.replace_cache_references_and_messages_by_copies(0, -1)
         values = {
             channel: decode_value_of_inline_reference(codec, ref)
             for channel, ref in self._inline.items()
@@ -413,7 +415,7 @@ class CheckpointPut:
         parts = self.address, checkpoint, metadata, self.new_versions, self.is_deliberate
         put = CheckpointPut(*parts, config=self.config, loaded_removal=self.loaded_removal)
         put.run_started_at, put.continues_run = self.run_started_at, self.continues_run
-        put.encode_values(codec, None)
+        put.encode_values_in_place(codec, None)
         put.encode_unchanged_channels(codec)
         return put
 
@@ -458,7 +460,7 @@ class TaskWrites:
         has_interrupt: Whether the task is interrupted.
         is_stopped: Whether the task is interrupted or has failed.
         may_fold: Whether an update may be the head; see
-            `MergePlanner.try_folding_updates_into_checkpoint`.
+            `MergePlanner.try_copying_state_updates_into_run_checkpoint`.
         is_deliberate, config, loaded_removal: See `CheckpointPut`.
     """
 
@@ -475,7 +477,7 @@ class TaskWrites:
     config: RunnableConfig | None = None
     loaded_removal: int = 0
 
-    def encode_values(self, codec: Codec, thread: Thread | None) -> None:
+    def encode_values_in_place(self, codec: Codec, cached_thread: Thread | None) -> None:
         """Encode the writes.
 
         Elements that the logs of the thread already contain are replaced with references.
@@ -492,11 +494,11 @@ class TaskWrites:
             elif channel == INTERRUPT:
                 self.has_interrupt = True
             self.is_stopped = self.is_stopped or channel in (ERROR, INTERRUPT)
-            reference = encode_inline_reference(
-                codec, thread, channel, value, f"the write to {channel!r}"
+            reference = encode_value_as_inline_reference(
+                codec, cached_thread, channel, value, f"the write to {channel!r}"
             )
             writes_by_index[index] = [index, channel, reference]
-        self.encoded, self.cached_thread = list(writes_by_index.values()), thread
+        self.encoded, self.cached_thread = list(writes_by_index.values()), cached_thread
 
     def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
         """Return the encoded writes with references that are valid in the thread's current state.
@@ -505,20 +507,26 @@ class TaskWrites:
         have the given key and generation, these references are replaced with the items themselves.
         """
         return [
-            [i, c, replace_log_ranges_by_items(ref, self.cached_thread, (thread_key, generation))]
+            [
+                i,
+                c,
+                replace_log_ranges_by_items_if_outdated(
+                    ref, self.cached_thread, (thread_key, generation)
+                ),
+            ]
             for i, c, ref in self.encoded
         ]
 
 
-def replace_log_ranges_by_items(
-    ref: ValueReference, cached_thread: Thread | None, key_and_generation: tuple[int, int]
+def replace_log_ranges_by_items_if_outdated(
+    ref: ValueReference, cached_thread: Thread | None, thread_key_and_generation: tuple[int, int]
 ) -> ValueReference:
     """Return `ref`, converted so that it is valid for the thread key and generation.
 
     Args:
-        ref: A reference from `encode_inline_reference`.
+        ref: A reference from `encode_value_as_inline_reference`.
         cached_thread: The cached thread to whose logs the reference may point.
-        key_and_generation: The key and the generation of the thread.
+        thread_key_and_generation: The key and the generation of the thread.
 
     Returns:
         The reference itself if the cached thread has this key and generation. Otherwise, a copy of
@@ -527,7 +535,7 @@ def replace_log_ranges_by_items(
     if (
         isinstance(ref, bytes)
         or cached_thread is None
-        or (cached_thread.key, cached_thread.generation) == key_and_generation
+        or (cached_thread.key, cached_thread.generation) == thread_key_and_generation
     ):
         return ref
     kind, content = ref
@@ -535,7 +543,9 @@ def replace_log_ranges_by_items(
         return [
             MAP,
             {
-                name: replace_log_ranges_by_items(part, cached_thread, key_and_generation)
+                name: replace_log_ranges_by_items_if_outdated(
+                    part, cached_thread, thread_key_and_generation
+                )
                 for name, part in content.items()
             },
         ]
@@ -647,14 +657,14 @@ def _split_into_known_ranges_and_new_items(
     return SplitValue(value.kind or LIST, kept_ranges, parts, is_log_complete, value.is_snapshot)
 
 
-def encode_inline_reference(
+def encode_value_as_inline_reference(
     codec: Codec,
-    thread: Thread | None,
+    cached_thread: Thread | None,
     channel: str,
     value: Any,
     path: str,
     *,
-    nested: bool = False,
+    is_nested_value: bool = False,
 ) -> Any:
     """Encode a value as an inline reference, which contains the value's encoded parts.
 
@@ -665,31 +675,31 @@ def encode_inline_reference(
 
     Args:
         codec: Encodes values.
-        thread: The cached thread whose logs are searched, or None to search no log.
+        cached_thread: The cached thread whose logs are searched, or None to search no log.
         channel: The channel to which the value is written.
         value: The value.
         path: The path of the value, for error messages.
-        nested: Whether the value is an entry of a dict that is already split.
+        is_nested_value: Whether the value is an entry of a dict that is already split.
 
     Raises:
         Unstorable: The value cannot be stored.
     """
     if not _are_elements_stored_separately(value):
         return codec.encode(value, lambda: path)
-    is_split = type(value) is dict and not nested and len(value) <= 32
+    is_split = type(value) is dict and not is_nested_value and len(value) <= 32
     if is_split and any(map(_has_parts, value.values())):
         references = {}
         for key, part in value.items():
             # If the value is a graph's input, its keys are channel names.
             name = str(key) if channel == START else channel
-            references[key] = encode_inline_reference(
-                codec, thread, name, part, f"{path}[{key!r}]", nested=True
+            references[key] = encode_value_as_inline_reference(
+                codec, cached_thread, name, part, f"{path}[{key!r}]", is_nested_value=True
             )
         return [MAP, references]
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     elements, comparison_forms = _list_elements_and_encodings(codec, value, path)
-    if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
-        log = thread.logs_by_channel.get(channel)
+    if cached_thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
+        log = cached_thread.logs_by_channel.get(channel)
         # Search only committed log items. A reference to an uncommitted item would become invalid
         # if the transaction that adds the item were rolled back.
         if log is not None and log.items:

@@ -52,7 +52,7 @@ from perdure.checkpointers.records import (
     decrypt_list_entry,
     decrypt_position_and_item,
     decrypt_writes,
-    encrypt_list_entry,
+    encrypt_thread_list_entry_and_build_search_keys,
     key_range,
     pack_id,
     select_metadata_for_thread_lists,
@@ -523,7 +523,9 @@ class CheckpointReader:
             stored = listed, self.codec.encode(listed, lambda: "metadata", exact=True)
             yield self.sql(
                 "set_list_entry",
-                *encrypt_list_entry(self.seal, thread_id, title, stored),
+                *encrypt_thread_list_entry_and_build_search_keys(
+                    self.seal, thread_id, title, stored
+                ),
                 thread_key,
             )
 
@@ -540,7 +542,7 @@ class CheckpointReader:
         except (TypeError, ValueError, OverflowError):
             return put_at
 
-    def read_superstep(self, snapshot: Snapshot) -> int | None:
+    def decode_superstep_number(self, snapshot: Snapshot) -> int | None:
         """Return the superstep number in a checkpoint's metadata, or None."""
         if snapshot.step == UNREAD_STEP:
             step = self.decode_metadata(snapshot).get("step")
@@ -581,7 +583,7 @@ class CheckpointReader:
                 # Check for the common case first, in which no item occurs twice in the value.
                 if log.has_no_repeats(ranges):
                     continue
-                origin = log.origin_position
+                origin = log.resolve_alias_to_item_position
             if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
@@ -593,7 +595,7 @@ class CheckpointReader:
         After the commit, the unused keys must be passed to `KeyBlock.replace_keys`. A transaction
         must allocate keys before it writes anything else, so that two transactions cannot deadlock.
         """
-        keys = self.cache.keys.take_keys(count)
+        keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:
             ((last_key,),) = yield self.sql("allocate_keys", count + _KEY_BLOCK_SIZE)
             keys = [*range(last_key, last_key - count - _KEY_BLOCK_SIZE, -1)]
@@ -739,7 +741,7 @@ class CheckpointReader:
         if not aliases:
             return [*iter_positions(ranges)]
         log = yield from self.load_log_items_into_cache(thread_id, thread, log_key, aliases)
-        return [*map(log.origin_position, iter_positions(ranges))]
+        return [*map(log.resolve_alias_to_item_position, iter_positions(ranges))]
 
     def load_items_by_hash(
         self, thread_id: str, thread: Thread, hashes: Sequence[int]

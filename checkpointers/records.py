@@ -95,17 +95,17 @@ def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int,
     return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
 
-def compute_item_and_alias_ranges(
-    last_item_key: int | None, last_alias_key: int | None
+def compute_position_ranges_of_items_and_aliases(
+    last_item_row_key: int | None, last_alias_row_key: int | None
 ) -> list[tuple[int, int]]:
     """Return the range of item positions and the range of alias positions that a log uses.
 
     Args:
-        last_item_key: The row key of the last item, or None if the log has no items.
-        last_alias_key: The row key of the last alias, or None if the log has no aliases.
+        last_item_row_key: The row key of the last item, or None if the log has no items.
+        last_alias_row_key: The row key of the last alias, or None if the log has no aliases.
     """
-    next_item = 0 if last_item_key is None else (last_item_key & 0xFFFFFFFF) + 1
-    next_alias = ALIASES if last_alias_key is None else (last_alias_key & 0xFFFFFFFF) + 1
+    next_item = 0 if last_item_row_key is None else (last_item_row_key & 0xFFFFFFFF) + 1
+    next_alias = ALIASES if last_alias_row_key is None else (last_alias_row_key & 0xFFFFFFFF) + 1
     return [(0, next_item), (ALIASES, next_alias)]
 
 
@@ -329,8 +329,11 @@ def decrypt_position_and_item(
 # -- the list entry of a thread: its title and the metadata that lists show
 
 
-def encrypt_list_entry(
-    seal: Seal, thread_id: str, title: Title | None, listed_metadata: tuple[Any, bytes] | None
+def encrypt_thread_list_entry_and_build_search_keys(
+    seal: Seal,
+    thread_id: str,
+    title: Title | None,
+    decoded_and_encoded_metadata: tuple[Any, bytes] | None,
 ) -> tuple[bytes, bytes | None]:
     """Encrypt the title and metadata that are shown for a thread in lists of threads.
 
@@ -341,15 +344,21 @@ def encrypt_list_entry(
         seal: Encrypts the entry.
         thread_id: The thread.
         title: Its title, or None if the title is unknown.
-        listed_metadata: The metadata shown in lists, decoded and encoded; None if it is unknown.
+        decoded_and_encoded_metadata: The metadata shown in lists, decoded and encoded; None if it
+            is unknown.
 
     Returns:
         The entry and the search keys. The keys are None if the head must be read to match a search.
     """
-    entry = [*(title or (None, None)), listed_metadata and listed_metadata[1]]
+    entry = [
+        *(title or (None, None)),
+        decoded_and_encoded_metadata and decoded_and_encoded_metadata[1],
+    ]
     search_keys = None
-    if title is not None and listed_metadata is not None:
-        search_keys = build_thread_search_keys(seal, thread_id, title.text, listed_metadata[0])
+    if title is not None and decoded_and_encoded_metadata is not None:
+        search_keys = build_thread_search_keys(
+            seal, thread_id, title.text, decoded_and_encoded_metadata[0]
+        )
     return seal.seal(pack(entry), ("title", thread_id)), search_keys
 
 

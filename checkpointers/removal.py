@@ -105,8 +105,8 @@ class Remover:
 
     Args:
         ids: The ids of the messages.
-        texts_of: A function that returns the texts in a value of a registered type, or None for a
-            value of any other type.
+        extract_texts: A function that returns the texts in a value of a registered type, or None
+            for a value of any other type.
 
     Attributes:
         has_match: Whether one of the messages was found.
@@ -115,7 +115,7 @@ class Remover:
     """
 
     ids: Set[str]
-    texts_of: Callable[[Any], Iterable[str] | None] = lambda value: None
+    extract_texts: Callable[[Any], Iterable[str] | None] = lambda value: None
     has_match: bool = False
     removed_messages: dict[str, BaseMessage] = field(default_factory=dict)
     channels: TextSet = field(default_factory=TextSet)
@@ -135,20 +135,25 @@ class Remover:
     _ancestors: set[int] = field(default_factory=set)
 
     @classmethod
-    def from_texts(
+    def from_text_sets(
         cls,
-        get_texts: Callable[[str], TextSet],
-        texts_of: Callable[[Any], Iterable[str] | None],
+        get_text_set_of_kind: Callable[[str], TextSet],
+        extract_texts: Callable[[Any], Iterable[str] | None],
     ) -> Self:
         """Build a `Remover` for messages that another `Remover` has already identified.
 
         Args:
-            get_texts: A function that returns the texts of a kind, for the kinds in
+            get_text_set_of_kind: A function that returns the texts of a kind, for the kinds in
                 `texts_by_kind`.
-            texts_of: See the class.
+            extract_texts: See the class.
         """
-        texts: Any = {name: get_texts(kind) for kind, name in _TEXT_ATTRIBUTES.items()}
-        return cls(get_texts("ids"), texts_of, channels=get_texts("channels"), **texts)
+        texts: Any = {name: get_text_set_of_kind(kind) for kind, name in _TEXT_ATTRIBUTES.items()}
+        return cls(
+            get_text_set_of_kind("ids"),
+            extract_texts,
+            channels=get_text_set_of_kind("channels"),
+            **texts,
+        )
 
     def texts_by_kind(self) -> dict[str, Set[str]]:
         """Return the texts that identify erased messages, such as message ids, grouped by kind."""
@@ -183,7 +188,7 @@ class Remover:
                 texts.add(max(_iter_strings(message.content), key=len, default=""))
         return [text.encode(errors="surrogatepass") for text in texts]
 
-    def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
+    def exclude_texts_that_kept_messages_contain(self, values: Iterable[Any]) -> None:
         """Stop searching for texts and tool calls that also occur in messages that are kept.
 
         If a text occurs both in an erased message and in a kept one, a value with this text may
@@ -221,7 +226,7 @@ class Remover:
                 value, context
             )
             return "" if is_quotation else value
-        if (texts := self.texts_of(value)) is not None:
+        if (texts := self.extract_texts(value)) is not None:
             has_text = any(self._contains_erased_text(text, context) for text in texts)
             return REMOVED if has_text else value
         self._ancestors.add(id(value))
@@ -299,7 +304,7 @@ class Remover:
         A `Send` is never altered. If a `Send` contains an erased message or a quotation, the whole
         `Send` is removed.
         """
-        changed = self._find_new_values_of_changed_fields(value, context)
+        changed = self._build_replacement_by_changed_field(value, context)
         if not changed:
             return value
         if isinstance(value, Send):
@@ -319,7 +324,7 @@ class Remover:
             object.__setattr__(changed_copy, name, new)
         return changed_copy
 
-    def _find_new_values_of_changed_fields(
+    def _build_replacement_by_changed_field(
         self, value: Any, context: ValueContext
     ) -> dict[Any, Any]:
         """Return the new values of the fields that must change, by field name.

@@ -253,7 +253,7 @@ class RemovalRecords:
 
     # -- runs
 
-    def remember_removal_number_at_load(
+    def remember_newest_removal_number_for_run(
         self, config: RunnableConfig, thread_id: str, newest_removal_number: int
     ) -> None:
         """Remember the sequence number of the latest removal record when a run loads its thread."""
@@ -273,9 +273,11 @@ class RemovalRecords:
             request: The checkpoint or the writes to store.
             newest_removal: The number of the newest removal record of the thread.
         """
-        return self.find_removal_number_at_load(request).number < newest_removal
+        return (
+            self.find_newest_removal_number_when_state_was_loaded(request).number < newest_removal
+        )
 
-    def find_removal_number_at_load(
+    def find_newest_removal_number_when_state_was_loaded(
         self, request: CheckpointPut | TaskWrites
     ) -> RemovalNumberAtLoad:
         """Return the number of the latest removal record at the time a request's state was loaded.
@@ -290,12 +292,14 @@ class RemovalRecords:
         """
         if request.config is None:
             return RemovalNumberAtLoad(request.loaded_removal, is_from_local_run=False)
-        return self.find_removal_number_of_config(request.config, request.address.thread_id)
+        return self.find_newest_removal_number_when_config_was_loaded(
+            request.config, request.address.thread_id
+        )
 
-    def find_removal_number_of_config(
+    def find_newest_removal_number_when_config_was_loaded(
         self, config: RunnableConfig, thread_id: str
     ) -> RemovalNumberAtLoad:
-        """Implement `find_removal_number_at_load` for the config of a run or a node."""
+        """Call `find_newest_removal_number_when_state_was_loaded` for a config of a run or node."""
         config_number = config.get("configurable", {}).get(REMOVALS_KEY)
         number, runtime = config_number if type(config_number) is int else 0, find_runtime(config)
         if runtime is None:
@@ -310,13 +314,13 @@ def record_associated_data(thread: bytes, number: int) -> AssociatedData:
     return "removal", thread.hex(), number
 
 
-def parse_substring_hash(part: bytes) -> tuple[bytes, bytes, int]:
+def split_into_prefix_hash_text_hash_and_length(element: bytes) -> tuple[bytes, bytes, int]:
     """Split an element of a removal record into the prefix hash, the text hash and the text length.
 
     The prefix hash covers the first `PREFIX_CHARS` characters of the text. The element must be of a
     kind in `SUBSTRING_KINDS`. Elements of all other kinds consist of a single hash.
     """
-    start, whole, length = part[:_HASH_BYTES], part[_HASH_BYTES:-4], part[-4:]
+    start, whole, length = element[:_HASH_BYTES], element[_HASH_BYTES:-4], element[-4:]
     return start, whole, int.from_bytes(length)
 
 

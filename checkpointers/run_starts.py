@@ -102,7 +102,7 @@ class RunStarts:
         """Return the record of the run to which a config belongs, or None if there is none."""
         return self._runs.get((find_run_control(find_runtime(config)), thread_id))
 
-    def set_run_start(self, put: CheckpointPut) -> None:
+    def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
         """Set the run's start time in a request to store a checkpoint.
 
         If the checkpoint continues the run of its parent, no start time is set, and `continues_run`
@@ -209,7 +209,7 @@ def _find_added_messages(
     for position, message in zip(iter_positions(ranges), values, strict=True):
         if (message_id := getattr(message, "id", None)) in wanted_ids:
             id_by_position[position] = message_id
-    added_positions = yield from _find_added_positions(
+    added_positions = yield from _find_item_positions_added_by_runs_started_in_period(
         reader, thread_id, stored_checkpoint, channel, {*id_by_position}, period
     )
     results = dict[str, bool]()
@@ -218,19 +218,21 @@ def _find_added_messages(
     return results
 
 
-def _find_added_positions(
+def _find_item_positions_added_by_runs_started_in_period(
     reader: CheckpointReader,
     thread_id: str,
     stored_checkpoint: StoredCheckpoint,
     channel: str,
     item_positions: set[int],
-    period: tuple[float, float],
+    start_period: tuple[float, float],
 ) -> Flow[set[int]]:
-    """Return the positions of the items that were added by runs that started within `period`."""
+    """Return the positions of the items that were added by runs of the period `start_period`."""
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
     while (
-        remaining and checkpoint is not None and _is_start_within(checkpoint.run_started_at, period)
+        remaining
+        and checkpoint is not None
+        and _is_start_within(checkpoint.run_started_at, start_period)
     ):
         parent: Snapshot | None = None
         if checkpoint.parent_id is not None:

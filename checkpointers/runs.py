@@ -50,6 +50,18 @@ _READ_BYTES: Final = 1_000_000
 _CLEANUP_RUNS: Final = 20
 
 
+class ReservedEventNumbers(NamedTuple):
+    """The event numbers with which a run continues in the process that has taken it over.
+
+    Attributes:
+        last_stored: The number of the last stored event.
+        before_new_events: The number after which the new events start.
+    """
+
+    last_stored: int
+    before_new_events: int
+
+
 class EventBatch(NamedTuple):
     """A batch of consecutive events of a run.
 
@@ -87,7 +99,7 @@ class RunTable(ServerTable):
 
         If the thread has no other live run, the new run starts at once. If the thread already has a
         live run, the new run is queued. A delayed run (with `not_before`) is not queued until
-        `start_delayed_run` is called.
+        `queue_delayed_run_that_is_due` is called.
 
         Args:
             run: The ids, the owner, the graph and the request of the run.
@@ -170,7 +182,10 @@ class RunTable(ServerTable):
         else:
             end = [] if webhook is None else [webhook]
             if unstored_events is not None:
-                end = [*self._build_event_statements(run, unstored_events, known_cancel), *end]
+                end = [
+                    *self._build_statements_that_store_events(run, unstored_events, known_cancel),
+                    *end,
+                ]
             row = status, *sealed, now, *key, run.owner, known_cancel or ""
             end.append(self._sql("end_run", *row))
         follow_up = [
@@ -202,26 +217,34 @@ class RunTable(ServerTable):
 
         await self._database.awrite(flow, exclusive_names=(run.thread_id,))
 
-    async def start_delayed_run(self, run: LiveRun, owner: str, cancel_action: str | None) -> None:
+    async def queue_delayed_run_that_is_due(
+        self, run: LiveRun, owner_process: str, action_to_cancel_live_runs: str | None
+    ) -> None:
         """Queue a delayed run that is now due, unless another process has already queued it.
 
-        The queued run starts once all earlier runs of its thread have ended. If `cancel_action` is
-        given, the live runs of the thread are cancelled.
+        The queued run starts once all earlier runs of its thread have ended. If
+        `action_to_cancel_live_runs` is given, the live runs of the thread are cancelled.
 
         Args:
             run: The delayed run.
-            owner: The process that is to execute the run.
-            cancel_action: How to cancel the live runs of the thread, or None to let them continue.
+            owner_process: The process that is to execute the run.
+            action_to_cancel_live_runs: How to cancel the live runs of the thread, or None to let
+                them continue.
         """
         key = run.thread_key, run.run_id
         cancel = (
-            self._build_cancel_statements(run.thread_id, "", cancel_action) if cancel_action else []
+            self._build_cancel_statements(run.thread_id, "", action_to_cancel_live_runs)
+            if action_to_cancel_live_runs
+            else []
         )
 
         def flow() -> Flow[None]:
             for (status,) in (yield self._sql("run_status", *key)):
                 if status == "delayed":
-                    yield [*cancel, self._sql("start_delayed_run", owner, time.time(), *key)]
+                    yield [
+                        *cancel,
+                        self._sql("start_delayed_run", owner_process, time.time(), *key),
+                    ]
 
         await self._database.awrite(flow, exclusive_names=(run.thread_id,))
 
@@ -257,8 +280,10 @@ class RunTable(ServerTable):
         """Release all runs of a process, so that other processes can execute these runs."""
         await self._write_statements([self._sql("release_runs", owner)], None)
 
-    async def cancel_runs(self, thread_id: str, run_id: str, action: str) -> list[str]:
-        """Cancel one run of a thread, or all its runs if `run_id` is `""`.
+    async def cancel_runs_and_list_their_ids(
+        self, thread_id: str, run_id_or_all: str, cancel_action: str
+    ) -> list[str]:
+        """Cancel one run of a thread, or all its runs if `run_id_or_all` is `""`.
 
         A run that is being executed is stopped by the process that executes it. A pending or
         delayed run ends at once. With the action `rollback`, a pending or delayed run is deleted.
@@ -266,7 +291,9 @@ class RunTable(ServerTable):
         Returns:
             The ids of the cancelled runs. Runs that had ended before are left out.
         """
-        cancel = self._build_cancel_statements(thread_id, run_id, action, includes_delayed=True)
+        cancel = self._build_cancel_statements(
+            thread_id, run_id_or_all, cancel_action, includes_delayed=True
+        )
         results = await self._write_statements(cancel, (thread_id,))
         return [cancelled_id for (cancelled_id,) in chain.from_iterable(results)]
 
@@ -289,27 +316,35 @@ class RunTable(ServerTable):
         A batch of events is not stored if another process now executes the run, or if messages were
         erased from the run's thread.
         """
-        inserts = chain.from_iterable(self._build_event_statements(*pair) for pair in batches)
+        inserts = chain.from_iterable(
+            self._build_statements_that_store_events(*pair) for pair in batches
+        )
         await self._write_statements([self._sql("allow_delayed_commit"), *inserts], ())
 
-    async def reserve_event_numbers(
-        self, run: LiveRun, default_number: int
-    ) -> tuple[int, int] | None:
+    async def reserve_event_numbers_after_takeover(
+        self, run: LiveRun, number_before_all_events: int
+    ) -> ReservedEventNumbers | None:
         """Reserve new event numbers for a run that this process has taken over.
 
         Args:
             run: The run.
-            default_number: The number before all events of the run, used if none is stored.
+            number_before_all_events: The number before all events of the run, used if none is
+                stored.
 
         Returns:
             The number of the last stored event, and the number after which the new events start.
             None if another process executes the run.
         """
         reserve = self._sql(
-            "restart_events", run.thread_key, run.seq, default_number, EVENT_NUMBER_BITS, run.owner
+            "restart_events",
+            run.thread_key,
+            run.seq,
+            number_before_all_events,
+            EVENT_NUMBER_BITS,
+            run.owner,
         )
         [rows] = await self._write_statements([reserve], (run.thread_id,))
-        return rows[0] if rows else None
+        return ReservedEventNumbers(*rows[0]) if rows else None
 
     async def get_thread_key(self, thread_id: str) -> int:
         """Return the key of a thread.
@@ -382,17 +417,17 @@ class RunTable(ServerTable):
             if deletes:
                 await self._write_statements(deletes, (), deletes_rows=True)
 
-    def _build_event_statements(
-        self, run: LiveRun, batch: EventBatch, known_cancel: str | None = "rollback"
+    def _build_statements_that_store_events(
+        self, run: LiveRun, batch: EventBatch, expected_cancel_action: str | None = "rollback"
     ) -> list[Statement]:
         """Build the statements that store a batch of events.
 
         If the run was cancelled, the statements store nothing unless its cancel action is
-        `known_cancel`.
+        `expected_cancel_action`.
         """
         key, previous = (run.thread_key, run.seq), batch.previous_number
         row = previous, batch.last_number, encrypt_events(self._seal, run, previous, batch.events)
-        statements = [self._sql("add_events", *row, *key, run.owner, known_cancel or "")]
+        statements = [self._sql("add_events", *row, *key, run.owner, expected_cancel_action or "")]
         if batch.delete_until:
             statements.append(self._sql("drop_events", *key, run.seq, batch.delete_until))
         return statements

@@ -62,7 +62,7 @@ def read_index_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | N
     return IndexProgress(*rows[0]) if rows else None
 
 
-def read_unindexed_items(
+def read_index_progress_and_unindexed_items_with_times(
     threads: ThreadReader, thread_id: str, index_path: bytes, channel: str = "messages"
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
     """Read the items of a thread that are not indexed yet.
@@ -96,7 +96,7 @@ def read_unindexed_items(
     new_items = {item.position: item for item in items if item.position >= position}
     moments: list[tuple[int, float]] = []
     if new_items:
-        moments = yield from _read_log_lengths_and_times(
+        moments = yield from _read_log_length_and_time_at_newest_checkpoints(
             threads, thread_id, progress.thread_key, channel, len(new_items)
         )
     stops = [stop for stop, _ in moments[:-1]]
@@ -106,8 +106,8 @@ def read_unindexed_items(
     ]
 
 
-def _read_log_lengths_and_times(
-    threads: ThreadReader, thread_id: str, thread_key: int, channel: str, count: int
+def _read_log_length_and_time_at_newest_checkpoints(
+    threads: ThreadReader, thread_id: str, thread_key: int, channel: str, checkpoint_count: int
 ) -> Flow[list[tuple[int, float]]]:
     """Read how many items the log of a channel had at each of the newest checkpoints.
 
@@ -119,7 +119,9 @@ def _read_log_lengths_and_times(
         if ns:
             continue
         rows = yield threads.sql(
-            "checkpoints_page", *key_range(namespace), _CHECKPOINTS_PER_MESSAGE * (count + 1)
+            "checkpoints_page",
+            *key_range(namespace),
+            _CHECKPOINTS_PER_MESSAGE * (checkpoint_count + 1),
         )
         for row in reversed(rows):
             snapshot = threads.reader.decrypt_row(thread_id, "", row)
@@ -176,9 +178,9 @@ def save_index_progress(
     return is_saved
 
 
-def drop_indexes_of_some_threads(sql: NamedSQL, limit: int) -> Flow[int]:
-    """Remove at most `limit` threads from the transcript index, and return their number."""
-    rows = yield sql("some_indexed_threads", limit)
+def drop_and_count_transcript_indexes(sql: NamedSQL, max_threads: int) -> Flow[int]:
+    """Remove at most `max_threads` threads from the transcript index, and return their number."""
+    rows = yield sql("some_indexed_threads", max_threads)
     for (thread_key,) in rows:
         yield from drop_thread_index(sql, thread_key)
     return len(rows)

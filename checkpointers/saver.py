@@ -115,9 +115,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._read_by_id: dict[Address, bool] = {}
         self._labels: dict[str, set[str]] = {}
         self._overlapped = OrderedDict[str, None]()
-        self._create_components()
+        self._create_codec_cache_reader_and_writer()
 
-    def _create_components(self) -> None:
+    def _create_codec_cache_reader_and_writer(self) -> None:
         """Create the codec, cache, reader, writer and listing for the current serializer."""
         self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes, self._overlapped)
@@ -127,7 +127,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._writer = CheckpointWriter(self._reader, self._watch)
         self._listing = Listing(self._reader, self.database)
 
-    def _load_keys(self) -> Flow[None]:
+    def _check_encryption_key_and_load_removal_key(self) -> Flow[None]:
         """Check the encryption key of the database, and read the key of its removal records."""
         database, read_only = self.database, self.database.read_only
         yield from check_key_and_bind_seal(
@@ -145,7 +145,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
         if clone is not self:
-            clone._create_components()
+            clone._create_codec_cache_reader_and_writer()
         return clone
 
     # -- reading
@@ -162,7 +162,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         address, started_at = parse_address(config), time.time()
         epoch = (
-            self.database.get_write_epoch(self._watch)
+            self.database.get_epoch_of_writes_by_others(self._watch)
             if self._reader.is_head_cached(address)
             else None
         )
@@ -178,9 +178,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """See `get_tuple`."""
         address, started_at = parse_address(config), time.time()
         if self._reader.is_head_cached(address, OFF_LOOP_ITEMS):
-            epoch = self.database.get_write_epoch(self._watch)
+            epoch = self.database.get_epoch_of_writes_by_others(self._watch)
             if epoch is None:
-                epoch = await self.database.wait_for_write_epoch(self._watch)
+                epoch = await self.database.wait_for_epoch_of_writes_by_others(self._watch)
             checkpoint = self._find_cached_tuple(address, epoch)
         else:
             checkpoint = None
@@ -211,7 +211,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
             number = yield from self._removals.read_newest_number(address.thread_id)
             if number:
-                self._removals.remember_removal_number_at_load(config, address.thread_id, number)
+                self._removals.remember_newest_removal_number_for_run(
+                    config, address.thread_id, number
+                )
         if checkpoint is None or address.checkpoint_id is None:
             return checkpoint
         if not (yield from self._reader.is_head(address)):
@@ -221,7 +223,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _remember_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
         """Record which removal was the newest when a run loaded a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
-        self._removals.remember_removal_number_at_load(
+        self._removals.remember_newest_removal_number_for_run(
             config, configurable["thread_id"], configurable[REMOVALS_KEY]
         )
 
@@ -325,7 +327,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """See `put`."""
         put = self._build_put(config, checkpoint, metadata, new_versions)
-        await self._awrite(
+        await self._execute_write_without_blocking_event_loop(
             put, _count_elements_of_lists_and_dicts(checkpoint["channel_values"].values())
         )
         return put.address.build_config(
@@ -353,7 +355,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         put = CheckpointPut(
             address, checkpoint, full_metadata, new_versions, is_deliberate, config=config
         )
-        self._run_starts.set_run_start(put)
+        self._run_starts.set_start_time_of_run_in_put(put)
         return put
 
     def label(self, thread_id: str, names: Collection[str]) -> None:
@@ -408,7 +410,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """See `put_writes`."""
         request = self._build_task_writes(config, writes, task_id, task_path)
-        await self._awrite(request, _count_elements_of_lists_and_dicts(map(itemgetter(1), writes)))
+        await self._execute_write_without_blocking_event_loop(
+            request, _count_elements_of_lists_and_dicts(map(itemgetter(1), writes))
+        )
 
     def _build_task_writes(
         self,
@@ -460,24 +464,26 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 )
             self.database.write(*database_write)
 
-    async def _awrite(self, put: CheckpointPut | TaskWrites, item_count: int) -> None:
+    async def _execute_write_without_blocking_event_loop(
+        self, request: CheckpointPut | TaskWrites, value_count: int
+    ) -> None:
         """Execute a write request without blocking the event loop.
 
         Large values are encoded in another OS thread.
         """
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
-            if item_count <= OFF_LOOP_ITEMS:
-                database_write = self._writer.plan_database_write(put)
+            if value_count <= OFF_LOOP_ITEMS:
+                database_write = self._writer.plan_database_write(request)
             else:
                 database_write = await self.database.run_in_thread(
-                    lambda: self._writer.plan_database_write(put)
+                    lambda: self._writer.plan_database_write(request)
                 )
             if run_writes is not None:
                 database_write = database_write._replace(
                     make_flow=run_writes.refuse_when_closed(database_write.make_flow)
                 )
-            if isinstance(put, TaskWrites) and put.task_id == NULL_TASK:
+            if isinstance(request, TaskWrites) and request.task_id == NULL_TASK:
                 with use_short_switch_interval():
                     await self.database.awrite(*database_write)
             else:

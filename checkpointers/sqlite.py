@@ -87,7 +87,7 @@ class SQLiteCheckpointer(Checkpointer):
         database = SQLiteDatabase(
             path,
             _SCHEMA,
-            begin=self._load_keys,
+            begin=self._check_encryption_key_and_load_removal_key,
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,

@@ -20,7 +20,7 @@ from perdure.checkpointers.put import (
     CheckpointPut,
     TaskWrites,
     decode_value_of_inline_reference,
-    encode_inline_reference,
+    encode_value_as_inline_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import pack_id
@@ -41,7 +41,7 @@ from perdure.checkpointers.removal_records import (
     SUBSTRING_KINDS,
     RemovalRecord,
     RemovalRecords,
-    parse_substring_hash,
+    split_into_prefix_hash_text_hash_and_length,
 )
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
@@ -69,7 +69,7 @@ class KeyedTexts(TextSet):
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
         for part in [*self._hashes] if kind in SUBSTRING_KINDS else ():
-            start, whole, length = parse_substring_hash(part)
+            start, whole, length = split_into_prefix_hash_text_hash_and_length(part)
             self._starts.setdefault(start, set()).add((length, whole))
             self._hashes.add(whole)
 
@@ -90,9 +90,9 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._iter_whether_parts_are_members(text))
+        return super().has_part_of(text) or any(self._iter_whether_substrings_are_in_set(text))
 
-    def _iter_whether_parts_are_members(self, text: str) -> Iterator[bool]:
+    def _iter_whether_substrings_are_in_set(self, text: str) -> Iterator[bool]:
         """Look up substrings of a text in this set, and yield for each whether the set contains it.
 
         Only substrings that start with the same `PREFIX_CHARS` characters as a text in the set are
@@ -133,7 +133,7 @@ class StalePut:
         self._codec, self._removals, self._is_inner = reader.codec, reader.removals, is_inner
         self._known: list[KeyedTexts] = []
         self._records = [*records]
-        self._remover = Remover.from_texts(
+        self._remover = Remover.from_text_sets(
             self._make_keyed_texts, reader.codec.types.list_texts_of_registered_value
         )
 
@@ -155,7 +155,7 @@ class StalePut:
             ThreadDeleted: The thread was deleted, with the checkpoint that the request continues.
         """
         thread_id, checkpoint_ns, _ = request.address
-        number, is_run = reader.removals.find_removal_number_at_load(request)
+        number, is_run = reader.removals.find_newest_removal_number_when_state_was_loaded(request)
         records = yield from reader.removals.read_records_since(thread_id, number)
         deletions = [
             index for index, record in enumerate(records) if record.checkpoints is not None
@@ -184,7 +184,7 @@ class StalePut:
 
     # -- a checkpoint
 
-    def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
+    def copy_checkpoint_put_without_erased_messages(self, put: CheckpointPut) -> CheckpointPut:
         """Return a copy of a checkpoint request without erased messages and quotations of them."""
         values, other_fields, metadata = put.decode_values_other_fields_and_metadata(self._codec)
         self._collect_texts_of_erased_messages(values.items(), are_inputs=False)
@@ -221,8 +221,8 @@ class StalePut:
             if new is not value and not channel.startswith("__"):
                 self._remover.channels.add(channel)
         self._remover.collect_texts_of_removed_messages()
-        self._remover.exclude_texts_of_others(
-            part for _, value in values for part in _list_elements_or_dict_and_values(value)
+        self._remover.exclude_texts_that_kept_messages_contain(
+            part for _, value in values for part in _list_values_that_may_be_messages(value)
         )
 
     def _remove_erased_messages(self, channel: str, value: Any, *, are_inputs: bool) -> Any:
@@ -247,7 +247,9 @@ class StalePut:
 
     # -- the writes of a task
 
-    def filter_writes_and_check_if_waiting(self, request: TaskWrites) -> tuple[list[Write], bool]:
+    def remove_erased_messages_from_writes_and_check_if_task_waits(
+        self, request: TaskWrites
+    ) -> tuple[list[Write], bool]:
         """Remove erased messages from the writes of a task.
 
         If the question of an interrupt quotes an erased message, the whole question is removed. If
@@ -272,7 +274,9 @@ class StalePut:
                     [
                         index,
                         channel,
-                        encode_inline_reference(self._codec, None, channel, filtered, path),
+                        encode_value_as_inline_reference(
+                            self._codec, None, channel, filtered, path
+                        ),
                     ]
                 )
         # langgraph reruns a task that has no stored result, so store an empty result for the task.
@@ -306,7 +310,7 @@ def find_erased_messages(
     return [bool(records) and stale.is_erased(message) for message in messages]
 
 
-def _list_elements_or_dict_and_values(value: Any) -> Iterable[Any]:
+def _list_values_that_may_be_messages(value: Any) -> Iterable[Any]:
     value = value.value if type(value) is DeltaSnapshot else value
     if isinstance(value, dict):
         return [value, *value.values()]

@@ -17,7 +17,11 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.known_types import KNOWN, Name
-from perdure.checkpointers.objects import class_name, find_class, find_data_class_kind
+from perdure.checkpointers.objects import (
+    class_name,
+    detect_enum_model_dataclass_or_namedtuple,
+    find_class,
+)
 from perdure.errors import ConfigurationError, SerializationError
 
 T = TypeVar("T")
@@ -163,7 +167,10 @@ class StoredTypes:
         self._targets = _map_aliases_to_final_classes(aliases, self._stored_name)
         self.former: dict[Name, list[Name]] = {}
         for old, target in self._targets.items():
-            if target not in self.by_class and find_data_class_kind(target) is None:
+            if (
+                target not in self.by_class
+                and detect_enum_model_dataclass_or_namedtuple(target) is None
+            ):
                 raise ConfigurationError(
                     f"aliases maps {_format_name(old)} to {target.__qualname__}, which is not a "
                     "pydantic model, dataclass, enum or named tuple; register it with types=[...]"
@@ -280,16 +287,16 @@ def parse_class_name(description_in_error: str, name: Any) -> Name:
     raise ConfigurationError(f"{description_in_error} is {name!r:.80}; expected {_NAME}")
 
 
-def map_class_name(name: Name, table: Mapping[Name, Name]) -> Name:
+def replace_renamed_class_name(name: Name, new_names_by_old_name: Mapping[Name, Name]) -> Name:
     """Look up a class's new name in a table.
 
     A name that is not in the table is returned unchanged. A parametrised pydantic model, such as
     `Box[int]`, is looked up by the name of its generic class `Box`.
     """
-    new_name = table.get(name)
+    new_name = new_names_by_old_name.get(name)
     if new_name is None and "[" in name[1]:
         generic, bracket, parameters = name[1].partition("[")
-        base = table.get((name[0], generic))
+        base = new_names_by_old_name.get((name[0], generic))
         new_name = None if base is None else (base[0], f"{base[1]}{bracket}{parameters}")
     return new_name or name
 
@@ -376,7 +383,7 @@ def _refuse_natively_storable_class(cls: Any) -> None:
         or cls is type(None)
         or class_name(cls) in KNOWN
         or issubclass(cls, BaseMessage)
-        or find_data_class_kind(cls) is not None
+        or detect_enum_model_dataclass_or_namedtuple(cls) is not None
     ):
         raise ConfigurationError(
             f"perdure stores values of {cls.__qualname__} by itself; remove the type from types="

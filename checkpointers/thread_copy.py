@@ -34,9 +34,9 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     SNAPSHOT,
+    extract_value_reference_from_delta_channel_reference,
     iter_positions,
     join_ranges,
-    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.record_checks import MALFORMED, check_thread_records_well_formed
@@ -44,12 +44,12 @@ from perdure.checkpointers.records import (
     ClientMetadata,
     build_row_key,
     compute_content_hash,
-    compute_item_and_alias_ranges,
     compute_metadata_tags,
+    compute_position_ranges_of_items_and_aliases,
     decrypt_client_metadata,
     encrypt_checkpoint,
     encrypt_client_metadata_and_search_keys,
-    encrypt_list_entry,
+    encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
     item_associated_data,
     key_range,
@@ -119,7 +119,7 @@ def read_transcript_tree(
             lineages.insert(0 if is_head else len(lineages), lineage)
     ranges = join_ranges((position, position + 1) for position in sorted({*chain(*lineages)}))
     ref = head.snapshot.references.get(channel)
-    is_known = ref is None or unwrap_delta_channel_reference(ref) is not None
+    is_known = ref is None or extract_value_reference_from_delta_channel_reference(ref) is not None
     if not ranges:
         return TranscriptTree(
             {}, {}, lineages, is_known, channel in head.snapshot.channel_versions and ref is None
@@ -174,7 +174,9 @@ def write_thread_and_get_key(
         )
         yield reader.sql(
             "set_list_entry",
-            *encrypt_list_entry(reader.seal, target_id, records.title, listed_metadata),
+            *encrypt_thread_list_entry_and_build_search_keys(
+                reader.seal, target_id, records.title, listed_metadata
+            ),
             thread_key,
         )
     if records.client is not None:
@@ -225,7 +227,7 @@ class _ThreadWriter:
         for log, name, *last_keys in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.thread_key, name)
-            for first, stop in compute_item_and_alias_ranges(*last_keys):
+            for first, stop in compute_position_ranges_of_items_and_aliases(*last_keys):
                 start = first
                 while page := (
                     yield from self.records.read_items_page(self.reader, name, log, start, stop)
@@ -274,7 +276,7 @@ class _ThreadWriter:
 
         The log keys from the source are replaced with the new log keys in all references to logs.
         """
-        refs, transcripts = _replace_log_keys_in_references_and_transcripts(snapshot, self.logs)
+        refs, transcripts = _copy_references_and_transcripts_with_new_log_keys(snapshot, self.logs)
         # A copied checkpoint has no run start time, because it was not stored by a run of the new
         # thread.
         mapped = replace(snapshot, references=refs, run_started_at=None)
@@ -308,8 +310,8 @@ def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
     return [kind, new_keys[log], numbers]
 
 
-def _replace_log_keys_in_references_and_transcripts(
-    snapshot: Snapshot, new_keys: Mapping[int, Any]
+def _copy_references_and_transcripts_with_new_log_keys(
+    snapshot: Snapshot, new_log_key_by_old_key: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replace the log keys in a checkpoint's references and in its stored transcripts.
 
@@ -317,10 +319,11 @@ def _replace_log_keys_in_references_and_transcripts(
         The references by channel, and the stored transcripts by channel.
     """
     refs = {
-        channel: _replace_log_keys(ref, new_keys) for channel, ref in snapshot.references.items()
+        channel: _replace_log_keys(ref, new_log_key_by_old_key)
+        for channel, ref in snapshot.references.items()
     }
     transcripts = {
-        c: _replace_log_keys([LIST, *written], new_keys)[1:]
+        c: _replace_log_keys([LIST, *written], new_log_key_by_old_key)[1:]
         for c, written in snapshot.transcript.items()
     }
     return refs, transcripts
@@ -385,8 +388,8 @@ class ThreadContents:
         heads: The id of the head, by namespace.
         writes: The channel and reference of each write, by namespace, checkpoint, task, path and
             index.
-        items: The bytes of the items, by channel and position. Only `continues` compares the items;
-            the operator `==` ignores the items.
+        items: The bytes of the items, by channel and position. Only `is_continuation_of` compares
+            the items; the operator `==` ignores the items.
     """
 
     checkpoints: list[tuple[Any, ...]]
@@ -394,7 +397,7 @@ class ThreadContents:
     writes: dict[tuple[str, str, str, str, int], tuple[str, Any]]
     items: dict[tuple[str, int], bytes] = field(compare=False)
 
-    def continues(self, other: ThreadContents) -> bool:
+    def is_continuation_of(self, other: ThreadContents) -> bool:
         """Return whether the thread equals `other` or extends it with later checkpoints."""
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
@@ -435,7 +438,7 @@ def build_thread_contents(records: ThreadRecords) -> ThreadContents:
         for seq, _, snapshot in stored:
             ids = ns, snapshot.checkpoint_id, snapshot.parent_id
             versions = snapshot.channel_versions, snapshot.versions_seen
-            values = _replace_log_keys_in_references_and_transcripts(snapshot, names)
+            values = _copy_references_and_transcripts_with_new_log_keys(snapshot, names)
             checkpoints.append((seq, *ids, snapshot.encoded_fields, *versions, values))
             if seq == head:
                 heads[ns] = snapshot.checkpoint_id
@@ -601,23 +604,23 @@ class DatabaseMerge:
             ) from exc
         return records
 
-    def _compare_with_target(
-        self, records: ThreadRecords, target: str, source_contents: ThreadContents
+    def _read_target_contents_or_report_if_nothing_to_write(
+        self, records: ThreadRecords, target_thread_id: str, source_contents: ThreadContents
     ) -> Flow[ThreadContents | ImportReport | None]:
-        """Compare a thread of the source with the thread `target` of the target database.
+        """Compare a thread of the source with the thread `target_thread_id` of the target database.
 
         Returns:
             The contents of the thread of the target, which the thread of the source continues; or a
             report if nothing is to be written; or None if the thread is rejected.
         """
         reader = self.target.reader
-        if not (yield reader.sql("one_thread", target)):
+        if not (yield reader.sql("one_thread", target_thread_id)):
             return ThreadContents([], {}, {}, {})
-        stored = yield from read_thread_records(reader, target)
+        stored = yield from read_thread_records(reader, target_thread_id)
         yield from load_all_items_into_records(reader, stored)
         target_contents = build_thread_contents(stored)
-        continues_target = source_contents.continues(target_contents)
-        continues_source = target_contents.continues(source_contents)
+        continues_target = source_contents.is_continuation_of(target_contents)
+        continues_source = target_contents.is_continuation_of(source_contents)
         is_equal = target_contents == source_contents and continues_target
         if is_equal or (continues_source and not continues_target):
             return ImportReport(1, 1, skipped=len(source_contents.checkpoints))
@@ -629,7 +632,7 @@ class DatabaseMerge:
                 len(target_contents.checkpoints) :
             ]
         }
-        if (yield from reader.removals.find_rolled_back_checkpoints(target, new_ids)):
+        if (yield from reader.removals.find_rolled_back_checkpoints(target_thread_id, new_ids)):
             self._rolled_back.append(records.thread_id)
             return None
         return target_contents
@@ -643,7 +646,9 @@ class DatabaseMerge:
         source_contents = build_thread_contents(records)
 
         def flow() -> Flow[ImportReport | None]:
-            target_contents = yield from self._compare_with_target(records, target, source_contents)
+            target_contents = yield from self._read_target_contents_or_report_if_nothing_to_write(
+                records, target, source_contents
+            )
             if not isinstance(target_contents, ThreadContents):
                 return target_contents
             keys[:] = yield from reader.allocate_keys(records.key_count)

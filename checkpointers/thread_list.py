@@ -104,7 +104,7 @@ class ListedThread:
     expires_at: datetime | None = None
 
     @property
-    def is_described_by_client_metadata(self) -> bool:
+    def is_client_metadata_about_stored_conversation(self) -> bool:
         """Whether the client-supplied metadata describes the stored conversation.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
@@ -129,7 +129,7 @@ class ListedThread:
         head_metadata = self.head_metadata or {}
         client = (
             self.client
-            if self.is_described_by_client_metadata and self.client
+            if self.is_client_metadata_about_stored_conversation and self.client
             else ClientMetadata({})
         )
         user = head_metadata.get("user_id")
@@ -144,7 +144,9 @@ class ListedThread:
     def display_title(self) -> str:
         """The title that a client set, or the title of the head if no client has set one."""
         metadata = (
-            self.client.metadata if self.is_described_by_client_metadata and self.client else {}
+            self.client.metadata
+            if self.is_client_metadata_about_stored_conversation and self.client
+            else {}
         )
         return str(metadata.get("title") or self.title)
 
@@ -282,7 +284,9 @@ class ThreadList:
             yield self._build_search_key_condition([fold_search_text(query.text)])
         # Rows that are encrypted with a LangGraphSeal have no search keys.
         if not isinstance(self._seal, LangGraphSeal):
-            tags = islice(self._iter_alternative_tags(query.metadata or {}), _MAX_TAGS)
+            tags = islice(
+                self._iter_possible_search_tags_of_each_value(query.metadata or {}), _MAX_TAGS
+            )
             yield from map(self._build_search_key_condition, tags)
 
     def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
@@ -293,7 +297,9 @@ class ThreadList:
         sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
 
-    def _iter_alternative_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
+    def _iter_possible_search_tags_of_each_value(
+        self, metadata: Mapping[str, Any]
+    ) -> Iterator[list[bytes]]:
         """Yield, for each text or number in a query's metadata, the tags that a match may have.
 
         A tag is a search key that is computed from a metadata key and its value. A thread whose

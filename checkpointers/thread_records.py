@@ -12,7 +12,7 @@ from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
     build_row_key,
-    compute_item_and_alias_ranges,
+    compute_position_ranges_of_items_and_aliases,
     decrypt_client_metadata,
     decrypt_list_entry,
     decrypt_writes,
@@ -199,7 +199,7 @@ def load_all_items_into_records(reader: CheckpointReader, records: ThreadRecords
     items = {}
     for log, name, *last_keys in records.logs:
         items[log] = log_items = dict[int, bytes]()
-        for first, stop in compute_item_and_alias_ranges(*last_keys):
+        for first, stop in compute_position_ranges_of_items_and_aliases(*last_keys):
             start = first
             while page := (
                 yield from reader.read_items_page(records.thread_id, name, log, start, stop)
@@ -207,6 +207,6 @@ def load_all_items_into_records(reader: CheckpointReader, records: ThreadRecords
                 log_items |= dict(page)
                 start = page[-1][0] + 1
         records.sorted_positions[log] = [*log_items]
-        spans = compute_item_and_alias_ranges(*last_keys)
+        spans = compute_position_ranges_of_items_and_aliases(*last_keys)
         records.times[log] = yield from reader.read_item_times(log, spans)
     records.items = items

@@ -20,7 +20,11 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Title
 from perdure.checkpointers.delta import Transcript
-from perdure.checkpointers.listing import MetadataFilter, find_first_tag, metadata_matches
+from perdure.checkpointers.listing import (
+    MetadataFilter,
+    compute_first_metadata_index_tag,
+    metadata_matches,
+)
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -29,9 +33,9 @@ from perdure.checkpointers.manifest import (
     SNAPSHOT,
     ValueReference,
     count_positions,
+    extract_value_reference_from_delta_channel_reference,
     iter_positions,
     join_ranges,
-    unwrap_delta_channel_reference,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, build_title
 from perdure.checkpointers.reader import (
@@ -42,7 +46,7 @@ from perdure.checkpointers.reader import (
 from perdure.checkpointers.records import (
     build_row_key,
     decrypt_list_entry,
-    encrypt_list_entry,
+    encrypt_thread_list_entry_and_build_search_keys,
     key_range,
     select_lineage,
     select_metadata_for_thread_lists,
@@ -96,7 +100,9 @@ class ThreadReader:
         """
         channel = check_storable_text("channel", channel)
         first_and_last_count = (
-            None if first_and_last_count is None else _parse_bounds(first_and_last_count)
+            None
+            if first_and_last_count is None
+            else _parse_item_counts_for_start_and_end(first_and_last_count)
         )
         checkpoint = yield from self.reader.find_checkpoint(address)
         if checkpoint is None:
@@ -108,7 +114,7 @@ class ThreadReader:
         key, transcript = snapshot.transcript.get(channel, (0, []))
         branches: list[int] = []
         if address.checkpoint_id is None:
-            branches = yield from self._find_positions_only_on_branches(
+            branches = yield from self._find_log_positions_of_items_only_on_branches(
                 address, checkpoint, channel
             )
         entries = _merge_positions_with_branch_flags(iter_positions(transcript), branches)
@@ -137,9 +143,14 @@ class ThreadReader:
             address.thread_id, checkpoint.thread, key, ranges
         )
         bodies = log.get_items(ranges)
-        is_dict, is_known = self._is_dict_and_are_items_known(snapshot.references.get(channel))
-        origins = [(log.origin_position(position), is_branch) for position, is_branch in entries]
-        value_positions |= yield from self._find_duplicate_positions(
+        is_dict, is_known = self._check_if_value_is_dict_and_if_its_items_are_known(
+            snapshot.references.get(channel)
+        )
+        origins = [
+            (log.resolve_alias_to_item_position(position), is_branch)
+            for position, is_branch in entries
+        ]
+        value_positions |= yield from self._find_positions_of_transcript_items_equal_to_value_items(
             address, checkpoint, channel, value_positions
         )
         yield from self._load_item_times(
@@ -176,27 +187,31 @@ class ThreadReader:
         for position, stored_at in times.items():
             log.stored_times[position] = _convert_stored_seconds_to_datetime(thread_id, stored_at)
 
-    def _is_dict_and_are_items_known(self, ref: ValueReference | None) -> tuple[bool, bool]:
+    def _check_if_value_is_dict_and_if_its_items_are_known(
+        self, value_ref: ValueReference | None
+    ) -> tuple[bool, bool]:
         """Return whether a value is a dict, and whether its items are known, given its reference.
 
         The items of a `DeltaChannel` are unknown if its value is unknown, or if its snapshot is
         neither a list nor a dict.
         """
-        if ref is not None and ref[0] == DELTA and isinstance(ref[1], int):
-            return ref[1] == DICT, False
-        is_delta, ref = (
-            isinstance(ref, list) and ref[0] == SNAPSHOT,
-            unwrap_delta_channel_reference(ref),
+        if value_ref is not None and value_ref[0] == DELTA and isinstance(value_ref[1], int):
+            return value_ref[1] == DICT, False
+        is_delta, value_ref = (
+            isinstance(value_ref, list) and value_ref[0] == SNAPSHOT,
+            extract_value_reference_from_delta_channel_reference(value_ref),
         )
-        if not isinstance(ref, bytes):
-            return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
+        if not isinstance(value_ref, bytes):
+            return value_ref is not None and value_ref[0] == DICT, not is_delta or value_ref[
+                0
+            ] != ITEM
         # an empty list or dict is stored inline as encoded bytes, because it has no items in a log
-        value = self.reader.codec.decode(ref)
+        value = self.reader.codec.decode(value_ref)
         if type(value) is DeltaSnapshot:
             return type(value.value) is dict, type(value.value) in (list, dict)
         return type(value) is dict, True
 
-    def _find_duplicate_positions(
+    def _find_positions_of_transcript_items_equal_to_value_items(
         self,
         address: Address,
         checkpoint: StoredCheckpoint,
@@ -240,7 +255,10 @@ class ThreadReader:
         values: dict[str, Any] = {}
         for channel, ref in checkpoint.snapshot.references.items():
             if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
-                inner, values[channel] = unwrap_delta_channel_reference(ref), None
+                inner, values[channel] = (
+                    extract_value_reference_from_delta_channel_reference(ref),
+                    None,
+                )
                 if inner is not None:
                     value = self.reader.read_value(address.thread_id, checkpoint.thread, inner)
                     values[channel] = yield from value
@@ -250,7 +268,7 @@ class ThreadReader:
                     values[channel] = value.value
         return values
 
-    def _find_positions_only_on_branches(
+    def _find_log_positions_of_items_only_on_branches(
         self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
         """Return the sorted positions of the items that occur only on branches of a thread."""
@@ -315,7 +333,7 @@ class ThreadReader:
         only_waiting: bool,
     ) -> Flow[list[ThreadHead]]:
         """Return the heads of one page of threads; see `Checkpointer.heads`."""
-        tag, heads = find_first_tag(self.reader.seal, where), list[ThreadHead]()
+        tag, heads = compute_first_metadata_index_tag(self.reader.seal, where), list[ThreadHead]()
         statement_args = ("list_threads",) if tag is None else ("tagged_threads", tag)
         statement_args = ("waiting_threads",) if only_waiting else statement_args
         while True:
@@ -379,7 +397,9 @@ class ThreadReader:
             listed_metadata,
             self.reader.codec.encode(listed_metadata, lambda: "metadata", exact=True),
         )
-        list_entry = encrypt_list_entry(self.reader.seal, row[1], title or NO_TITLE, encoded)
+        list_entry = encrypt_thread_list_entry_and_build_search_keys(
+            self.reader.seal, row[1], title or NO_TITLE, encoded
+        )
         yield self.sql("set_list_entry", *list_entry, row[0])
 
     def _read_title(
@@ -610,7 +630,7 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
         ) from exc
 
 
-def _parse_bounds(bounds: Any) -> tuple[int, int]:
+def _parse_item_counts_for_start_and_end(bounds: Any) -> tuple[int, int]:
     """Validate `bounds`, and return the number of items at the start and the number at the end.
 
     Raises:

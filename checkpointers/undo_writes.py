@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.put import encode_inline_reference
+from perdure.checkpointers.put import encode_value_as_inline_reference
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import decrypt_writes, encrypt_writes, pack_id, unpack_id
 from perdure.checkpointers.status import is_update_path
@@ -105,7 +105,7 @@ def _restore_former_writes(
             results = sorted((write for write in writes if write[0] >= 0), key=itemgetter(0))
             restored = results[:result_count] if has_result else []
             for channel, value in control.items():
-                ref = encode_inline_reference(
+                ref = encode_value_as_inline_reference(
                     reader.codec, None, channel, value, f"the write to {channel!r}"
                 )
                 restored.append([WRITES_IDX_MAP[channel], channel, ref])

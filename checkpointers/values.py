@@ -32,14 +32,19 @@ from pydantic import BaseModel
 from perdure.checkpointers.known_types import KNOWN, Name
 from perdure.checkpointers.objects import (
     class_name,
+    detect_enum_model_dataclass_or_namedtuple,
     explain_missing_class,
     find_class,
-    find_data_class_kind,
     read_instance_attributes,
     read_private_attributes,
-    rebuild_object,
+    rebuild_object_of_class,
 )
-from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes, map_class_name
+from perdure.checkpointers.stored_types import (
+    NO_TYPES,
+    StoredType,
+    StoredTypes,
+    replace_renamed_class_name,
+)
 
 _log = logging.getLogger("perdure")
 
@@ -298,7 +303,7 @@ class Converter:
         if cls is tuple:
             return self._encode_exactly(_TUPLE, list(value))
         if cls is DetachedFields:
-            return self._encode_fields_of_detached_object(value)
+            return self._reencode_object_of_unavailable_class(value)
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
@@ -312,9 +317,9 @@ class Converter:
             raise TypeError(
                 "an exception would be read back as text; store str(error) or its attributes"
             )
-        if find_data_class_kind(cls) is not None:
+        if detect_enum_model_dataclass_or_namedtuple(cls) is not None:
             return self._encode_data_class_instance(value)
-        return self._encode_builtin_subclass_or_with_langgraph(value, name)
+        return self._encode_builtin_subclass_or_use_langgraph_serializer(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
         """Build a msgpack extension in which all nested values keep their exact types."""
@@ -369,7 +374,7 @@ class Converter:
             payload |= {
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
             }
-        elif find_data_class_kind(cls) is not None:
+        elif detect_enum_model_dataclass_or_namedtuple(cls) is not None:
             payload = read_instance_attributes(value)
         elif name[0] == "pydantic.networks":
             code, payload = _SINGLE, str(value)
@@ -391,11 +396,11 @@ class Converter:
         cls: Any = type(value)
         name, kind, fields = (
             class_name(cls),
-            find_data_class_kind(cls),
+            detect_enum_model_dataclass_or_namedtuple(cls),
             read_instance_attributes(value),
         )
         self._allowlist.check_allowed(name)
-        name = map_class_name(name, self._former) if self._former else name
+        name = replace_renamed_class_name(name, self._former) if self._former else name
         if kind == "enum":
             return self._encode_exactly(_SINGLE, [*name, fields["value"]])
         if kind == "model":
@@ -407,7 +412,7 @@ class Converter:
 
     def _encode_registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
         """Encode a value of a registered type with `dump`, and check that `load` accepts it."""
-        name = map_class_name(registered.stored_name, self._former)
+        name = replace_renamed_class_name(registered.stored_name, self._former)
         outermost, self._in_registered = not self._in_registered, True
         packed = self._pack_value(
             self._replace_types_that_msgpack_changes([*name, registered.dump_value(value)]), _EXACT
@@ -430,13 +435,17 @@ class Converter:
             map(self._contains_extension_value, value)
         )
 
-    def _encode_fields_of_detached_object(self, value: DetachedFields) -> ormsgpack.Ext:
-        code, name, rest = value.origin
+    def _reencode_object_of_unavailable_class(
+        self, detached_fields: DetachedFields
+    ) -> ormsgpack.Ext:
+        code, name, rest = detached_fields.origin
         self._allowlist.check_allowed(name)
-        payload = dict(value) if value.is_payload else value.get("value")
+        payload = (
+            dict(detached_fields) if detached_fields.is_payload else detached_fields.get("value")
+        )
         return self._encode_exactly(code, [*name, payload, *rest])
 
-    def _encode_builtin_subclass_or_with_langgraph(self, value: Any, name: Name) -> Any:
+    def _encode_builtin_subclass_or_use_langgraph_serializer(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
         A subclass of a builtin type is encoded as that type. langgraph's serializer encodes arrays,
@@ -499,9 +508,11 @@ class Converter:
                     (module, name), f"the object cannot be rebuilt ({exc})"
                 )
                 return payload
-        return self._rebuild_object((code, (module, name), rest), payload)
+        return self._rebuild_object_or_detach_its_fields((code, (module, name), rest), payload)
 
-    def _rebuild_object(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
+    def _rebuild_object_or_detach_its_fields(
+        self, origin: tuple[int, Name, list[Any]], payload: Any
+    ) -> Any:
         """Rebuild an object of a class that is not in `KNOWN`.
 
         If the object cannot be rebuilt, for example because its class is not available, return its
@@ -516,7 +527,7 @@ class Converter:
         else:
             self._allowlist.check_allowed(class_name(cls))
             is_named = self._allowlist.has_name(class_name(cls))
-        kind = find_data_class_kind(cls) if cls is not None else None
+        kind = detect_enum_model_dataclass_or_namedtuple(cls) if cls is not None else None
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
@@ -525,7 +536,9 @@ class Converter:
                 is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
                 dumped = kind == "model" and not is_exact
-                return rebuild_object(cls, payload, private, fields_set, dumped=dumped)
+                return rebuild_object_of_class(
+                    cls, payload, private, fields_set, is_model_dump=dumped
+                )
             if cls is not None and is_named:
                 return _call_class_with_stored_arguments(cls, code, payload, rest)
             if cls is not None:
@@ -533,7 +546,7 @@ class Converter:
         except Exception as exc:
             reason = f"the object cannot be rebuilt ({exc})"
         _log_that_class_is_read_as_dict(name, reason)
-        return _build_detached_fields(
+        return _wrap_fields_of_unavailable_class(
             origin, payload, is_payload=type(payload) is dict and kind != "enum"
         )
 
@@ -555,12 +568,12 @@ class Converter:
                 reason = f"the value cannot be loaded: {exc}"
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
         _log_that_class_is_read_as_dict(name, reason, remedy)
-        return _build_detached_fields(
+        return _wrap_fields_of_unavailable_class(
             (_REGISTERED, name, []), payload, is_payload=type(payload) is dict
         )
 
 
-def _build_detached_fields(
+def _wrap_fields_of_unavailable_class(
     code_name_and_rest: tuple[int, Name, list[Any]], fields_or_value: Any, *, is_payload: bool
 ) -> DetachedFields:
     detached = DetachedFields(fields_or_value if is_payload else {"value": fields_or_value})

@@ -20,12 +20,15 @@ from perdure.checkpointers.additions import Additions, Commit, cache_pending_wri
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, add_recent_entry
 from perdure.checkpointers.delta_writes import find_cached_delta_writes, read_delta_writes
-from perdure.checkpointers.heads import choose_head_and_detect_run_overlap, find_start_seq_of_run
+from perdure.checkpointers.heads import (
+    choose_head_and_detect_run_overlap,
+    find_seq_of_first_checkpoint_of_run,
+)
 from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, build_labels_of_new_checkpoint
 from perdure.checkpointers.merge_planner import (
     MergePlanner,
-    separate_task_writes_and_get_id_and_path,
-    try_folding_updates_at_head,
+    avoid_task_id_clash_and_get_new_task_id_and_path,
+    try_making_run_checkpoint_head_again,
 )
 from perdure.checkpointers.put import CheckpointPut, Node, SplitValue, TaskWrites, choose_title
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
@@ -36,12 +39,12 @@ from perdure.checkpointers.records import (
     build_row_key,
     build_stored_transcripts_by_channel,
     compute_content_hash,
-    compute_item_and_alias_ranges,
     compute_metadata_tags,
+    compute_position_ranges_of_items_and_aliases,
     decrypt_list_entry,
     decrypt_writes,
     encrypt_checkpoint,
-    encrypt_list_entry,
+    encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
     pack_id,
 )
@@ -173,9 +176,9 @@ class CheckpointWriter:
             request.address,
             self.cache.get_thread(request.address.thread_id),
         )
-        request.encode_values(self.codec, thread)
+        request.encode_values_in_place(self.codec, thread)
         if self.codec.replaced_path:
-            self.codec.log_replaced_surrogate(thread_id)
+            self.codec.warn_once_about_replaced_unicode_surrogate(thread_id)
         if thread is None:
             return self._plan_new_thread(request)
         if thread.newest_removal and self.removals.is_stale(request, thread.newest_removal):
@@ -253,9 +256,9 @@ class CheckpointWriter:
         """
         (thread_id, checkpoint_ns, _), snapshot = put.address, put.build_snapshot(parent)
         nodes = put.build_channel_nodes(self.codec, thread.logs_by_channel, parent)
-        missing_parts = self._list_uncached_keys_and_items(thread, head, nodes)
+        missing_parts = self._list_row_keys_and_log_items_missing_in_cache(thread, head, nodes)
         if keys is None and not missing_parts.hashes:
-            keys = self.cache.keys.take_keys(missing_parts.key_count)
+            keys = self.cache.keys.take_reserved_row_keys(missing_parts.key_count)
         if keys is None:
             return missing_parts
         version_token, now = random.getrandbits(62), time.time()
@@ -285,8 +288,13 @@ class CheckpointWriter:
         additions.set_channel_references(snapshot, nodes, parent, put.merge)
         if replaced is None:
             snapshot.key = build_row_key(head.namespace_key, thread.last_seq)
-            steps = None if parent is None else self.reader.read_superstep(parent), snapshot.step
-            snapshot.run_start = find_start_seq_of_run(put, head, parent, steps, thread.last_seq)
+            steps = (
+                None if parent is None else self.reader.decode_superstep_number(parent),
+                snapshot.step,
+            )
+            snapshot.run_start = find_seq_of_first_checkpoint_of_run(
+                put, head, parent, steps, thread.last_seq
+            )
             new_head, reveals_overlap = choose_head_and_detect_run_overlap(
                 put, head, snapshot, thread.last_seq
             )
@@ -319,7 +327,7 @@ class CheckpointWriter:
         commit_parts = self.cache, self.watch, thread_id, thread, statements
         return Commit(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
-    def _list_uncached_keys_and_items(
+    def _list_row_keys_and_log_items_missing_in_cache(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
     ) -> _MissingParts:
         """List the row keys and log items that a put needs and the cache lacks."""
@@ -469,7 +477,9 @@ class CheckpointWriter:
         statements = [] if is_head else [self.sql("mark_may_wait", thread.key)]
         if title != thread.title or listed is not thread.listed_metadata:
             thread.title, thread.listed_metadata = title, listed
-            encrypted_entry = encrypt_list_entry(self.seal, put.address.thread_id, title, listed)
+            encrypted_entry = encrypt_thread_list_entry_and_build_search_keys(
+                self.seal, put.address.thread_id, title, listed
+            )
             statements.append(self.sql("set_list_entry", *encrypted_entry, thread.key))
         return statements
 
@@ -555,12 +565,12 @@ class CheckpointWriter:
             # an erasure removes all views of a thread
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return Commit(self.cache, self.watch, thread_id, thread, [])
-            put = stale.filter_checkpoint(put)
+            put = stale.copy_checkpoint_put_without_erased_messages(put)
             yield from self.removals.add_texts_to_newest_record(
                 thread_id, stale.collect_found_texts_by_kind()
             )
-        put.replace_cache_references_and_mutable_objects(
-            *self._choose_key_and_generation_for_references(
+        put.replace_cache_references_and_messages_by_copies(
+            *self._get_thread_key_and_generation_if_cache_is_valid(
                 put, (thread.key, thread.generation), is_cache_valid
             )
         )
@@ -594,14 +604,15 @@ class CheckpointWriter:
             assert isinstance(commit, Commit)
             commit.remaining_keys = keys
         commit.is_thread_read = True
-        commit.replaces_checkpoint = replaced is not None or planner.has_unread_merged_channels(
-            commit.head
+        commit.replaces_checkpoint = (
+            replaced is not None or planner.has_merged_channels_unread_by_run(commit.head)
         )
         commit.record_whether_head_has_writes((yield commit.statements)[0])
         if put.merge is not None and commit.head is not None:
-            commit.replaces_checkpoint |= yield from planner.finish_merge_and_check_change(
+            has_changed = yield from planner.finish_merge_and_check_if_checkpoint_changed(
                 put.merge, commit.head
             )
+            commit.replaces_checkpoint |= has_changed
         return commit
 
     def _build_filter_if_removals_are_newer(
@@ -619,7 +630,7 @@ class CheckpointWriter:
         thread = self.cache.get_thread(thread_id)
         return thread if thread and (thread.key, thread.generation) == (key, generation) else None
 
-    def _choose_key_and_generation_for_references(
+    def _get_thread_key_and_generation_if_cache_is_valid(
         self,
         request: CheckpointPut | TaskWrites,
         key_and_generation: tuple[int, int],
@@ -678,11 +689,13 @@ class CheckpointWriter:
                 cached_thread.pending_writes.copy(),
                 cached_thread.size_bytes,
             )
-            thread.heads = cached_thread.committed_heads_by_namespace(version_token)
+            thread.heads = cached_thread.get_committed_heads_by_namespace_unless_stale(
+                version_token
+            )
         for log_key, channel, *last_keys in (yield self.sql("thread_logs", key)):
             log = thread.get_or_add_log(log_key, channel, cached_thread)
             log.next_position, log.next_alias = (
-                stop for _, stop in compute_item_and_alias_ranges(*last_keys)
+                stop for _, stop in compute_position_ranges_of_items_and_aliases(*last_keys)
             )
         if namespace_key is None:
             return thread, Head(0, 0, None), None, is_cache_valid
@@ -823,12 +836,14 @@ class CheckpointWriter:
         # in the cached thread.
         thread.updated_at = updated_at
         writes = request.build_writes_for_state(
-            *self._choose_key_and_generation_for_references(
+            *self._get_thread_key_and_generation_if_cache_is_valid(
                 request, (key, generation), is_cache_valid
             )
         )
         if stale is not None:
-            writes, has_interrupt = stale.filter_writes_and_check_if_waiting(request)
+            writes, has_interrupt = (
+                stale.remove_erased_messages_from_writes_and_check_if_task_waits(request)
+            )
             yield from self.removals.add_texts_to_newest_record(
                 thread_id, stale.collect_found_texts_by_kind()
             )
@@ -837,7 +852,7 @@ class CheckpointWriter:
             "find_writes", namespace_key, pack_id(checkpoint_id), pack_id(task_id)
         )
         if earlier_rows and is_update_path(earlier_rows[0][0]) != is_update_path(task_path):
-            task_id, task_path = yield from separate_task_writes_and_get_id_and_path(
+            task_id, task_path = yield from avoid_task_id_clash_and_get_new_task_id_and_path(
                 self.reader, request, namespace_key, earlier_rows[0]
             )
             earlier_rows = []
@@ -871,7 +886,7 @@ class CheckpointWriter:
             remaining_keys=keys,
         )
         if request.may_fold and rows and rows[0][7] is not None:
-            commit.replaces_checkpoint = yield from try_folding_updates_at_head(
+            commit.replaces_checkpoint = yield from try_making_run_checkpoint_head_again(
                 self.reader, request, thread, rows[0][5:8]
             )
         return commit

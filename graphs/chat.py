@@ -117,7 +117,7 @@ def chat_graph(
     may_return = bool(tools and summaries)
     end_nodes = ["respond", END] if may_return else [END]
     for number, (name, part) in enumerate(nodes.items(), 1):
-        builder.add_node(name, _hide_removals_from_stream(part))
+        builder.add_node(name, _wrap_part_so_that_its_messages_are_not_streamed(part))
         later_steps = steps[number:]
         choose_step = partial(_choose_next_step, later_steps, nodes, may_return=may_return)
         builder.add_conditional_edges(name, choose_step, [*later_steps, *end_nodes])
@@ -176,7 +176,7 @@ def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
     return parts_by_name
 
 
-def _hide_removals_from_stream(part: Part) -> Runnable[Any, Any]:
+def _wrap_part_so_that_its_messages_are_not_streamed(part: Part) -> Runnable[Any, Any]:
     """Wrap a memory part of a chat graph as a node whose messages are not streamed.
 
     The returned node passes its update to langgraph as a list of pairs. With

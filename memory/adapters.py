@@ -41,7 +41,7 @@ from perdure.memory.chat_history import (
     MessagesChange,
     ThreadMessageHistory,
     check_and_select_messages_to_store,
-    select_messages_for_provider,
+    convert_messages_to_form_providers_accept,
 )
 from perdure.memory.conversation import Messages, has_visible_content, iter_turn_ranges, role
 from perdure.memory.exchanges import iter_turns
@@ -237,7 +237,7 @@ class WindowChatMemory(ABC):
 
         Messages that model providers would reject are left out or repaired.
         """
-        return select_messages_for_provider(
+        return convert_messages_to_form_providers_accept(
             self.append_and_evict_messages(
                 check_and_select_messages_to_store(self.store.get_messages(self.id))
             )
@@ -394,7 +394,7 @@ class MessageChatMemory:
         """
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._load_messages_oldest_first(conversation_id)
-        window = select_messages_for_provider(
+        window = convert_messages_to_form_providers_accept(
             MessageWindowChatMemory(size).append_and_evict_messages((), stored)
         )
         if size == ALL:

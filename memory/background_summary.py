@@ -200,7 +200,7 @@ class BackgroundSummaries:
             return self._newest.get(key) is job
 
         def summarize_after_run() -> None:
-            if _wait_and_check_if_run_ended(thread, messages_key, last_id, is_newest):
+            if _wait_for_run_end_unless_rescheduled(thread, messages_key, last_id, is_newest):
                 summarize_thread(thread)
 
         self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
@@ -237,19 +237,22 @@ class BackgroundSummaries:
         return await Effect(wait_for_jobs, lambda: asyncio.to_thread(wait_for_jobs))
 
 
-def _wait_and_check_if_run_ended(
-    thread: SavedThread, messages_key: str, last_id: str | None, is_newest: Callable[[], bool]
+def _wait_for_run_end_unless_rescheduled(
+    thread: SavedThread,
+    messages_key: str,
+    last_message_id: str | None,
+    is_newest_schedule: Callable[[], bool],
 ) -> bool:
     """Wait for the end of a run.
 
     Return True when the run has ended, or False if a later turn has scheduled another summary.
     """
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
-    while is_newest():
+    while is_newest_schedule():
         head = run(read_head(thread, messages_key))
         if head is not None and can_store_summary(head.tuple):
             messages = head.values.get(messages_key)
-            if any(getattr(message, "id", None) == last_id for message in messages or ()):
+            if any(getattr(message, "id", None) == last_message_id for message in messages or ()):
                 return True
         if time.monotonic() > until:
             fault = f"the run did not store its last message within {_RUN_TIMEOUT_S:.0f} s"

@@ -43,16 +43,16 @@ from perdure.memory.extractors import (
     Proposal,
     Revision,
     Scope,
-    build_superseded_turn_puts,
-    find_dropped_messages,
-    find_turn_end_dates,
+    build_puts_that_add_end_date_to_source_turns,
+    find_dates_when_facts_from_messages_were_superseded,
+    list_source_message_ids_missing_in_successor,
 )
 from perdure.memory.gate import (
     Gate,
     add_message_ids_of_replaced_tombstones,
     build_message_tombstone_keys,
     build_tombstones,
-    plan_admission,
+    judge_candidates_and_plan_puts,
 )
 from perdure.memory.model_call import describe_validation_errors
 from perdure.memory.records import (
@@ -67,8 +67,8 @@ from perdure.memory.records import (
     Outcome,
     Role,
     StoreAdapter,
-    build_next_value,
-    build_notes_namespace,
+    build_memory_value_with_previous_texts,
+    build_namespace_of_notes_about_memories,
     build_removal,
     build_unsearched_permanent_note_put,
     convert_item_to_memory,
@@ -115,7 +115,9 @@ CurrentMemories = Mapping[str, Memory]
 """The stored memories that a plan concerns, by key."""
 
 
-async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace) -> list[PutItem]:
+async def build_puts_that_increment_change_counter(
+    adapter: StoreAdapter, namespace: Namespace
+) -> list[PutItem]:
     """Return the put that increments a namespace's change counter, in a list.
 
     Writing the put raises `VersionConflict` if another change is written first. An empty list is
@@ -123,7 +125,7 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
     """
     if not adapter.versioned:
         return []
-    notes_namespace = build_notes_namespace(CHANGE_COUNTERS, namespace)
+    notes_namespace = build_namespace_of_notes_about_memories(CHANGE_COUNTERS, namespace)
     counter = await adapter.get(notes_namespace, _CHANGE_COUNTER_KEY)
     number, version = (0, 0) if counter is None else (counter.value["number"], counter.version)
     return [
@@ -217,9 +219,11 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     additions, unchanged = await _separate_known_episodes(proposal.additions, scope)
     changes: list[Change] = [*additions, *proposal.revisions]
     counter_puts = (
-        (await build_change_counter_puts(scope.adapter, scope.namespace)) if changes else []
+        (await build_puts_that_increment_change_counter(scope.adapter, scope.namespace))
+        if changes
+        else []
     )
-    current = (await _read_current_memories(scope, changes)) if changes else {}
+    current = (await _read_stored_memories_by_changed_key(scope, changes)) if changes else {}
     deletions = _plan_deletions(proposal.revisions, current)
     permitted = [
         change
@@ -229,12 +233,16 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     # In a store that keeps versions, a namespace without a change counter contains no facts. A
     # store without versions has no change counters, so assume that there are facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
-    end_dates = (await _find_new_turn_end_dates(permitted, current, scope)) if has_facts else {}
+    end_dates = (
+        (await _find_dates_when_facts_of_new_turns_were_superseded(permitted, current, scope))
+        if has_facts
+        else {}
+    )
     if deletions.puts:
         deletions = deletions._replace(
             puts=await add_message_ids_of_replaced_tombstones(scope.adapter, deletions.puts)
         )
-    admitted = await plan_admitted_changes(permitted, current, end_dates, gate, scope)
+    admitted = await plan_changes_that_gate_admits(permitted, current, end_dates, gate, scope)
     parts = [ChangePlan(outcomes=proposal.outcomes), unchanged, deletions, admitted]
     for plan in proposal.plan_functions:
         parts.append(await plan(gate))
@@ -279,7 +287,9 @@ async def _separate_known_episodes(
     return new, ChangePlan(outcomes=outcomes)
 
 
-async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dict[str, Memory]:
+async def _read_stored_memories_by_changed_key(
+    scope: Scope, changes: Sequence[Change]
+) -> dict[str, Memory]:
     """Return the stored memories that have the keys of the changes, by key."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
@@ -327,7 +337,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
     return ChangePlan(puts, outcomes)
 
 
-async def _find_new_turn_end_dates(
+async def _find_dates_when_facts_of_new_turns_were_superseded(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
     """Return the end dates of new turns whose facts have been superseded, by message id.
@@ -340,13 +350,17 @@ async def _find_new_turn_end_dates(
         change.provenance for change in new_candidates if change.kind == TURN and change.provenance
     ]
     ids = [id for source in turns for id in source.message_ids]
-    return (await find_turn_end_dates(scope, turns[0].thread_id, ids)) if turns else {}
+    return (
+        (await find_dates_when_facts_from_messages_were_superseded(scope, turns[0].thread_id, ids))
+        if turns
+        else {}
+    )
 
 
-async def plan_admitted_changes(
+async def plan_changes_that_gate_admits(
     changes: Sequence[Change],
     current: CurrentMemories,
-    end_dates: dict[str, str],
+    turn_end_dates_by_message_id: dict[str, str],
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
@@ -356,8 +370,9 @@ async def plan_admitted_changes(
         changes: The changes to judge.
         current: The stored memories under the keys of the changes. An admitted change replaces the
             memory under its key.
-        end_dates: Dates (ISO 8601) until which the turns of messages were true, by message id.
-            `plan_admitted_changes` adds the dates of the facts that it supersedes.
+        turn_end_dates_by_message_id: Dates (ISO 8601) until which the turns of messages were true,
+            by message id. `plan_changes_that_gate_admits` adds the dates of the facts that it
+            supersedes.
         gate: The gate.
         scope: The namespace of the memories, and the run.
 
@@ -369,7 +384,7 @@ async def plan_admitted_changes(
     generated_keys = [
         change.key for change in changes if change.candidate.explicit and change.key not in current
     ]
-    admitted = await plan_admission(
+    admitted = await judge_candidates_and_plan_puts(
         gate, scope.adapter, scope.namespace, candidates, keys, generated_keys, scope.thread
     )
     memory_puts = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
@@ -390,12 +405,16 @@ async def plan_admitted_changes(
             puts += replacement
             if outcome.change == "superseded":
                 source = proposed.candidate.provenance
-                turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
+                turn_puts += await build_puts_that_add_end_date_to_source_turns(
+                    scope.adapter, memory, until, source
+                )
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     # `dropped_ids` are the source messages of the old text that are not sources of
                     # the new text. New turns from these messages get the end date of the old text.
-                    dropped_ids = find_dropped_messages(memory.provenance, source)
-                    end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
+                    dropped_ids = list_source_message_ids_missing_in_successor(
+                        memory.provenance, source
+                    )
+                    turn_end_dates_by_message_id |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
             is_extracted
             and outcome.change == "unchanged"
@@ -406,7 +425,8 @@ async def plan_admitted_changes(
             outcome = Outcome("deleted", proposed.key, "another memory says the same")
         outcomes.append(outcome)
     return ChangePlan(
-        [*(_add_end_date(put, current, end_dates) for put in puts), *turn_puts], outcomes
+        [*(_add_end_date(put, current, turn_end_dates_by_message_id) for put in puts), *turn_puts],
+        outcomes,
     )
 
 
@@ -442,7 +462,9 @@ def _plan_replacement(
         if name not in (REDACTED_FIELD, UNTIL_FIELD)
     }
     ended_at = end_date if change == "superseded" else None
-    value = build_next_value(memory, {**remaining_fields, **value}, change, ended_at)
+    value = build_memory_value_with_previous_texts(
+        memory, {**remaining_fields, **value}, change, ended_at
+    )
     put = replace(put, value=value, if_version=memory.version)
     return [put], replace(admitted_outcome, change=change)
 
@@ -533,7 +555,9 @@ class MemoryWriter:
 
             If a memory is already stored under `memory_key`, the plan changes that memory.
             """
-            counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
+            counter_puts = await build_puts_that_increment_change_counter(
+                self.adapter, self.namespace
+            )
             existing = await self.adapter.get(self.namespace, memory_key)
             if existing is None:
                 addition = Addition(memory_key, self._build_candidate(value, self.kind, provenance))
@@ -579,7 +603,9 @@ class MemoryWriter:
 
         async def plan() -> ChangePlan:
             """Plan the replacement of the memory, and check that it has the expected version."""
-            counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
+            counter_puts = await build_puts_that_increment_change_counter(
+                self.adapter, self.namespace
+            )
             previous = await self._get_existing(key)
             if if_version not in (None, previous.version):
                 raise VersionConflict(
@@ -646,7 +672,7 @@ class MemoryWriter:
             **(
                 fields
                 if self.schema is None
-                else _validate_fields(self.schema, previous_fields, fields)
+                else _merge_fields_and_validate_against_schema(self.schema, previous_fields, fields)
             ),
         }
         text = value.get(TEXT)
@@ -687,7 +713,7 @@ class MemoryWriter:
         """
         scope = Scope(self.adapter, self.namespace)
         current = {} if previous is None else {change.key: previous}
-        plan = await plan_admitted_changes([change], current, {}, self.gate, scope)
+        plan = await plan_changes_that_gate_admits([change], current, {}, self.gate, scope)
         return plan._replace(puts=[*plan.puts, *puts_of_change_counter]) if plan.puts else plan
 
     async def _write_change(self, plan: Callable[[], Operation[ChangePlan]]) -> Outcome:
@@ -775,8 +801,8 @@ def _convert_memory_to_fields(memory: MemoryInput) -> dict[str, Any]:
     return dict(memory)
 
 
-def _validate_fields(
-    schema: type[BaseModel], previous_fields: Mapping[str, Any], fields: Mapping[str, Any]
+def _merge_fields_and_validate_against_schema(
+    schema: type[BaseModel], previous_fields: Mapping[str, Any], new_fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Validate fields against a schema, and return them in a JSON-ready form.
 
@@ -784,7 +810,7 @@ def _validate_fields(
         schema: The schema.
         previous_fields: The fields of the previous version, which are kept if they are not
             replaced.
-        fields: The new fields, by their names or aliases.
+        new_fields: The new fields, by their names or aliases.
 
     Raises:
         InvalidValue: The fields do not fit the schema.
@@ -793,7 +819,7 @@ def _validate_fields(
         name: part for name, part in previous_fields.items() if name in schema.model_fields
     }
     try:
-        document = to_json({**kept_fields, **fields})
+        document = to_json({**kept_fields, **new_fields})
         memory = schema.model_validate_json(document, by_alias=True, by_name=True)
     except ValidationError as exc:
         raise InvalidValue(

@@ -71,7 +71,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
         Assigning a list to the property `messages` replaces all messages of the thread.
         """
-        return select_messages_for_provider(
+        return convert_messages_to_form_providers_accept(
             self._read_messages(self.checkpointer.get_tuple(self._config))
         )
 
@@ -187,7 +187,7 @@ def check_and_select_messages_to_store(
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 
-def select_messages_for_provider(messages: Messages) -> list[BaseMessage]:
+def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
     Blank messages are removed, and so are tool results without their call. For each tool call

@@ -48,8 +48,8 @@ from perdure.memory.records import (
     Outcome,
     Role,
     StoreAdapter,
-    build_next_value,
-    build_notes_namespace,
+    build_memory_value_with_previous_texts,
+    build_namespace_of_notes_about_memories,
     build_put,
     build_removal,
     fill_namespace,
@@ -529,7 +529,7 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
     receipt += await _erase_quarantine_entries(
-        adapter, build_notes_namespace(QUARANTINE, namespace), key, texts
+        adapter, build_namespace_of_notes_about_memories(QUARANTINE, namespace), key, texts
     )
     if not are_written and not (await _try_writing_tombstones(adapter, tombstones)):
         _LOG.warning("memory %r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE_REASON)
@@ -543,7 +543,7 @@ async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Recei
     """
     receipt = _build_empty_receipt(clean=True)
     for namespace_to_erase in (
-        *(build_notes_namespace(kind, namespace) for kind in NOTE_KINDS),
+        *(build_namespace_of_notes_about_memories(kind, namespace) for kind in NOTE_KINDS),
         namespace,
     ):
         receipt += await _erase_namespace(adapter, namespace_to_erase)
@@ -582,7 +582,7 @@ async def forget_matching_memories(
     )
     source = None if thread_id is None else {"thread_id": thread_id}
     conditions: dict[str, Any] = {"query": query, "provenance": source}
-    namespaces = (namespace, build_notes_namespace(QUARANTINE, namespace))
+    namespaces = (namespace, build_namespace_of_notes_about_memories(QUARANTINE, namespace))
     preview = _build_empty_receipt(clean=False)
     for searched_namespace in namespaces:
         preview += await adapter.call("forget", searched_namespace, **conditions, dry_run=True)
@@ -761,7 +761,7 @@ class Quarantine:
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
         existing = await adapter.get(namespace, entry.memory_key)
         if existing is not None:
-            value = build_next_value(existing, value, "updated")
+            value = build_memory_value_with_previous_texts(existing, value, "updated")
         put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if existing is None else existing.version)
         await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
@@ -798,7 +798,11 @@ class Quarantine:
     ) -> tuple[StoreAdapter, Namespace, Namespace]:
         """Return the store's adapter, the memories' namespace, and the quarantine's namespace."""
         namespace = fill_namespace(self.namespace, config)
-        return get_adapter(self.store), namespace, build_notes_namespace(QUARANTINE, namespace)
+        return (
+            get_adapter(self.store),
+            namespace,
+            build_namespace_of_notes_about_memories(QUARANTINE, namespace),
+        )
 
 
 async def _get_stored_quarantine_entry(

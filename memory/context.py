@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from perdure.effects import awaiting, blocking, call_method
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, role
-from perdure.memory.counting_functions import find_largest_selection
+from perdure.memory.counting_functions import find_largest_message_selection_within_budget
 from perdure.memory.nodes import MessagesNode, ModelInput, append_text_to_content, read_channel
 from perdure.memory.options import check_choice, check_instance, check_whole_number
 from perdure.memory.quotation import render_section, select_fitting_indices_and_count_tokens
@@ -163,7 +163,7 @@ class Assemble(MessagesNode):
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()
             return counter.count_request(messages, tools) + prompt - self.max_tokens
 
-        system, turns = find_largest_selection(
+        system, turns = find_largest_message_selection_within_budget(
             pack_with_reserve, count_excess_tokens, counter.fixed_tokens, self.max_tokens
         )
         return ModelInput(system, iter(turns))
@@ -327,13 +327,13 @@ class UseMemories(MessagesNode):
         self._as_of = make_clock("as_of", as_of)
         self._following: list[MessagesNode] = []
 
-    def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return a copy of the node for a view in which the nodes `parts` come after it.
+    def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
+        """Return a copy of the node for a view in which `following_parts` come after it.
 
-        The copy applies `parts` to find out which messages remain in the request.
+        The copy applies `following_parts` to find out which messages remain in the request.
         """
         copied = copy(self)
-        copied._following = [part for part in parts if not isinstance(part, UseMemories)]
+        copied._following = [part for part in following_parts if not isinstance(part, UseMemories)]
         return copied
 
     async def _transform_input(
@@ -341,7 +341,10 @@ class UseMemories(MessagesNode):
     ) -> ModelInput:
         """Return `model_input` with a section of memories that match the newest question."""
         newest, turns = tee(model_input.turns)
-        query, max_tokens = build_query(list(islice(newest, 2))), self._search.max_tokens or 0
+        query, max_tokens = (
+            build_search_query_from_newest_turns(list(islice(newest, 2))),
+            self._search.max_tokens or 0,
+        )
         lines: tuple[str, ...] = ()
         while query and max_tokens:
             possible, turns = tee(turns)
@@ -424,7 +427,7 @@ class UseMemories(MessagesNode):
 use_memories = UseMemories
 
 
-def build_query(turns: Sequence[Turn]) -> str:
+def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
     """Build a query from the newest turns, or return "" if the newest question has no text.
 
     `turns` are sorted from newest to oldest. The query is the newest question. If the newest

@@ -102,8 +102,8 @@ class CountingFunction:
             return None
 
 
-def find_largest_selection(
-    pack: Callable[[float], T],
+def find_largest_message_selection_within_budget(
+    select_with_unused_tokens: Callable[[float], T],
     count_excess_tokens: Callable[[T], float],
     fixed_tokens: float,
     max_tokens: float,
@@ -114,8 +114,8 @@ def find_largest_selection(
     single messages do not add up to the count of a request.
 
     Args:
-        pack: The function that returns a selection which leaves the given number of tokens unused,
-            or raises BudgetExceeded.
+        select_with_unused_tokens: The function that returns a selection which leaves the given
+            number of tokens unused, or raises BudgetExceeded.
         count_excess_tokens: The function that returns by how many tokens a selection is too large.
         fixed_tokens: The number of tokens that are added to each request.
         max_tokens: The budget in tokens.
@@ -128,7 +128,7 @@ def find_largest_selection(
     low, reserve, high = -fixed_tokens, 0.0, max_tokens
     for _ in range(_SEARCH_STEPS):
         try:
-            selection = pack(reserve)
+            selection = select_with_unused_tokens(reserve)
         except BudgetExceeded as exc:
             refused, high = exc, reserve
         else:

@@ -236,7 +236,7 @@ def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Findi
     Returns:
         The findings, in order. Overlapping findings are merged into one.
     """
-    forms = [text] if text.isascii() else [_normalize_char(char) for char in text]
+    forms = [text] if text.isascii() else [_convert_char_to_plain_form(char) for char in text]
     plain = "".join(forms)
     positions = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
     merged: list[Finding] = []
@@ -250,7 +250,7 @@ def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Findi
 
 
 @lru_cache(1 << 14)
-def _normalize_char(char: str) -> str:
+def _convert_char_to_plain_form(char: str) -> str:
     """Return the plain form of a character.
 
     Quotation marks, dashes and spaces become ASCII characters, format characters are removed, and
@@ -284,8 +284,12 @@ class SensitiveDataRules:
         """
         kinds: dict[str, Treatment] = {}
         try:
-            text = self._redact_value(candidate.text, None, candidate.explicit, kinds)
-            fields = self._redact_value(candidate.fields, "", candidate.explicit, kinds)
+            text = self._redact_value_and_collect_treatments(
+                candidate.text, None, candidate.explicit, kinds
+            )
+            fields = self._redact_value_and_collect_treatments(
+                candidate.fields, "", candidate.explicit, kinds
+            )
         # Do not quote the detector's error, because the error message of an application-defined
         # detector may contain the secret.
         except Exception as exc:
@@ -310,11 +314,11 @@ class SensitiveDataRules:
         """Return a copy of a text with all sensitive data redacted."""
         return redact_spans(text, find_sensitive_spans(text, self.detectors))
 
-    def _redact_value(
+    def _redact_value_and_collect_treatments(
         self,
         value: Any,
         field_name: str | None,
-        explicit: bool,
+        is_explicitly_requested: bool,
         treatments_by_kind: dict[str, Treatment],
     ) -> Any:
         """Return a redacted copy of a text or field.
@@ -325,20 +329,25 @@ class SensitiveDataRules:
         Args:
             value: A text, or a JSON value of fields.
             field_name: The name of the field, or None for the text of the memory.
-            explicit: Whether the memory was requested explicitly. Contacts in a memory that was
-                requested explicitly are not redacted.
+            is_explicitly_requested: Whether the memory was requested explicitly. Contacts in a
+                memory that was requested explicitly are not redacted.
             treatments_by_kind: The treatment of each kind of sensitive data that was found. The
                 method adds the kinds that it finds.
         """
         if isinstance(value, Mapping):
             fields = value.items()
             return {
-                key: self._redact_value(item, str(key), explicit, treatments_by_kind)
+                key: self._redact_value_and_collect_treatments(
+                    item, str(key), is_explicitly_requested, treatments_by_kind
+                )
                 for key, item in fields
             }
         if isinstance(value, list | tuple):
             return [
-                self._redact_value(item, field_name, explicit, treatments_by_kind) for item in value
+                self._redact_value_and_collect_treatments(
+                    item, field_name, is_explicitly_requested, treatments_by_kind
+                )
+                for item in value
             ]
         if not isinstance(value, str):
             return value
@@ -349,7 +358,7 @@ class SensitiveDataRules:
         )
         for kind, _, _ in spans:
             treatment = self.contacts if kind in _CONTACT_KINDS else self.secrets
-            stays = explicit and kind in _CONTACT_KINDS and treatment == "redact"
+            stays = is_explicitly_requested and kind in _CONTACT_KINDS and treatment == "redact"
             treatments_by_kind[kind] = "keep" if stays else treatment
         return redact_spans(
             value, [span for span in spans if treatments_by_kind[span[0]] == "redact"]

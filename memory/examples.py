@@ -149,7 +149,9 @@ class ExampleSelector(BaseExampleSelector):
         options = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _READ_PER_EXAMPLE, config or self.config
         memories = await self.memories.search_namespace(options, limit, config=config)
-        examples = [memory for memory in memories if _is_example(memory)][: self.limit]
+        examples = [memory for memory in memories if _is_example_of_input_and_outcome(memory)][
+            : self.limit
+        ]
         lines = [render_memory_line(memory) for memory in examples]
         positions, _ = select_fitting_indices_and_count_tokens(
             "examples", lines, self.max_tokens, self._counter
@@ -202,7 +204,7 @@ class ExampleSelector(BaseExampleSelector):
     select_examples, aselect_examples = blocking(_select_examples), awaiting(_select_examples)  # type: ignore[arg-type]
 
 
-def _is_example(memory: Memory) -> bool:
+def _is_example_of_input_and_outcome(memory: Memory) -> bool:
     """Return whether a memory is an example.
 
     A namespace with examples may also contain memories that are not examples.

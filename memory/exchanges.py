@@ -66,12 +66,16 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     for turn in iter_turn_ranges(messages):
         start = turn.start
         turn_messages = messages[start : turn.stop]
-        units = _build_turn_units(turn_messages, late, purpose, is_newest=turn.stop == stop)
+        units = _group_turn_into_inseparable_units(
+            turn_messages, late, purpose, is_newest=turn.stop == stop
+        )
         if units:
             yield Turn(units, turn_messages)
     if 0 < start < stop:
         first_messages = messages[:start]
-        units = _build_turn_units(first_messages, late, purpose, lacks_question=True)
+        units = _group_turn_into_inseparable_units(
+            first_messages, late, purpose, lacks_question=True
+        )
         if units and purpose != "state":
             units.insert(
                 0, (HumanMessage(NO_USER_MESSAGE, additional_kwargs={REQUEST_ONLY: True}),)
@@ -117,9 +121,9 @@ def find_remaining_results_of_removed_calls(
     return late
 
 
-def _build_turn_units(
+def _group_turn_into_inseparable_units(
     turn: Messages,
-    late_results: dict[str, BaseMessage],
+    results_of_earlier_calls: dict[str, BaseMessage],
     purpose: Purpose,
     *,
     is_newest: bool = False,
@@ -127,27 +131,27 @@ def _build_turn_units(
 ) -> list[Unit]:
     """Group the messages of a turn into units that are kept or removed together.
 
-    Results in `late_results` that belong to a tool call of the turn are moved to directly after the
-    call. Results in the turn whose tool call is not in the turn are moved to `late_results`,
-    because the call may be in an earlier turn. `lacks_question` says whether the turn begins
-    without a human message.
+    Results in `results_of_earlier_calls` that belong to a tool call of the turn are moved to
+    directly after the call. Results in the turn whose tool call is not in the turn are moved to
+    `results_of_earlier_calls`, because the call may be in an earlier turn. `lacks_question` says
+    whether the turn begins without a human message.
     """
     if (
-        not late_results
+        not results_of_earlier_calls
         and not lacks_question
-        and (regular := _group_turn_if_unchanged(turn)) is not None
+        and (regular := _group_turn_into_units_unless_repair_is_needed(turn)) is not None
     ):
         return regular
     reader = _TurnReader()
     for message in turn:
         reader.add_message(message)
-    reader.attach_and_collect_late_results(late_results)
+    reader.attach_and_collect_late_results(results_of_earlier_calls)
     units: list[Unit] = []
     for group in reader.groups:
         unit: list[BaseMessage] = []
         for step in group:
             is_end = is_newest and group is reader.groups[-1] and step is group[-1]
-            unit += step.build_provider_messages(purpose, is_end)
+            unit += step.build_messages_that_providers_accept(purpose, is_end)
         first = group[0]
         is_blank = role(first.message) == "human" and not first.stray_ids
         if unit:
@@ -157,11 +161,11 @@ def _build_turn_units(
     return units
 
 
-def _group_turn_if_unchanged(turn: Messages) -> list[Unit] | None:
+def _group_turn_into_units_unless_repair_is_needed(turn: Messages) -> list[Unit] | None:
     """Group the messages of a turn into units, or return None if a message has to be changed.
 
-    Most turns need no change. For such a turn, `_group_turn_if_unchanged` is three times as fast as
-    `_TurnReader`.
+    Most turns need no change. For such a turn, `_group_turn_into_units_unless_repair_is_needed` is
+    three times as fast as `_TurnReader`.
     """
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
@@ -181,7 +185,7 @@ def _group_turn_if_unchanged(turn: Messages) -> list[Unit] | None:
         elif (
             waiting
             or (units and kind == "human")
-            or not _has_only_text_and_regular_calls(message, kind)
+            or not _has_only_text_and_calls_in_tool_calls_field(message, kind)
         ):
             return None
         elif kind == "ai" and message.tool_calls:
@@ -194,12 +198,12 @@ def _group_turn_if_unchanged(turn: Messages) -> list[Unit] | None:
     return None if waiting else units
 
 
-def _has_only_text_and_regular_calls(message: Any, kind: Role) -> bool:
+def _has_only_text_and_calls_in_tool_calls_field(message: Any, message_role: Role) -> bool:
     """Return whether a message consists only of text and of calls in its field `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
-    if not isinstance(content, str) or kind == "other":
+    if not isinstance(content, str) or message_role == "other":
         return False
-    if kind == "ai":
+    if message_role == "ai":
         if message.invalid_tool_calls or (kwargs and not _CALL_KEYS.isdisjoint(kwargs)):
             return False
         if message.tool_calls:
@@ -230,11 +234,14 @@ class _MessageWithResults:
         if not isinstance(message, AIMessage) and not is_recorded:
             self.result_messages.append(message)
 
-    def build_provider_messages(self, purpose: Purpose, is_end: bool) -> list[BaseMessage]:
+    def build_messages_that_providers_accept(
+        self, purpose: Purpose, is_at_end_of_conversation: bool
+    ) -> list[BaseMessage]:
         """Return the message and its tool results in a form that providers accept.
 
-        An empty list is returned if no part of the message can be sent to a provider. `is_end` says
-        whether the message is the last one in the conversation, apart from its tool results.
+        An empty list is returned if no part of the message can be sent to a provider.
+        `is_at_end_of_conversation` says whether the message is the last one in the conversation,
+        apart from its tool results.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
@@ -242,12 +249,14 @@ class _MessageWithResults:
         missing = [n for n in range(len(calls)) if n not in self.results]
         if not missing and not self.stray_ids and _are_all_in_tool_calls(calls):
             return [message, *self.result_messages]
-        is_waiting = is_end and any(calls[n].kind not in ("server", "unparsed") for n in missing)
+        is_waiting = is_at_end_of_conversation and any(
+            calls[n].kind not in ("server", "unparsed") for n in missing
+        )
         if is_waiting and purpose != "request":
             return [message, *self.result_messages]
         if is_waiting and not self.result_messages:
             return []
-        request_messages = self._build_request_messages(missing, is_end)
+        request_messages = self._build_request_messages(missing, is_at_end_of_conversation)
         if purpose == "state":
             return [message, *self.result_messages] if request_messages else []
         if purpose == "request":

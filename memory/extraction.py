@@ -57,7 +57,7 @@ from perdure.memory.records import (
     WATERMARKS,
     ChangePlan,
     StoreAdapter,
-    build_notes_namespace,
+    build_namespace_of_notes_about_memories,
     fill_namespace,
     get_adapter,
 )
@@ -310,7 +310,12 @@ class Pipeline:
                 # after this point, the extraction stops.
                 continue
             while unread:
-                size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
+                size = max(
+                    1,
+                    self.extractor.count_leading_messages_that_fit_in_one_call(
+                        unread[: self.batch]
+                    ),
+                )
                 batch, unread = _build_batch(unread[:size], watermark, history), unread[size:]
                 proposal = await self.extractor.propose_changes(batch, self.scope)
                 # The thread remains due until its last batch is written.
@@ -733,7 +738,9 @@ class DueThreads:
             return None
         try:
             namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
-            check_namespace_and_build_path(build_notes_namespace(WATERMARKS, namespace))
+            check_namespace_and_build_path(
+                build_namespace_of_notes_about_memories(WATERMARKS, namespace)
+            )
             check_item_key(head.thread_id)
         except ConfigurationError:
             return None

@@ -189,7 +189,7 @@ class Extractor(Protocol):
     name: str
     """Part of the key of the watermarks. Extractors with the same name share their watermarks."""
 
-    def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
+    def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
         """Return the number of leading messages that form the next batch, at least 1."""
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
@@ -223,7 +223,7 @@ class TurnExtractor:
     def __init__(self, *, max_words: int = 250) -> None:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
-    def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
+    def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
         """Return the number of messages, so that all messages form a single batch."""
         return len(messages)
 
@@ -269,8 +269,11 @@ def build_turn_key(thread_id: str, message_id: str, chunk_number: int) -> str:
     return f"turn-{digest.hexdigest()}"
 
 
-async def build_superseded_turn_puts(
-    adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
+async def build_puts_that_add_end_date_to_source_turns(
+    adapter: StoreAdapter,
+    superseded_memory: Memory,
+    ended_at: datetime,
+    successor_provenance: Provenance | None = None,
 ) -> list[PutItem]:
     """Build puts that add an end date to the turns that a superseded memory was extracted from.
 
@@ -278,17 +281,20 @@ async def build_superseded_turn_puts(
 
     Args:
         adapter: The store.
-        memory: The superseded memory.
-        until: When the superseded memory ceased to be true.
-        successor: The provenance of the memory that supersedes the old memory.
+        superseded_memory: The superseded memory.
+        ended_at: When the superseded memory ceased to be true.
+        successor_provenance: The provenance of the memory that supersedes the old memory.
     """
-    if memory.kind == TURN or memory.provenance is None:
+    if superseded_memory.kind == TURN or superseded_memory.provenance is None:
         return []
     source = replace(
-        memory.provenance, message_ids=find_dropped_messages(memory.provenance, successor)
+        superseded_memory.provenance,
+        message_ids=list_source_message_ids_missing_in_successor(
+            superseded_memory.provenance, successor_provenance
+        ),
     )
-    turns = await _read_stored_turns(adapter, memory.namespace, source)
-    end_date = {UNTIL_FIELD: until.isoformat()}
+    turns = await _read_stored_turns(adapter, superseded_memory.namespace, source)
+    end_date = {UNTIL_FIELD: ended_at.isoformat()}
     return [
         build_put(
             *(turn.namespace, turn.key, {**turn.value, **end_date}),
@@ -300,7 +306,7 @@ async def build_superseded_turn_puts(
     ]
 
 
-async def find_turn_end_dates(
+async def find_dates_when_facts_from_messages_were_superseded(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
 ) -> dict[str, str]:
     """Return the dates on which facts from messages of a thread were superseded.
@@ -339,12 +345,15 @@ async def find_turn_end_dates(
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
             if source_thread == thread_id:
                 end_dates |= dict.fromkeys(
-                    find_dropped_messages(source, present), text.until.isoformat()
+                    list_source_message_ids_missing_in_successor(source, present),
+                    text.until.isoformat(),
                 )
     return end_dates
 
 
-def find_dropped_messages(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
+def list_source_message_ids_missing_in_successor(
+    source: Provenance, successor: Provenance | None
+) -> tuple[str, ...]:
     """Return the ids of a memory's source messages that are not sources of its successor."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids

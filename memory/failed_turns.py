@@ -33,7 +33,7 @@ class FailedTurns:
 
         `messages` are the messages in the graph's state.
         """
-        for key in _build_run_and_question_keys(messages):
+        for key in _build_keys_of_current_run_and_question_if_known(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
@@ -45,13 +45,13 @@ class FailedTurns:
         """
         if not self._failed_at:  # return early in the usual case, in which no operation has failed
             return False
-        run, *questions = _build_run_and_question_keys(messages) or (None,)
+        run, *questions = _build_keys_of_current_run_and_question_if_known(messages) or (None,)
         since = time.monotonic() - _RETRY_S
         times = (self._failed_at.get(question, since) for question in questions)
         return run in self._failed_at or any(failed_at > since for failed_at in times)
 
 
-def _build_run_and_question_keys(messages: Messages) -> tuple[Any, ...]:
+def _build_keys_of_current_run_and_question_if_known(messages: Messages) -> tuple[Any, ...]:
     """Return the keys under which a failure in the current turn is recorded.
 
     The first key in the tuple identifies the run. The second key is a pair of the thread id and the

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from langgraph.store.base import GetOp
 
-from perdure.effects import Effect, run_computation
+from perdure.effects import Effect, build_effect_that_calls_function_in_thread
 from perdure.memory.detectors import DETECTORS, Detector, SensitiveDataRules, Treatment
 from perdure.memory.options import check_choice, check_instance
 from perdure.memory.records import (
@@ -27,8 +27,8 @@ from perdure.memory.records import (
     Outcome,
     StoreAdapter,
     Verdict,
-    build_notes_namespace,
-    build_previous_text_filter,
+    build_filter_for_memories_with_previous_text,
+    build_namespace_of_notes_about_memories,
     build_put,
     build_unsearched_permanent_note_put,
 )
@@ -93,7 +93,7 @@ async def find_tombstones(
         namespace: The namespace of the memories.
         digests: The keys: hashes of the normal forms of texts, or of messages.
     """
-    tombstones_namespace = build_notes_namespace(TOMBSTONES, namespace)
+    tombstones_namespace = build_namespace_of_notes_about_memories(TOMBSTONES, namespace)
     if not digests:
         return {}
     notes = await adapter.search(tombstones_namespace, limit=_PAGE_SIZE)
@@ -150,7 +150,7 @@ def build_tombstone(
     removed_at = datetime.now(UTC).isoformat()
     value = {"change": removal, "at": removed_at, _MESSAGE_IDS: list(message_ids)}
     return build_unsearched_permanent_note_put(
-        build_notes_namespace(TOMBSTONES, namespace), key, value
+        build_namespace_of_notes_about_memories(TOMBSTONES, namespace), key, value
     )
 
 
@@ -224,7 +224,7 @@ class Gate:
             thread: The thread of the candidates, if it is known. With the thread, the gate can find
                 out which messages were added by runs after a deletion.
         """
-        verdicts = await run_computation(
+        verdicts = await build_effect_that_calls_function_in_thread(
             lambda: [self._judge_by_rules(candidate) for candidate in candidates]
         )
         keys = [None] * len(candidates) if keys is None else keys
@@ -232,7 +232,7 @@ class Gate:
         await _refuse_deleted_candidates(judgement, adapter, namespace, thread)
         await _refuse_facts_already_stored_or_outdated(judgement, adapter, namespace)
         judgement.verdicts = await self.apply_checks(candidates, judgement.verdicts)
-        _refuse_repeated_candidates(judgement)
+        _refuse_facts_that_repeat_earlier_candidate(judgement)
         return judgement.verdicts
 
     async def apply_checks(
@@ -295,12 +295,12 @@ class _Judgement:
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
-async def plan_admission(
+async def judge_candidates_and_plan_puts(
     gate: Gate,
     adapter: StoreAdapter,
     namespace: Namespace,
     candidates: Sequence[Candidate],
-    keys: Sequence[str],
+    candidate_keys: Sequence[str],
     generated_keys: Sequence[str] = (),
     thread: LoadedThread | None = None,
 ) -> ChangePlan:
@@ -311,16 +311,16 @@ async def plan_admission(
         adapter: The store of the memories.
         namespace: The namespace of the memories.
         candidates: The candidates.
-        keys: The key of each candidate.
+        candidate_keys: The key of each candidate.
         generated_keys: The keys that were generated at random.
         thread: The thread of the candidates, if it is known.
 
     Returns:
         The puts, and an outcome for each candidate in order.
     """
-    verdicts = await gate.judge(candidates, adapter, namespace, keys=keys, thread=thread)
+    verdicts = await gate.judge(candidates, adapter, namespace, keys=candidate_keys, thread=thread)
     puts, outcomes = list[PutItem](), list[Outcome]()
-    for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
+    for candidate, key, verdict in zip(candidates, candidate_keys, verdicts, strict=True):
         change: Change = "refused" if verdict.same_as is None else "unchanged"
         outcome_key = verdict.same_as
         if verdict.action == "keep":
@@ -378,7 +378,7 @@ def _build_quarantine_put(
         "utf-8", "surrogatepass"
     )
     entry_key = blake2b(entry_identity, digest_size=12).hexdigest()
-    entries_namespace = build_notes_namespace(QUARANTINE, namespace)
+    entries_namespace = build_namespace_of_notes_about_memories(QUARANTINE, namespace)
     return build_put(entries_namespace, entry_key, value, provenance=source, is_searched=False)
 
 
@@ -500,13 +500,15 @@ async def _find_similar_facts(
         memories = await adapter.list_memories(namespace)
     elif include_past and adapter.versioned:
         memories += await adapter.search(
-            namespace, filter=build_previous_text_filter(text), limit=_COMPARED_MEMORIES
+            namespace,
+            filter=build_filter_for_memories_with_previous_text(text),
+            limit=_COMPARED_MEMORIES,
         )
     own_memories = [memory for memory in memories if memory.namespace == namespace]
     return [memory for memory in own_memories if memory.kind not in EVENT_KINDS]
 
 
-def _refuse_repeated_candidates(judgement: _Judgement) -> None:
+def _refuse_facts_that_repeat_earlier_candidate(judgement: _Judgement) -> None:
     """Refuse facts that an earlier candidate in the same batch already states."""
     distinct: list[int] = []
     for i in judgement.kept_indices(include_events=False):
@@ -617,7 +619,9 @@ def _run_custom_check(
         valid = verdict is None or isinstance(verdict, Verdict)
         return verdict if valid else f"returned {verdict!r:.80}, which is not a Verdict or None"
 
-    return run_computation(lambda: [judge_candidate(candidate) for candidate in candidates])
+    return build_effect_that_calls_function_in_thread(
+        lambda: [judge_candidate(candidate) for candidate in candidates]
+    )
 
 
 def _check_function_list(option_name: str, functions: Any) -> tuple[Any, ...]:

@@ -106,7 +106,9 @@ class Instructions:
         default: str = "You are a helpful assistant.",
     ) -> None:
         self.namespace, self.key = Template(namespace), Template((key,))
-        self._adapter = None if store is None else _build_versioned_adapter(store, self.namespace)
+        self._adapter = (
+            None if store is None else _build_adapter_for_versioned_store(store, self.namespace)
+        )
         self.default = check_text("default", default)
 
     async def _get_current(
@@ -152,7 +154,7 @@ class Instructions:
 
     def get_handle(self, config: RunnableConfig | None) -> ItemHandle:
         """Return a handle of the item that contains the instructions for a run."""
-        adapter = self._adapter or _build_versioned_adapter(
+        adapter = self._adapter or _build_adapter_for_versioned_store(
             get_graph_store("the instructions"), self.namespace
         )
         thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
@@ -223,7 +225,7 @@ def build_replacement(
     return handle.build_put(value, INSTRUCTIONS, previous.version)
 
 
-def _build_versioned_adapter(store: Any, *templates: Template) -> StoreAdapter:
+def _build_adapter_for_versioned_store(store: Any, *templates: Template) -> StoreAdapter:
     """Return an adapter for a store that keeps versions.
 
     Raises:

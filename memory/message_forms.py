@@ -60,7 +60,7 @@ class MalformedPart(ValueError):
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value has a format that `read_message` accepts."""
+    """Return whether a value has a format that `convert_object_to_message` accepts."""
     return isinstance(value, dict) and ("role" in value or _find_langchain_type(value) is not None)
 
 
@@ -73,23 +73,28 @@ def find_message_time(value: Any) -> float | None:
     return None
 
 
-def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) -> BaseMessage:
+def convert_object_to_message(
+    value: Any, previous_message: BaseMessage | None, *values_for_derived_id: object
+) -> BaseMessage:
     """Read an object as a message.
 
     Args:
         value: The object, in a form of OpenAI, LangChain or LangGraph.
-        previous: The message before the object in the conversation, or None.
-        *id_parts: If the message has no id, its id is derived from these values, the role and the
-            content.
+        previous_message: The message before the object in the conversation, or None.
+        *values_for_derived_id: If the message has no id, its id is derived from these values, the
+            role and the content.
 
     Raises:
         MalformedPart: The object is not a message.
     """
     if isinstance(value, dict) and "role" not in value and (kind := _find_langchain_type(value)):
-        return _read_langchain_message(kind, value, *id_parts)
+        return _read_langchain_message(kind, value, *values_for_derived_id)
     form = _check_openai_message(value)
     key = replace_surrogates(
-        str(value.get("id") or derive_id(*id_parts, value["role"], value.get("content")))
+        str(
+            value.get("id")
+            or derive_id(*values_for_derived_id, value["role"], value.get("content"))
+        )
     )
     form |= {"id": key, "content": form.get("content") or ""}
     _remove_message_times(form)
@@ -98,9 +103,9 @@ def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) ->
         form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
     # A function message answers the single call in the previous message.
     if form["role"] == "function":
-        if not (isinstance(previous, AIMessage) and previous.tool_calls):
+        if not (isinstance(previous_message, AIMessage) and previous_message.tool_calls):
             raise MalformedPart("the result of a function that was not called")
-        form |= {"role": "tool", "tool_call_id": previous.tool_calls[0]["id"]}
+        form |= {"role": "tool", "tool_call_id": previous_message.tool_calls[0]["id"]}
     return _convert_openai_message(form, form.pop(EXACT, None))
 
 

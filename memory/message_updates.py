@@ -28,10 +28,10 @@ def merge_duplicate_messages(messages: Messages) -> Messages:
     return list(merged.values())
 
 
-def build_messages_update(
-    target: Sequence[BaseMessage], current: Messages, key: str
+def build_update_from_current_to_target_messages(
+    target: Sequence[BaseMessage], current: Messages, messages_key: str
 ) -> list[BaseMessage]:
-    """Return the update that changes the channel `key` from `current` to `target`.
+    """Return the update that changes the channel `messages_key` from `current` to `target`.
 
     The returned update contains a `RemoveMessage` for each message that is only in `current`, and
     the messages of `target` that are new or changed. If nothing has to change, the update is empty.
@@ -46,7 +46,7 @@ def build_messages_update(
     changed = [message for message in target if id(message) not in present]
     if not changed and len(target) == len(current):
         return []
-    check_messages_removable_by_id(current, key)
+    check_messages_removable_by_id(current, messages_key)
     if not _has_unique_ids(current):
         return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *target]
     target_ids = {message.id for message in target}

@@ -90,7 +90,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         # reported.
         self._reported_names: dict[str, str] = {}
 
-    async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+    async def _summarize_state_before_model_if_due(
+        self, state: Any, runtime: Any
+    ) -> dict[str, Any] | None:
         """Summarise the messages in the state if a summary is due.
 
         Whether a summary is due depends on the size of the next request. The tools and the system
@@ -144,7 +146,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if adjusted_view is not None:
             config = get_config()
             changed = await self._apply_view(adjusted_view, request, config)
-            is_first = self._store_request_size(config, adjusted_view, changed.system_message)
+            is_first = self._store_request_size_and_check_if_first(
+                config, adjusted_view, changed.system_message
+            )
             if is_first and ExtendedModelResponse is not None:
                 update = await self._summarize_if_due(
                     self._get_summaries(config), request.state, config
@@ -182,7 +186,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
-    def _store_request_size(
+    def _store_request_size_and_check_if_first(
         self, config: Any, adjusted_view: View, system: SystemMessage | None
     ) -> bool:
         """Store the size of a request's tools and system message, for the next trigger check.
@@ -207,7 +211,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if reported is not None and self._reported_names.get(name) != reported:
             _set_cache_entry(self._reported_names, name, reported)
 
-    async def _after_agent(self, state: Any, runtime: Any) -> None:
+    async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
         """Run the nodes that learn from messages, and schedule summaries to be made after the run.
 
         A node that learns from messages is, for example, `remember_turns`, which stores messages as
@@ -219,12 +223,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             for part in self._get_summaries(get_config()):
                 part.schedule(state)
 
-    before_model: Any = blocking(_before_model)
-    abefore_model: Any = awaiting(_before_model)
+    before_model: Any = blocking(_summarize_state_before_model_if_due)
+    abefore_model: Any = awaiting(_summarize_state_before_model_if_due)
     wrap_model_call: Any = blocking(_wrap_model_call)
     awrap_model_call: Any = awaiting(_wrap_model_call)
-    after_agent: Any = blocking(_after_agent)
-    aafter_agent: Any = awaiting(_after_agent)
+    after_agent: Any = blocking(_run_learners_and_schedule_summaries)
+    aafter_agent: Any = awaiting(_run_learners_and_schedule_summaries)
 
     def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
         """Return a copy of the middleware's view for requests with the given tools and model.

@@ -64,7 +64,7 @@ def load_chat_model(model: Any) -> Runnable[Any, Any]:
         return check_instance("model", model, Runnable, expected)  # type: ignore[no-any-return]
     try:
         check_text("model, without its provider,", model.rpartition(":")[2])
-        return _create_model(model)  # type: ignore[no-any-return]
+        return _create_chat_model_by_name(model)  # type: ignore[no-any-return]
     except (ConfigurationError, MissingDependency):
         raise
     except Exception:  # Each provider raises a different error if the API key is missing.
@@ -89,36 +89,38 @@ class NamedModel(RunnableLambda[Any, Any]):
         """The name of the model without its provider."""
         return self.full_name.partition(":")[2] or self.full_name
 
-    def with_model_preparation(self, prepare: Callable[[Any], Any]) -> NamedModel:
-        """Return a copy of the `NamedModel` that also calls `prepare` on the created model.
+    def copy_with_added_model_preparation(self, prepare_model: Callable[[Any], Any]) -> NamedModel:
+        """Return a copy of the `NamedModel` that also calls `prepare_model` on the created model.
 
         Earlier preparations are called first.
         """
-        return NamedModel(self.full_name, lambda model: prepare(self._prepare(model)))
+        return NamedModel(self.full_name, lambda model: prepare_model(self._prepare(model)))
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> NamedModel:
         """See `BaseChatModel.bind_tools`."""
-        return self.with_model_preparation(lambda model: model.bind_tools(tools, **kwargs))
+        return self.copy_with_added_model_preparation(
+            lambda model: model.bind_tools(tools, **kwargs)
+        )
 
     def _load_model(self, request: Any) -> Any:
         """Return the prepared model. The first call creates the model."""
         if self._model is None:
             try:
-                self._model = self._prepare(_create_model(self.full_name))
+                self._model = self._prepare(_create_chat_model_by_name(self.full_name))
             except Exception as exc:
                 fault = f"the model {self.full_name!r} cannot be created: {exc!s:.300}"
                 raise ConfigurationError(fault) from exc
         return self._model
 
 
-def _create_model(name: str) -> Any:
+def _create_chat_model_by_name(full_name: str) -> Any:
     """Create the model with a name such as `"openai:gpt-5-mini"`.
 
     Raises:
         ConfigurationError: The text cannot be the name of a model.
         MissingDependency: The package of the provider is not installed.
     """
-    provider, _, model = name.partition(":")
+    provider, _, model = full_name.partition(":")
     try:
         if provider == "openai":
             # Import the package only here, because the import takes a second.
@@ -127,19 +129,19 @@ def _create_model(name: str) -> Any:
             return ChatOpenAI(model=model)
         from langchain.chat_models import init_chat_model
 
-        return init_chat_model(name)
+        return init_chat_model(full_name)
     except ImportError as exc:
         raise MissingDependency(
-            f"model is {name!r:.80}, but a package for it is not installed ({exc}); in a checkout, "
-            "run `pip install '.[agents]'` and install the package of the provider, or pass a chat "
-            'model or a name such as "openai:gpt-5-mini"'
+            f"model is {full_name!r:.80}, but a package for it is not installed ({exc}); in a "
+            "checkout, run `pip install '.[agents]'` and install the package of the provider, or "
+            'pass a chat model or a name such as "openai:gpt-5-mini"'
         ) from exc
     except ValueError as exc:
         # If the API key is missing, pydantic raises a subclass of ValueError.
         if type(exc) is not ValueError:
             raise
         raise ConfigurationError(
-            f'model is {name!r:.80}; expected "provider:model", such as "openai:gpt-5-mini" '
+            f'model is {full_name!r:.80}; expected "provider:model", such as "openai:gpt-5-mini" '
             f"({str(exc).splitlines()[0]})"
         ) from exc
 
@@ -171,7 +173,7 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
     """
     model = load_chat_model(model)
     if isinstance(model, NamedModel):
-        return model.with_model_preparation(
+        return model.copy_with_added_model_preparation(
             lambda loaded: bind_output_schema(loaded, schema, strict=strict)
         )
     cause: Exception | None = None
@@ -351,7 +353,7 @@ def read_answer_text(answer: Any) -> str:
     return make_storable(answer if isinstance(answer, str) else str(answer.text))
 
 
-def describe_failed_model(error: Exception) -> str:
+def describe_name_and_url_of_failed_model(error: Exception) -> str:
     """Return a description of the model whose call failed.
 
     If `error` contains the HTTP request to the model, the returned description contains the model's
@@ -375,7 +377,7 @@ def find_reason_for_unusable_answer(answer: Any) -> str | None:
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
-        model, error = describe_failed_model(answer), type(answer).__name__
+        model, error = describe_name_and_url_of_failed_model(answer), type(answer).__name__
         return f"the call of {model} raised {error}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
         return f"the model returned a {type(answer).__name__}; expected a message"

@@ -47,7 +47,7 @@ from perdure.memory.records import (
     Outcome,
 )
 from perdure.memory.thread_messages import ThreadMessage, make_storable
-from perdure.stores.normal_form import normalize_text
+from perdure.stores.normal_form import normalize_text_for_comparison
 from perdure.stores.values import to_prompt_json
 
 # Name of the check in the outcome of a refused profile change. The check refuses a profile change
@@ -319,7 +319,7 @@ async def plan_profile_patch(
     return ChangePlan(puts, [Outcome("updated" if puts else "unchanged", handle.key)])
 
 
-def build_profile_plan_function(
+def build_function_that_plans_profile_patch(
     state: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> PlanFunction:
     """Return a function that plans the puts which apply a patch to a profile.
@@ -344,7 +344,7 @@ def build_profile_plan_function(
     return plan
 
 
-def build_instructions_plan_function(
+def build_function_that_plans_new_instruction_lines(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> PlanFunction:
     """Return a function that plans a change of the instructions.
@@ -382,7 +382,7 @@ def build_instructions_plan_function(
         text, source, outcomes = previous.text.rstrip(), None, [*refused]
         for wish, verdict in zip(candidates, verdicts, strict=True):
             line = verdict.text or wish.text
-            if normalize_text(line) in normalize_text(text):
+            if normalize_text_for_comparison(line) in normalize_text_for_comparison(text):
                 continue
             # The gate refuses a rule if a stored memory already states the rule. Add the rule to
             # the instructions even if the gate refuses it for this reason, because the instructions
@@ -510,7 +510,7 @@ class ModelExtractor:
         form = build_answer_schema(self._parts)
         self._call = replace(call, model=bind_output_schema(call.model, form, strict=strict))
 
-    def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
+    def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
         """Return the number of leading messages that fit into one call, at least 1."""
         chars_left = self.max_chars
         for count, message in enumerate(messages):
@@ -534,10 +534,12 @@ class ModelExtractor:
         answer, usage = await self._request_answer(batch, context, scope)
         memories = build_memory_proposal(answer, batch, context.memories)
         patches, arguments = _group_changes_by_profile(answer, context.profiles), (batch, scope)
-        plans = [build_profile_plan_function(*patch, *arguments) for patch in patches]
+        plans = [build_function_that_plans_profile_patch(*patch, *arguments) for patch in patches]
         if self.learn is not None and answer.instructions:
             plans.append(
-                build_instructions_plan_function(self.learn, answer.instructions, *arguments)
+                build_function_that_plans_new_instruction_lines(
+                    self.learn, answer.instructions, *arguments
+                )
             )
         return Proposal(
             (*turns.additions, *memories.additions),
@@ -716,7 +718,9 @@ def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str
     max_line_chars = (
         max_chars - _MARK_CHARS if sum(map(len, lines)) <= max_chars else max_chars // 2
     )
-    numbered = enumerate((_indent_lines(cut_middle(line, max_line_chars)) for line in lines), 1)
+    numbered = enumerate(
+        (_indent_all_lines_except_first(cut_middle(line, max_line_chars)) for line in lines), 1
+    )
     return join_newest_units([f"[{number}] {line}" for number, line in numbered if line], max_chars)
 
 
@@ -726,10 +730,10 @@ def _render_dated_message(message: ThreadMessage) -> str:
     return f"{message.at:%Y-%m-%d %H:%M %a} {line}" if line and message.at is not None else line
 
 
-def _indent_lines(line: str) -> str:
+def _indent_all_lines_except_first(message_text: str) -> str:
     """Indent all lines of a text except the first.
 
     The model could mistake a line that is not indented for the first line of another message.
     """
-    first, *rest = line.splitlines() or [""]
+    first, *rest = message_text.splitlines() or [""]
     return "\n".join([first, *(text if text[:1] in ("", " ") else f"    {text}" for text in rest)])

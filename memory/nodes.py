@@ -147,12 +147,12 @@ class MessagesNode(Node):
         """
         return self
 
-    def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """Return the node, or a copy for a view in which the nodes `parts` follow the node.
+    def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
+        """Return the node, or a copy for a view in which `following_parts` follow the node.
 
-        In a view, the nodes `parts` are applied after the node itself. A subclass overrides
-        `with_following_parts` if the result of its nodes depends on the messages that remain after
-        `parts` are applied.
+        In a view, the nodes `following_parts` are applied after the node itself. A subclass
+        overrides `copy_for_view_with_following_parts` if the result of its nodes depends on the
+        messages that remain after `following_parts` are applied.
         """
         return self
 
@@ -164,17 +164,17 @@ class MessagesNode(Node):
         input = input.to_messages() if isinstance(input, PromptValue) else input
         messages = read_messages(input, self.messages_key)
         if is_message_list(input):
-            return await self._call_with_messages(messages, config)
-        return await self._select_messages(messages, input, config)
+            return await self._transform_plain_message_list_for_model(messages, config)
+        return await self._transform_messages_of_state_for_model(messages, input, config)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
         """Return a state update, or the messages for the model if the input is a message list."""
         input = input.to_messages() if isinstance(input, PromptValue) else input
         if is_message_list(input):
             return await self._call(input, config)
-        return await self._build_update(input, config)
+        return await self._build_state_update(input, config)
 
-    async def _select_messages(
+    async def _transform_messages_of_state_for_model(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> list[BaseMessage]:
         """Return the messages for the model, in an order that model providers accept.
@@ -186,20 +186,29 @@ class MessagesNode(Node):
         )
         return model_input.to_messages()
 
-    async def _call_with_messages(
+    async def _transform_plain_message_list_for_model(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
         """Return the messages for the model. The input is a plain list of messages, not a state."""
-        return await self._select_messages(messages, None, config)
+        return await self._transform_messages_of_state_for_model(messages, None, config)
 
-    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+    async def _build_state_update(
+        self, state: Any, config: RunnableConfig | None
+    ) -> dict[str, Any]:
         """Return the update of a state."""
         messages = read_messages(state, self.messages_key)
-        return {MODEL_INPUT_KEY: await self._select_messages(messages, state, config)}
+        return {
+            MODEL_INPUT_KEY: await self._transform_messages_of_state_for_model(
+                messages, state, config
+            )
+        }
 
     __call__, acall = blocking(_call), awaiting(_call)
     invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
-    select_messages, aselect_messages = blocking(_select_messages), awaiting(_select_messages)
+    select_messages, aselect_messages = (
+        blocking(_transform_messages_of_state_for_model),
+        awaiting(_transform_messages_of_state_for_model),
+    )
 
 
 class Learner(Node):
@@ -261,7 +270,8 @@ class View(MessagesNode):
         nested = (part.parts if isinstance(part, View) else [part] for part in parts)
         flat = list(chain.from_iterable(nested))
         self.parts: list[MessagesNode] = [
-            part.with_following_parts(flat[number:]) for number, part in enumerate(flat, 1)
+            part.copy_for_view_with_following_parts(flat[number:])
+            for number, part in enumerate(flat, 1)
         ]
 
     def with_tools(

@@ -91,7 +91,7 @@ def iter_archive_lines(
                 # archive must not name other people.
                 line.pop("owner", None)
             yield line
-    for namespace in _sort_note_namespaces_last(namespaces.own):
+    for namespace in _sort_namespaces_of_internal_notes_last(namespaces.own):
         yield from store.export(namespace)
     yield from _iter_authored_versions(store, namespaces.authored_items, rows.user)
     own_threads = frozenset(thread_ids)
@@ -142,7 +142,7 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
         yield {"thread_id": thread_id, **description, "messages": [], "problem": str(exc)}
 
 
-def _sort_note_namespaces_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
+def _sort_namespaces_of_internal_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     """Sort namespaces so that the namespaces of perdure's own notes come last.
 
     Perdure's notes include tombstones of erased texts. An import that has read the tombstone of a

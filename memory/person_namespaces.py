@@ -39,7 +39,7 @@ from perdure.memory.records import (
     WATERMARKS,
     WITHOUT_AUTHOR,
     StoreAdapter,
-    build_notes_namespace,
+    build_namespace_of_notes_about_memories,
     build_removal,
 )
 from perdure.memory.run_config import TEAMS, Template
@@ -112,7 +112,9 @@ async def find_person_namespaces(
             # the name of another user. If a user with the name `namespace[1]` has personal
             # namespaces, the namespace belongs to the user with that name, and not to the creator
             # of the thread.
-            if namespace[1] != user and await _has_personal_namespace(adapter, namespace[1]):
+            if namespace[1] != user and await _does_store_have_personal_namespace_of(
+                adapter, namespace[1]
+            ):
                 others.append(namespace)
             else:
                 owned[namespace[:2]] = None
@@ -131,7 +133,9 @@ async def find_person_namespaces(
         tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
         await _find_authored_items(adapter, user, owned),
-        frozenset(other for other in others if _belongs_to_person_or_chat(other, patterns)),
+        frozenset(
+            other for other in others if _is_namespace_of_conversation_or_person(other, patterns)
+        ),
     )
 
 
@@ -185,7 +189,7 @@ async def forget_author(
     """
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
     if adapter.versioned:
-        for prefix in ((TEAMS,), build_notes_namespace(QUARANTINE, (TEAMS,))):
+        for prefix in ((TEAMS,), build_namespace_of_notes_about_memories(QUARANTINE, (TEAMS,))):
             options = {"hand_over": hand_over, "dry_run": dry_run}
             receipt += await adapter.call("forget_author", prefix, user, **options)
         return receipt
@@ -241,7 +245,7 @@ async def _delete_items_under_prefix(
 async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[str]:
     """Return the ids of the threads from which memories of a person were extracted."""
     watermarks = await adapter.list_items_under(
-        build_notes_namespace(WATERMARKS, ("memories", user))
+        build_namespace_of_notes_about_memories(WATERMARKS, ("memories", user))
     )
     return [
         str(watermark.value["thread_id"])
@@ -250,7 +254,7 @@ async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[s
     ]
 
 
-async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bool:
+async def _does_store_have_personal_namespace_of(adapter: StoreAdapter, person_name: str) -> bool:
     """Return whether the store contains a personal namespace of the person `person_name`."""
     namespaces = await adapter.list_namespaces_with_label(person_name)
     return any(
@@ -274,7 +278,9 @@ def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
     )
 
 
-def _belongs_to_person_or_chat(namespace: Namespace, templates: Iterable[Sequence[str]]) -> bool:
+def _is_namespace_of_conversation_or_person(
+    namespace: Namespace, person_templates: Iterable[Sequence[str]]
+) -> bool:
     """Return whether a namespace belongs to a conversation or to a person.
 
     A namespace belongs to a person if it matches one of the templates. A template whose first label
@@ -287,7 +293,7 @@ def _belongs_to_person_or_chat(namespace: Namespace, templates: Iterable[Sequenc
         len(labels) >= len(pattern)
         and pattern[0] != USER_LABEL
         and all(map(_label_matches_any_person, pattern, labels))
-        for pattern in templates
+        for pattern in person_templates
     )
 
 

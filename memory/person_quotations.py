@@ -61,7 +61,7 @@ class QuotationFinder:
         return False
 
 
-def find_quoting_threads(
+def find_ids_of_quoting_threads_for_each_finder(
     saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
 ) -> list[tuple[str, ...]]:
     """Find the threads in which a message quotes a person, for several `QuotationFinder` objects.
@@ -117,7 +117,7 @@ def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTex
     """
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
-        times = _read_foreign_checkpoint_times(saver, thread_id)
+        times = _read_times_of_checkpoints_with_messages_of_others(saver, thread_id)
         for item in _iter_message_items(saver, thread_id):
             if role(item.value) == "human":
                 texts = foreign if item.stored_at in times else own
@@ -125,7 +125,9 @@ def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTex
     return HumanTexts(frozenset(own), frozenset(foreign - own))
 
 
-def _read_foreign_checkpoint_times(saver: Checkpointer, thread_id: str) -> set[datetime]:
+def _read_times_of_checkpoints_with_messages_of_others(
+    saver: Checkpointer, thread_id: str
+) -> set[datetime]:
     """Return the times of the checkpoints with a message that another user sent."""
     times = set[datetime]()
     # `checkpoints` raises an error if the thread has no checkpoints or has been deleted in the

@@ -33,7 +33,7 @@ from perdure.memory.sameness import is_text_stating_same_fact
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
-from perdure.stores.normal_form import normalize_text
+from perdure.stores.normal_form import normalize_text_for_comparison
 from perdure.stores.store import Store
 
 # The default namespace of memories.
@@ -288,7 +288,7 @@ class MemorySearch:
                 [pair for pair in ranking if is_below_min_score(pair[1], min_score)]
             )
         memories = merge_rankings_by_reciprocal_rank(
-            [*rankings, _list_unranked_memories_with_ranks(all_memories, rankings)], limit
+            [*rankings, _assign_ranks_to_unranked_memories(all_memories, rankings)], limit
         )
         # The search of a single namespace ranks turns that only repeat the query's question behind
         # memories that answer the question. After results from several namespaces were merged,
@@ -296,11 +296,15 @@ class MemorySearch:
         if len(prefixes) > 1:
             ordered, _ = rank_answers_first_and_count_answers([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
-        texts = {normalize_text(memory.text) for ranking in rankings for _, memory in ranking}
+        texts = {
+            normalize_text_for_comparison(memory.text)
+            for ranking in rankings
+            for _, memory in ranking
+        }
         below = [
             memory
             for memory in merge_rankings_by_reciprocal_rank(below_rankings, limit)
-            if normalize_text(memory.text) not in texts
+            if normalize_text_for_comparison(memory.text) not in texts
         ]
         lines = [render_memory_line(memory) for memory in memories]
         fitting_numbers, tokens = select_fitting_indices_and_count_tokens(
@@ -377,7 +381,7 @@ class MemorySearch:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
 
-def _list_unranked_memories_with_ranks(
+def _assign_ranks_to_unranked_memories(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
     """Assign a rank to each memory that is in none of the rankings.
@@ -472,7 +476,7 @@ def merge_rankings_by_reciprocal_rank(
     numbers: dict[str, int] = {}
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
-            text = normalize_text(memory.text)
+            text = normalize_text_for_comparison(memory.text)
             if text not in numbers:
                 first = enumerate(entries[:_MAX_COMPARED])
                 similar_numbers = (
@@ -666,7 +670,7 @@ def check_recall(
             )
         return False
 
-    for question, expected in _list_questions_with_expected_texts(questions):
+    for question, expected in _validate_questions_with_expected_texts(questions):
         memories, ranks = (
             run(search.find_memories(question, store_without_refresh, config)).memories,
             list[int | None](),
@@ -695,7 +699,7 @@ def check_recall(
     )
 
 
-def _list_questions_with_expected_texts(questions: Any) -> list[tuple[str, Sequence[str]]]:
+def _validate_questions_with_expected_texts(questions: Any) -> list[tuple[str, Sequence[str]]]:
     """Validate the questions. Return each question with a list of its expected keys or texts."""
     expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
     pairs: list[tuple[str, Sequence[str]]] = []

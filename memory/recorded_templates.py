@@ -39,7 +39,7 @@ or tried to record.
 """
 
 
-def is_template_found_only_by_record(template_labels: Sequence[str]) -> bool:
+def must_template_be_recorded_in_store(template_labels: Sequence[str]) -> bool:
     """Return whether a template contains `{user_id}` and must therefore be recorded in the store.
 
     A template of the form `(label, "{user_id}", ...)`, with a label from `PERSONAL_LABELS`, need
@@ -62,8 +62,8 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
     """
     for template in templates:
         labels = template.labels
-        if is_template_found_only_by_record(labels):
-            recorded, scope_prefix = _get_recorded_templates_and_scope_prefix(store)
+        if must_template_be_recorded_in_store(labels):
+            recorded, scope_prefix = _get_cached_template_records_and_scope_prefix(store)
             if (scope_prefix, labels) not in recorded:
                 with suppress(PerdureError):
                     await _record_template_in_store(store, labels)
@@ -94,7 +94,7 @@ async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
-    recorded, scope_prefix = _get_recorded_templates_and_scope_prefix(store)
+    recorded, scope_prefix = _get_cached_template_records_and_scope_prefix(store)
     stored = [tuple(map(str, item.value.get("labels", ()))) for item in items]
     return [
         *dict.fromkeys(
@@ -103,7 +103,7 @@ async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]
     ]
 
 
-def _get_recorded_templates_and_scope_prefix(
+def _get_cached_template_records_and_scope_prefix(
     store: Any,
 ) -> tuple[set[tuple[bytes, Namespace]], bytes]:
     """Return the cached records of a store's database, and the scope prefix of the store.

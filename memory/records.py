@@ -365,7 +365,7 @@ class StoreAdapter:
         )
         if item is None:
             return None
-        self._remember_expiring_items([item])
+        self._remember_keys_of_items_with_time_to_live([item])
         return convert_item_to_memory(item)
 
     def resolve_min_score(self, min_score: float | None) -> float:
@@ -403,7 +403,7 @@ class StoreAdapter:
         }
         options |= self._build_no_refresh_options() | self._build_as_of_options(as_of)
         items = await self.call("search", prefix, **options)
-        self._remember_expiring_items(items)
+        self._remember_keys_of_items_with_time_to_live(items)
         return [
             memory
             for memory in map(convert_item_to_memory, items)
@@ -493,7 +493,7 @@ class StoreAdapter:
         """Return the options of a read that must not restart the time to live of items."""
         return {"refresh_ttl": False} if self.versioned else {}
 
-    def _remember_expiring_items(self, items: Iterable[Item]) -> None:
+    def _remember_keys_of_items_with_time_to_live(self, items: Iterable[Item]) -> None:
         """Record which of the items in `items` have a time to live.
 
         The method `refresh_time_to_live` restarts the time to live of the remembered items only.
@@ -620,16 +620,18 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
     return namespace
 
 
-def build_notes_namespace(kind: str, namespace: Namespace) -> Namespace:
-    """Return the namespace of one kind of perdure's notes about the memories in `namespace`.
+def build_namespace_of_notes_about_memories(
+    note_kind: str, memories_namespace: Namespace
+) -> Namespace:
+    """Return the namespace of one kind of perdure's notes about memories.
 
     Notes are, for example, tombstones and quarantine entries.
 
     Args:
-        kind: The kind, one of `NOTE_KINDS`.
-        namespace: The namespace of the memories.
+        note_kind: The kind, one of `NOTE_KINDS`.
+        memories_namespace: The namespace of the memories.
     """
-    return (RESERVED_LABEL, kind, *namespace)
+    return (RESERVED_LABEL, note_kind, *memories_namespace)
 
 
 def build_put(
@@ -683,8 +685,11 @@ def build_removal(namespace: Namespace, key: str, if_version: int | None = None)
     return PutItem(namespace, key, None, if_version=if_version)
 
 
-def build_next_value(
-    previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
+def build_memory_value_with_previous_texts(
+    previous: Memory,
+    next_value: Mapping[str, Any],
+    change: str,
+    previous_text_ended_at: datetime | None = None,
 ) -> dict[str, Any]:
     """Build the value of a memory's next version, in which the previous text is listed.
 
@@ -692,13 +697,13 @@ def build_next_value(
 
     Args:
         previous: The present version.
-        value: The value of the next version.
+        next_value: The value of the next version.
         change: `"updated"` or `"superseded"`.
-        until: Until when the previous text was true, or None for now.
+        previous_text_ended_at: Until when the previous text was true, or None for now.
     """
     previous_texts = list(previous.value.get(PREVIOUS, ()))
-    if value["text"] != previous.text:
-        ended_at = (until or datetime.now(UTC)).isoformat()
+    if next_value["text"] != previous.text:
+        ended_at = (previous_text_ended_at or datetime.now(UTC)).isoformat()
         entry: dict[str, Any] = {"text": previous.text, "digest": hash_normal_form(previous.text)}
         entry |= {"until": ended_at, "change": change}
         if previous.provenance is not None and previous.provenance.message_ids:
@@ -706,10 +711,10 @@ def build_next_value(
         if previous.provenance is not None and previous.provenance.author is not None:
             entry[AUTHOR] = previous.provenance.author
         previous_texts = [entry, *previous_texts][:_MAX_PREVIOUS_TEXTS]
-    return {**value, PREVIOUS: previous_texts} if previous_texts else dict(value)
+    return {**next_value, PREVIOUS: previous_texts} if previous_texts else dict(next_value)
 
 
-def build_previous_text_filter(text: str) -> dict[str, Any]:
+def build_filter_for_memories_with_previous_text(text: str) -> dict[str, Any]:
     """Return a search filter for memories with a previous text that equals `text`.
 
     Two texts are equal if they have the same normal form.

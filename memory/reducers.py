@@ -39,7 +39,7 @@ class Keep(dict[str, Any]):
 
     def __init__(self, start: int | None = None, end: int | None = None) -> None:
         super().__init__({"type": "keep", "from": start, "to": end})
-        _check_json_form_of_keep(self)
+        _validate_keep_object(self)
 
     def __repr__(self) -> str:
         return f"Keep(start={self['from']!r}, end={self['to']!r})"
@@ -64,7 +64,7 @@ def messages(current_messages: Any, update: Any) -> Any:
     if not _has_keep(update):
         return _merge_messages(value, update)
     value = _merge_messages(value, [])
-    for part in _split_update_at_keeps(update):
+    for part in _split_update_into_lists_and_keep_objects(update):
         if isinstance(part, Mapping):
             value = _select_messages_in_kept_range(list(value), part)
         else:
@@ -100,7 +100,7 @@ def keepable(reducer: Reducer = operator.add) -> ReducerAcceptingKeep:
         value = [] if current_list is None else current_list
         if not _has_keep(update):
             return reducer(value, update)
-        for part in _split_update_at_keeps(update):
+        for part in _split_update_into_lists_and_keep_objects(update):
             value = (
                 list(value)[_to_slice(part)] if isinstance(part, Mapping) else reducer(value, part)
             )
@@ -150,7 +150,7 @@ def _has_keep(update: Any) -> bool:
     return _is_keep(update) or (isinstance(update, list) and any(map(_is_keep, update)))
 
 
-def _split_update_at_keeps(update: Any) -> list[Any]:
+def _split_update_into_lists_and_keep_objects(update: Any) -> list[Any]:
     """Split an update into parts: lists of ordinary elements, and single `Keep` updates.
 
     The parts of the update are returned in their original order. All `Keep` updates are validated
@@ -159,7 +159,7 @@ def _split_update_at_keeps(update: Any) -> list[Any]:
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:
         if _is_keep(element):
-            parts.append(_check_json_form_of_keep(element))
+            parts.append(_validate_keep_object(element))
         elif parts and isinstance(parts[-1], list):
             parts[-1].append(element)
         else:
@@ -167,7 +167,7 @@ def _split_update_at_keeps(update: Any) -> list[Any]:
     return parts
 
 
-def _check_json_form_of_keep(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
+def _validate_keep_object(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a `Keep` update. Raise InvalidUpdate if the update is not a valid `Keep`."""
     has_ints = all(
         keep_update.get(key) is None or type(keep_update[key]) is int for key in ("from", "to")

@@ -37,8 +37,8 @@ from perdure.stores.text import (
     NON_LATIN,
     detect_language,
     ends_with_question,
+    estimate_share_of_messages_with_word,
     extract_query_words_with_stems,
-    message_frequency,
     split_words,
     stop_words,
     tokenize,
@@ -98,14 +98,16 @@ def rank_answers_first_and_count_answers(
         number of memories with the role ANSWERS.
     """
     finder = _RoleFinder(query)
-    roles = [finder.assign_role(memory) for _, memory in ranking]
+    roles = [finder.classify_memory_as_question_or_answer(memory) for _, memory in ranking]
     unanswered: set[tuple[str | None, int | None]] = {
         (memory.provenance.thread_id, memory.provenance.position)
         for (_, memory), turn in zip(ranking, roles, strict=True)
         if turn.role != ANSWERS and memory.provenance and memory.provenance.thread_id
     }
     roles = [
-        finder.assign_role(memory, is_reply=_follows_unanswered_message(memory, unanswered))
+        finder.classify_memory_as_question_or_answer(
+            memory, follows_question=_follows_unanswered_message(memory, unanswered)
+        )
         if unanswered
         else turn
         for (_, memory), turn in zip(ranking, roles, strict=True)
@@ -187,26 +189,31 @@ class _RoleFinder:
         self._languages = dict.fromkeys((detect_language(query), ENGLISH))
         is_foreign = detect_language(query) not in (ENGLISH, NON_LATIN)
         self._unlisted = _UNLISTED_FOREIGN_NATS if is_foreign else _UNLISTED_NATS
-        self.query_nats = sum(map(self._measure_word, words))
+        self.query_nats = sum(map(self._compute_information_of_word_in_nats, words))
 
-    def assign_role(self, memory: Memory, *, is_reply: bool = False) -> _TurnRole:
+    def classify_memory_as_question_or_answer(
+        self, memory: Memory, *, follows_question: bool = False
+    ) -> _TurnRole:
         """Return the role of a memory.
 
-        `is_reply` says whether the memory's message comes directly after a message that repeats the
-        query or asks the question of the query. If `is_reply` is True, the memory may be the answer
-        to the question of the query.
+        `follows_question` says whether the memory's message comes directly after a message that
+        repeats the query or asks the question of the query. If `follows_question` is True, the
+        memory may be the answer to the question of the query.
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
-            return _TurnRole(ANSWERS, self._measure_words_shared_with_query(text))
-        shared = self._measure_words_shared_with_query(text)
+            return _TurnRole(ANSWERS, self._sum_nats_of_words_shared_with_query(text))
+        shared = self._sum_nats_of_words_shared_with_query(text)
         sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
         is_question = any(map(ends_with_question, sentences))
         repeats = shared >= _MIN_QUERY_SHARE * self.query_nats or (is_question and shared > 0)
-        if not (repeats or is_reply) or self._has_informative_words_beyond_query(text):
+        if not (repeats or follows_question) or self._has_informative_words_beyond_query(text):
             return _TurnRole(ANSWERS, shared)
         if repeats and any(
-            map(self._adds_informative_word, _list_statements_without_questions(sentences))
+            map(
+                self._has_informative_word_outside_query,
+                _list_statements_without_questions(sentences),
+            )
         ):
             # If the turn contains a question, one of its clauses gives information, so the turn
             # counts as an answer. If the turn contains no question, it is a statement in ordinary
@@ -217,12 +224,14 @@ class _RoleFinder:
             return _TurnRole(REPEATS if is_copy else SAYS, shared)
         return _TurnRole(ASKS if is_question and repeats else REPEATS, shared)
 
-    def _measure_words_shared_with_query(self, text: str) -> float:
+    def _sum_nats_of_words_shared_with_query(self, text: str) -> float:
         """Return the total information, in nats, of the query's words that occur in a text."""
         text_words = {*tokenize(text[:_MAX_CHARS])}
         words = extract_query_words_with_stems(self._query)
         return sum(
-            self._measure_word(word) for word, stem in words.items() if text_words & {word, stem}
+            self._compute_information_of_word_in_nats(word)
+            for word, stem in words.items()
+            if text_words & {word, stem}
         )
 
     def _list_words_not_in_query(self, text: str) -> list[str]:
@@ -235,39 +244,40 @@ class _RoleFinder:
         }
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 
-    def _measure_word(self, word: str) -> float:
+    def _compute_information_of_word_in_nats(self, word: str) -> float:
         """Return the information of a word, in nats.
 
         The information of a word is `-ln(p)`, where p is the fraction of messages that contain the
         word.
         """
-        common = max(message_frequency(word, name) for name in self._languages)
+        common = max(estimate_share_of_messages_with_word(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
     def _has_informative_words_beyond_query(self, text: str) -> bool:
         """Return whether the words that are in a text, but not in the query, are informative."""
         rest = self._list_words_not_in_query(text)
-        if sum(map(self._measure_word, rest)) >= _MIN_INFORMATIVE_NATS:
+        if sum(map(self._compute_information_of_word_in_nats, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
         capitalized = {
             token for word in _CAPITALIZED.findall(text) for token in _tokenize_name(word)
         }
         return any(
-            self._measure_word(word) >= (_MIN_NAME_NATS if word in capitalized else _MIN_RARE_NATS)
+            self._compute_information_of_word_in_nats(word)
+            >= (_MIN_NAME_NATS if word in capitalized else _MIN_RARE_NATS)
             or any(map(str.isdigit, word))
             for word in rest
         )
 
-    def _adds_informative_word(self, clause: str) -> bool:
+    def _has_informative_word_outside_query(self, clause: str) -> bool:
         """Return whether a clause about the query contains an informative word.
 
         A clause is about the query if it contains a word of the query. The informative word must
         not be a word of the query.
         """
-        if not self._measure_words_shared_with_query(clause):
+        if not self._sum_nats_of_words_shared_with_query(clause):
             return False
         return any(
-            self._measure_word(word) >= _MIN_WORD_NATS
+            self._compute_information_of_word_in_nats(word) >= _MIN_WORD_NATS
             for word in self._list_words_not_in_query(clause)
         )
 

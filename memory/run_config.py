@@ -225,7 +225,7 @@ class Template:
         self._parsed = [_split_label_at_placeholder(label) for label in self.labels]
         self.is_team = self.labels[0] == TEAMS
         if self.is_team:
-            self._check_team_template(shared)
+            self._check_team_is_allowed_and_named(shared)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -302,7 +302,7 @@ class Template:
         is_personal = self.is_team or "user_id" in self.names
         return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
 
-    def _check_team_template(self, is_team_allowed: bool) -> None:
+    def _check_team_is_allowed_and_named(self, is_team_allowed: bool) -> None:
         """Raise ConfigurationError unless a template for teams is allowed and names a team."""
         name = self.labels[1] if len(self.labels) > 1 else ""
         if not is_team_allowed:

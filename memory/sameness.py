@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from perdure.stores.normal_form import normalize_text, unify_letter_variants
+from perdure.stores.normal_form import normalize_text_for_comparison, unify_letter_variants
 from perdure.stores.text import tokenize
 
 # Two words count as equal if the cosine similarity of their vectors is at least this value.
@@ -32,7 +32,7 @@ def is_same_normalized_text(left_text: str, right_text: str) -> bool:
     return _normalize(left_text) == _normalize(right_text)
 
 
-_normalize: Final = lru_cache(1 << 8)(normalize_text)
+_normalize: Final = lru_cache(1 << 8)(normalize_text_for_comparison)
 
 
 def is_text_stating_same_fact(left_text: str, right_text: str) -> bool:

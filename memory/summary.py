@@ -39,7 +39,7 @@ from perdure.memory.exchanges import (
 from perdure.memory.failed_turns import FailedTurns
 from perdure.memory.loaded_thread import find_run_thread, has_erased_message
 from perdure.memory.message_updates import (
-    build_messages_update,
+    build_update_from_current_to_target_messages,
     check_messages_removable_by_id,
     merge_duplicate_messages,
 )
@@ -255,7 +255,7 @@ class Summarize(MessagesNode):
         node._parts = parts
         return node
 
-    async def _call_with_messages(
+    async def _transform_plain_message_list_for_model(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
         """Write a new summary if one is due. Return the summary and the unsummarised messages."""
@@ -267,7 +267,7 @@ class Summarize(MessagesNode):
         )
         text = await self._try_to_write_summary(previous, selection, messages, config)
         if text is not None:
-            answers = self._select_answers(rest)
+            answers = self._get_messages_if_token_usage_is_needed(rest)
             previous = extend_summary(previous, text, selection.messages, conversation=answers)
             summarized = set(map(id, selection.messages))
             rest = [message for message in rest if id(message) not in summarized]
@@ -337,7 +337,7 @@ class Summarize(MessagesNode):
             SummaryFailed: The model returned no summary, and `on_failure` is `"raise"`.
         """
         try:
-            return await self._write_summary(SavedThread(saver, thread_id))
+            return await self._write_summary_of_idle_thread_if_due(SavedThread(saver, thread_id))
         except errors.SummaryFailed as exc:
             if self.on_failure == "raise":
                 raise
@@ -347,9 +347,9 @@ class Summarize(MessagesNode):
     summarize_thread, asummarize_thread = blocking(_summarize_thread), awaiting(_summarize_thread)
 
     def _summarize_saved_thread(self, thread: SavedThread) -> None:
-        run(self._write_summary(thread))
+        run(self._write_summary_of_idle_thread_if_due(thread))
 
-    async def _write_summary(self, thread: SavedThread) -> bool:
+    async def _write_summary_of_idle_thread_if_due(self, thread: SavedThread) -> bool:
         """Write the summary of an idle thread that has reached three quarters of the trigger.
 
         Return whether a summary was stored.
@@ -413,7 +413,9 @@ class Summarize(MessagesNode):
         """
         self._failed.record_failure(read_messages(state, self.messages_key))
 
-    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+    async def _build_state_update(
+        self, state: Any, config: RunnableConfig | None
+    ) -> dict[str, Any]:
         """Return the update that stores a new summary and removes the summarised messages.
 
         The update is empty if no summary is due. If a summary was stored in the background, the
@@ -442,7 +444,9 @@ class Summarize(MessagesNode):
         if gone:
             removed = {message.id for message in gone}
             rest = [m for m in merge_duplicate_messages(messages) if m.id not in removed]
-            update[self.messages_key] = build_messages_update(rest, messages, self.messages_key)
+            update[self.messages_key] = build_update_from_current_to_target_messages(
+                rest, messages, self.messages_key
+            )
         return update
 
     def _build_summary_update(
@@ -454,13 +458,13 @@ class Summarize(MessagesNode):
         messages: Messages,
     ) -> dict[str, Any]:
         """Return the update of the channels `summary` and `summarized` for a new summary."""
-        answers, old = self._select_answers(messages), selection.messages
+        answers, old = self._get_messages_if_token_usage_is_needed(messages), selection.messages
         return {
             SUMMARIZED: [str(message.id) for message in old],
             SUMMARY: extend_summary(previous, text, old, known_ids or (), answers),
         }
 
-    def _select_answers(self, messages: Messages) -> Messages:
+    def _get_messages_if_token_usage_is_needed(self, messages: Messages) -> Messages:
         """Return `messages` if the reported token usage of its answers is needed, else ().
 
         The reported token usage is needed if the node has a trigger in tokens, and messages are not

@@ -19,9 +19,9 @@ from perdure.memory.message_forms import (
     CREATED,
     EXACT,
     MalformedPart,
+    convert_object_to_message,
     get_creation_time,
     parse_timestamp,
-    read_message,
 )
 
 
@@ -78,7 +78,10 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
         for position, value in transcript.values.items()
         if (message := _convert_to_message(value))
     }
-    lineages = [_find_last_versions(lineage, messages) for lineage in transcript.lineages]
+    lineages = [
+        _find_log_positions_of_last_message_versions(lineage, messages)
+        for lineage in transcript.lineages
+    ]
     # A lineage is the sequence of the message positions on one branch. All lineages together form a
     # tree, whose root has the number 0. The dict `nodes` contains the numbers of all nodes except
     # the root. The key of a node is a pair of the parent node's number and the position of the
@@ -107,14 +110,16 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
         yield {"after": after, "messages": added}
 
 
-def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
+def _find_log_positions_of_last_message_versions(
+    lineage: Sequence[int], messages_by_position: Mapping[int, BaseMessage]
+) -> list[int]:
     """Return the position in the log of the last unshortened version of each message.
 
     The positions are in the order in which the messages first occur in the lineage.
     """
     last_positions: dict[object, int] = {}
     for position in lineage:
-        if message := messages.get(position):
+        if message := messages_by_position.get(position):
             is_shortened = SHORTENED in message.additional_kwargs
             earlier = last_positions.get(message.id, position)
             last_positions[message.id or position] = earlier if is_shortened else position
@@ -139,12 +144,12 @@ def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
     """
     try:
         form = convert_to_openai_messages([message])[0]
-        restored = read_message(form, None)
+        restored = convert_object_to_message(form, None)
     # OpenAI's format cannot express some messages, for example messages with malformed content
     # blocks.
     except (MalformedPart, ValueError):
         form = {"role": "assistant", "content": str(message.text)}
-        restored = read_message(form, None)
+        restored = convert_object_to_message(form, None)
     export = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}
     if (own_time := get_creation_time(message)) is not None:
         export[CREATED] = own_time

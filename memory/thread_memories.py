@@ -10,7 +10,12 @@ from langgraph.store.base import BaseStore
 
 from perdure.effects import awaiting, blocking
 from perdure.memory.options import check_instance
-from perdure.memory.records import QUARANTINE, WATERMARKS, StoreAdapter, build_notes_namespace
+from perdure.memory.records import (
+    QUARANTINE,
+    WATERMARKS,
+    StoreAdapter,
+    build_namespace_of_notes_about_memories,
+)
 from perdure.memory.run_config import Versioned
 from perdure.stores.base import Namespace, Receipt
 
@@ -48,10 +53,15 @@ async def _forget_thread_memories(
         of_threads = {"thread_id": {"$in": ids}}
         for prefix in places:
             await adapter.call(
-                "forget", build_notes_namespace(WATERMARKS, prefix), filter=of_threads
+                "forget",
+                build_namespace_of_notes_about_memories(WATERMARKS, prefix),
+                filter=of_threads,
             )
     options: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
-    for prefix in (*places, *(build_notes_namespace(QUARANTINE, prefix) for prefix in places)):
+    for prefix in (
+        *places,
+        *(build_namespace_of_notes_about_memories(QUARANTINE, prefix) for prefix in places),
+    ):
         receipt += await adapter.call("forget", prefix, **options)
     return receipt
 

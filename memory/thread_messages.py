@@ -35,7 +35,7 @@ from perdure.memory.records import (
     WATERMARKS,
     Role,
     StoreAdapter,
-    build_notes_namespace,
+    build_namespace_of_notes_about_memories,
     build_unsearched_permanent_note_put,
 )
 from perdure.stores.base import Namespace, PutItem
@@ -528,7 +528,7 @@ class Watermark:
             self, mode="json", exclude={"version"}, exclude_defaults=True
         )
         namespace_of_note, key = (
-            build_notes_namespace(WATERMARKS, namespace),
+            build_namespace_of_notes_about_memories(WATERMARKS, namespace),
             _build_watermark_key(self.extractor, thread_id),
         )
         return build_unsearched_permanent_note_put(
@@ -572,7 +572,10 @@ async def read_watermarks(
     if not watermark_keys:
         return []
     ops = [
-        GetOp(build_notes_namespace(WATERMARKS, namespace), _build_watermark_key(extractor, thread))
+        GetOp(
+            build_namespace_of_notes_about_memories(WATERMARKS, namespace),
+            _build_watermark_key(extractor, thread),
+        )
         for namespace, thread in watermark_keys
     ]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
@@ -604,10 +607,10 @@ def _build_watermark_key(extractor: str, thread_id: str) -> str:
     return f"extractor-{blake2b(identity, digest_size=16).hexdigest()}"
 
 
-def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
+def _is_unread(message: ThreadMessage, convert_object_to_message: ReadMessage | None) -> bool:
     """Return whether a message has not been read yet, or was edited after it was read."""
     # A message does not count as edited if a node has only shortened it, to save tokens, after the
     # extractor had read it.
-    return read_message is None or (
-        read_message.digest != message.digest and not message.is_shortened
+    return convert_object_to_message is None or (
+        convert_object_to_message.digest != message.digest and not message.is_shortened
     )

@@ -32,9 +32,9 @@ from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.said import (
     IndexProgress,
     build_message_key,
-    drop_indexes_of_some_threads,
+    drop_and_count_transcript_indexes,
     read_index_progress,
-    read_unindexed_items,
+    read_index_progress_and_unindexed_items_with_times,
     save_index_progress,
 )
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
@@ -392,7 +392,9 @@ class TranscriptSearch:
         path = encode_path([self._hash_owner(owner)])
         try:
             unread_items = self._saver._read(
-                lambda: read_unindexed_items(self._saver._threads, thread_id, path)
+                lambda: read_index_progress_and_unindexed_items_with_times(
+                    self._saver._threads, thread_id, path
+                )
             )
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
             _LOG.warning(
@@ -595,7 +597,7 @@ def delete_transcript_index(saver: Checkpointer) -> None:
     The next search indexes the threads again.
     """
     while saver.database.write(
-        lambda: drop_indexes_of_some_threads(saver._sql, _THREADS_PER_TRANSACTION),
+        lambda: drop_and_count_transcript_indexes(saver._sql, _THREADS_PER_TRANSACTION),
         deletes_rows=True,
     ):
         pass

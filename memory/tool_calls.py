@@ -152,7 +152,7 @@ def list_call_ids_of_results(message: BaseMessage) -> list[str]:
     ]
 
 
-def is_plain_text_result_rejected(message: BaseMessage) -> bool:
+def is_tool_result_that_needs_content_block(message: BaseMessage) -> bool:
     """Return whether a message is a tool result for which OpenAI requires a certain content block.
 
     OpenAI rejects plain text as the result of certain tools. For example, OpenAI requires an image
@@ -222,7 +222,9 @@ def rewrite_calls(
         message.tool_calls
     ):
         return message
-    is_removed = _build_block_removal_test(calls, removed_positions, new_ids, stray_ids)
+    is_removed = _build_predicate_for_removed_content_blocks(
+        calls, removed_positions, new_ids, stray_ids
+    )
     sentences = [
         f"[A call of {calls[position].name or 'a tool'} is left out; {NO_RESULT}.]"
         for position in sorted(removed_positions)
@@ -247,7 +249,7 @@ def rewrite_calls(
     return message.model_copy(update=changes)
 
 
-def _build_block_removal_test(
+def _build_predicate_for_removed_content_blocks(
     calls: Sequence[Call],
     removed_positions: Collection[int],
     new_ids: Mapping[int, str],

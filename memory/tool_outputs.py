@@ -17,11 +17,16 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.effects import awaiting, blocking, call_method, run_computation
+from perdure.effects import (
+    awaiting,
+    blocking,
+    build_effect_that_calls_function_in_thread,
+    call_method,
+)
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn, Unit
 from perdure.memory.message_updates import (
-    build_messages_update,
+    build_update_from_current_to_target_messages,
     check_messages_removable_by_id,
     merge_duplicate_messages,
 )
@@ -30,7 +35,11 @@ from perdure.memory.options import check_instance, check_text, check_whole_numbe
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import REQUEST_ONLY, is_plain_text_result_rejected, list_call_ids
+from perdure.memory.tool_calls import (
+    REQUEST_ONLY,
+    is_tool_result_that_needs_content_block,
+    list_call_ids,
+)
 
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
@@ -105,7 +114,9 @@ class ClearToolOutputs(MessagesNode):
         """Return the model input, in which placeholders replace old, large tool results."""
         return replace(model_input, turns=self._clear_results(model_input.turns))
 
-    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+    async def _build_state_update(
+        self, state: Any, config: RunnableConfig | None
+    ) -> dict[str, Any]:
         """Return the state update that replaces old, large tool results with placeholders."""
         messages = read_messages(state, self.messages_key)
 
@@ -120,9 +131,9 @@ class ClearToolOutputs(MessagesNode):
                 return lines
             line_of = {line.id: line for line in lines}
             target = [line_of.get(message.id, message) for message in merged]
-            return build_messages_update(target, messages, self.messages_key)
+            return build_update_from_current_to_target_messages(target, messages, self.messages_key)
 
-        update = await run_computation(build_update)
+        update = await build_effect_that_calls_function_in_thread(build_update)
         return {self.messages_key: update} if update else {}
 
     def _clear_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
@@ -156,7 +167,7 @@ class ClearToolOutputs(MessagesNode):
             return message
         # A placeholder is a text, and OpenAI accepts no text as the result of certain tools, such
         # as the computer tool.
-        if is_plain_text_result_rejected(message):
+        if is_tool_result_that_needs_content_block(message):
             return message
         tokens = self.counter.count_message(message)
         if tokens < self.min_tokens:

@@ -23,18 +23,21 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables import RunnableConfig
 
-from perdure.effects import run_computation
+from perdure.effects import build_effect_that_calls_function_in_thread
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
-from perdure.memory.counting_functions import find_largest_selection
+from perdure.memory.counting_functions import find_largest_message_selection_within_budget
 from perdure.memory.left_out import add_left_out_line
-from perdure.memory.message_updates import build_messages_update, merge_duplicate_messages
+from perdure.memory.message_updates import (
+    build_update_from_current_to_target_messages,
+    merge_duplicate_messages,
+)
 from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
 from perdure.memory.options import check_choice, check_whole_number
 from perdure.memory.quotation import cut_middle
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import is_plain_text_result_rejected
+from perdure.memory.tool_calls import is_tool_result_that_needs_content_block
 
 Strategy = Literal["last", "first"]
 Start = Literal["human"] | None
@@ -139,7 +142,9 @@ class Trim(MessagesNode):
     ) -> ModelInput:
         """Return the part of `model_input` that fits into the budget."""
         return self._fit_to_budget(
-            replace(model_input, turns=_remove_after_end_type(model_input.turns, self.ends))
+            replace(
+                model_input, turns=_remove_messages_after_last_of_type(model_input.turns, self.ends)
+            )
         )
 
     async def atransform_input(
@@ -151,7 +156,9 @@ class Trim(MessagesNode):
         """
         return await asyncio.to_thread(self.transform_input, model_input, state, config)
 
-    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+    async def _build_state_update(
+        self, state: Any, config: RunnableConfig | None
+    ) -> dict[str, Any]:
         """Return the state update that removes the messages that do not fit into the budget."""
         messages = read_messages(state, self.messages_key)
 
@@ -164,25 +171,25 @@ class Trim(MessagesNode):
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
             if self.include_system:
                 rest += [message for message in messages if role(message) == "system"]
-            update = build_messages_update(
+            update = build_update_from_current_to_target_messages(
                 _sort_as_in_state(rest, messages), messages, self.messages_key
             )
             return {self.messages_key: update} if update else {}
 
-        return await run_computation(build_update)
+        return await build_effect_that_calls_function_in_thread(build_update)
 
     def _fit_to_budget(self, model_input: ModelInput) -> ModelInput:
         """Return the part of `model_input` that fits into the budget."""
         if not self.include_system:
             model_input = replace(model_input, system=None)
         fit = (
-            self._fit_with_scaled_estimates
+            self._trim_to_budget_by_scaled_token_estimates
             if self.counter.is_additive
-            else self._fit_by_request_count
+            else self._trim_to_budget_by_counting_whole_requests
         )
         return fit(model_input)
 
-    def _fit_with_scaled_estimates(self, model_input: ModelInput) -> ModelInput:
+    def _trim_to_budget_by_scaled_token_estimates(self, model_input: ModelInput) -> ModelInput:
         """Return the part of `model_input` that fits in the budget, by scaled token estimates.
 
         The token estimates are scaled by the token usage that the answers in the returned part of
@@ -201,7 +208,7 @@ class Trim(MessagesNode):
             counter = scaled
             fitting = self._trim_to_budget(fitting, counter)
 
-    def _fit_by_request_count(self, model_input: ModelInput) -> ModelInput:
+    def _trim_to_budget_by_counting_whole_requests(self, model_input: ModelInput) -> ModelInput:
         """Return the part of `model_input` that fits in the budget, by counting whole requests.
 
         Whole requests must be counted if the user's counting function does not return the sum of
@@ -231,7 +238,9 @@ class Trim(MessagesNode):
         if count_excess((model_input, turns)) <= 0:
             return replace(model_input, turns=iter(turns))
         fixed = self.counter.fixed_tokens
-        fitting, selected_turns = find_largest_selection(pack_turns, count_excess, fixed, self.size)
+        fitting, selected_turns = find_largest_message_selection_within_budget(
+            pack_turns, count_excess, fixed, self.size
+        )
         return replace(fitting, turns=iter(selected_turns))
 
     def _trim_to_budget(
@@ -366,14 +375,16 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
     return [message for message in ordered if message is not None]
 
 
-def _remove_after_end_type(turns: Iterator[Turn], end_types: frozenset[str]) -> Iterator[Turn]:
-    """Yield the turns, newest first, up to the last message whose type is in `end_types`.
+def _remove_messages_after_last_of_type(
+    turns: Iterator[Turn], last_message_types: frozenset[str]
+) -> Iterator[Turn]:
+    """Yield the turns, newest first, up to the last message whose type is in `last_message_types`.
 
-    If `end_types` is empty, all turns are yielded unchanged.
+    If `last_message_types` is empty, all turns are yielded unchanged.
     """
-    for turn in turns if end_types else ():
+    for turn in turns if last_message_types else ():
         units = list(turn.units)
-        while units and role(units[-1][-1]) not in end_types:
+        while units and role(units[-1][-1]) not in last_message_types:
             units.pop()
         if units:
             yield turn._replace(units=units)
@@ -438,7 +449,7 @@ def select_turns(
     )
     first_units, left_out = opening, len(middle_steps) - len(steps)
     if adds_left_out_line and left_out:
-        first_units, steps = _add_left_out_line_and_select_steps(
+        first_units, steps = _prepend_left_out_line_and_select_steps_that_fit(
             opening, steps, len(middle_steps), room, measure
         )
         left_out = left_out if first_units is opening and _has_question(opening) else 0
@@ -451,8 +462,12 @@ def select_turns(
     return TurnSelection([Turn(units, newest.messages), *older], required, 0, left_out)
 
 
-def _add_left_out_line_and_select_steps(
-    opening: list[Unit], steps: list[Turn], step_count: int, max_tokens: float, measure: Measure
+def _prepend_left_out_line_and_select_steps_that_fit(
+    opening_units: list[Unit],
+    steps: list[Turn],
+    step_count: int,
+    max_tokens: float,
+    measure: Measure,
 ) -> tuple[list[Unit], list[Turn]]:
     """Add a line that states the number of left-out steps to the beginning of a turn.
 
@@ -460,23 +475,23 @@ def _add_left_out_line_and_select_steps(
     steps that are kept.
 
     Args:
-        opening: The units at the beginning of the turn, with the question if there is one.
+        opening_units: The units at the beginning of the turn, with the question if there is one.
         steps: The steps that fit without the line, in the order of their selection.
-        step_count: The number of all steps between `opening` and the last unit of the turn.
+        step_count: The number of all steps between `opening_units` and the last unit of the turn.
         max_tokens: The number of tokens for the line and the steps.
         measure: The function that returns the number of tokens of a message.
 
-    If there is no room for the line, `opening` and `steps` are returned unchanged.
+    If there is no room for the line, `opening_units` and `steps` are returned unchanged.
     """
-    question = opening[0][0] if _has_question(opening) else None
+    question = opening_units[0][0] if _has_question(opening_units) else None
     question_tokens = 0 if question is None else measure(question)
     for length in range(len(steps), -1, -1):
         spare = max_tokens - sum(_count_unit_tokens(part.units, measure) for part in steps[:length])
         line = add_left_out_line(question, step_count - length)
         if measure(line) - question_tokens <= spare:
-            rest = opening if question is None else opening[1:]
+            rest = opening_units if question is None else opening_units[1:]
             return [(line,), *rest], steps[:length]
-    return opening, steps
+    return opening_units, steps
 
 
 def _has_question(units: list[Unit]) -> bool:
@@ -554,7 +569,7 @@ def _shorten_message(
     Return None if the message must not be shortened, or if the message has more than `max_tokens`
     tokens even after the longest text is removed.
     """
-    if is_plain_text_result_rejected(message):
+    if is_tool_result_that_needs_content_block(message):
         return None
     content: Any = message.content
     blocks: list[Any] = [content] if isinstance(content, str) else list(content)

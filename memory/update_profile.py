@@ -105,10 +105,13 @@ class UpdateProfile(Learner):
         handle = self._extractor.profiles[0].get_handle(config)
         thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
         history = build_history_from_state(thread_id or "", checkpoint_id, messages).messages
-        newest = history[len(history) - self._extractor.count_batch_messages(history[::-1]) :]
+        newest = history[
+            len(history)
+            - self._extractor.count_leading_messages_that_fit_in_one_call(history[::-1]) :
+        ]
         batch = Batch(thread_id or "", checkpoint_id, newest)
         try:
-            return await self._write_profile_update(
+            return await self._ask_model_for_patch_and_write_profile(
                 batch, Scope(handle.adapter, handle.namespace, config)
             )
         except (ModelFailed, VersionConflict) as exc:
@@ -125,7 +128,9 @@ class UpdateProfile(Learner):
         """Update the profile from the messages of a run."""
         return await self._learn_from(messages, config)
 
-    async def _write_profile_update(self, batch: Batch, scope: Scope) -> ProfileUpdate:
+    async def _ask_model_for_patch_and_write_profile(
+        self, batch: Batch, scope: Scope
+    ) -> ProfileUpdate:
         """Ask the model for a patch of the profile, apply the patch, and write the profile.
 
         The model is asked again if another run has changed a field that the patch changes as well.

@@ -465,19 +465,23 @@ class StoreEmbedder:
         """Return the chunks of texts, each of which is embedded separately."""
         return [piece for text in texts for piece in split_into_chunks(text)]
 
-    def derives_vectors(self, file_model: Model) -> bool:
+    def computes_vectors_in_searches(self, recorded_model: Model) -> bool:
         """Return whether searches compute the vectors of items, because the model is fast.
 
-        If searches compute the vectors with the recorded model `file_model`, no vectors are stored
-        in the database.
+        If searches compute the vectors with the recorded model `recorded_model`, no vectors are
+        stored in the database.
         """
-        return self.embed_quickly is not None and self.model == file_model
+        return self.embed_quickly is not None and self.model == recorded_model
 
     def derive_vectors(
         self, rows: Sequence[Sequence[str]], file_model: Model | None
     ) -> list[bytes | None]:
         """Return the encoded vectors of each row's texts, or None if they cannot be computed."""
-        if self.embed_quickly is None or file_model is None or not self.derives_vectors(file_model):
+        if (
+            self.embed_quickly is None
+            or file_model is None
+            or not self.computes_vectors_in_searches(file_model)
+        ):
             return [None] * len(rows)
         groups = [self.split_texts(texts) for texts in rows]
         return encode_vector_groups(

@@ -86,7 +86,7 @@ def build_condition(
         condition = (
             condition
             if condition is _UNKNOWN
-            else location.convert_document_condition_to_row_condition(condition)
+            else location.build_row_condition_that_parses_json_once(condition)
         )
         index_paths = tuple(path for path in find_indexable_paths(filter) if path in indexed_paths)
         filter.conditions[cache_key] = condition._replace(paths=index_paths)
@@ -298,9 +298,9 @@ class JSONLocation(NamedTuple):
         """Whether indexes can be created for JSON paths of the column."""
         return True
 
-    def convert_document_condition_to_row_condition(self, condition: Condition) -> Condition:
+    def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
         """Turn a condition on a JSON document into a condition on the document's row."""
-        return condition
+        return json_condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
         """Return the location of one element of the object or array at this location.

@@ -25,16 +25,21 @@ from numpy.typing import NDArray
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, Seal
 from perdure.stores.namespaces import decode_path
-from perdure.stores.ranking import RowContexts, compute_row_contexts
+from perdure.stores.ranking import RowContexts, compute_neighbours_and_score_shares_of_rows
 from perdure.stores.separation import (
     MAX_WORDED,
     VectorSeparation,
-    compute_sample_size,
+    compute_number_of_rows_to_compare,
     find_pairs_sharing_words,
-    measure_separation_of_related_rows,
+    measure_how_vectors_separate_related_rows,
 )
 from perdure.stores.text import Vocabulary
-from perdure.stores.vectors import Floats, Model, VectorMatrix, rescored_share
+from perdure.stores.vectors import (
+    Floats,
+    Model,
+    VectorMatrix,
+    compute_share_of_rows_to_score_exactly,
+)
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
@@ -138,9 +143,9 @@ class NamespaceIndex:
         )
         self.vectors: Vectors | None = None
         self._sample: _Sample | None = None
-        self._drop_unsorted_words_and_vectors()
+        self._reset_unsorted_words_vectors_and_cached_view()
 
-    def _drop_unsorted_words_and_vectors(self) -> None:
+    def _reset_unsorted_words_vectors_and_cached_view(self) -> None:
         """Drop the cached view, and drop the words and vectors that have not been sorted yet."""
         none = np.empty(0, np.int32)
         self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
@@ -283,7 +288,7 @@ class NamespaceIndex:
         self.rows = rows
         self.vectors = vectors
         self._sample = None
-        self._drop_unsorted_words_and_vectors()
+        self._reset_unsorted_words_vectors_and_cached_view()
 
     def _combine_vectors(self, positions: NDArray[np.int32]) -> Vectors | None:
         """Return the vectors of all rows that have a position, in the order of the positions."""
@@ -313,7 +318,9 @@ class NamespaceIndex:
         short bit string from which a search estimates the similarity of the vector to the query.
         """
         return Vectors(
-            matrix.with_sketches() if len(row_of_each_vector) > self._approximate_above else matrix,
+            matrix.copy_with_sign_bit_sketches()
+            if len(row_of_each_vector) > self._approximate_above
+            else matrix,
             row_of_each_vector,
         )
 
@@ -405,7 +412,7 @@ class NamespaceIndex:
         for _, owner in vector_parts:
             embedded[owner] = True
         embedded &= self.rows["alive"]
-        size = compute_sample_size(int(np.count_nonzero(embedded)))
+        size = compute_number_of_rows_to_compare(int(np.count_nonzero(embedded)))
         if self._sample is None or len(self._sample.ids) != size:
             rows = np.flatnonzero(embedded)
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
@@ -438,7 +445,7 @@ class NamespaceIndex:
             vectors[positions[owner[chosen]]] = float_rows
         assert vectors is not None
         rows = self.rows[first_rows]
-        return measure_separation_of_related_rows(
+        return measure_how_vectors_separate_related_rows(
             vectors,
             rows["thread"],
             rows["position"],
@@ -538,7 +545,9 @@ class Candidates:
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
-        return compute_row_contexts(thread, self.lengths, self.rows["asks"], self.rows["at"])
+        return compute_neighbours_and_score_shares_of_rows(
+            thread, self.lengths, self.rows["asks"], self.rows["at"]
+        )
 
 
 @dataclass(frozen=True)
@@ -621,7 +630,9 @@ class IndexView:
                 matrix, owner = matrix.take_rows(chosen), owner[chosen]
             count = len(owner)
             if count > approximate_above and matrix.sketch is not None:
-                scores = matrix.estimate_scores(query, 0, count, rescored_share(count))
+                scores = matrix.estimate_cosine_similarities(
+                    query, 0, count, compute_share_of_rows_to_score_exactly(count)
+                )
             else:
                 scores = matrix.score_rows(query, 0, count)
             # index of the first vector of each row
@@ -662,13 +673,13 @@ def build_position_of_each_row(order: Ints, row_count: int) -> NDArray[np.int32]
 # -- the form in the file
 
 
-def decode_index(
+def decode_index_or_none_if_outdated(
     seal: Seal,
     path: bytes,
     body: bytes,
     model: Model | None,
     approximate_above: int,
-    index_form: Sequence[Any],
+    computation_fingerprint: Sequence[Any],
 ) -> tuple[NamespaceIndex, Coverage] | None:
     """Decode a stored index, or return None if the index is damaged or has another format.
 
@@ -678,15 +689,18 @@ def decode_index(
         body: The stored bytes.
         model: The model of the file.
         approximate_above: The number of vectors above which search is approximate.
-        index_form: How words and vectors are computed now, from
-            `PutPreparer.describe_index_computation`.
+        computation_fingerprint: How words and vectors are computed now, from
+            `PutPreparer.build_fingerprint_of_index_computation`.
 
     Returns:
         The index, and the part of the namespace that it contains.
     """
     try:
-        return _decode_index_body(
-            seal.unseal(body, _build_associated_data(path)), model, approximate_above, index_form
+        return _decode_index_body_or_none_if_outdated(
+            seal.unseal(body, _build_associated_data(path)),
+            model,
+            approximate_above,
+            computation_fingerprint,
         )
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
         namespace = decode_path(path)
@@ -699,8 +713,12 @@ def _build_associated_data(path: bytes) -> AssociatedData:
     return ("index", path.decode())
 
 
-def encode_index(
-    seal: Seal, path: bytes, index: NamespaceIndex, covered: Coverage, index_form: Sequence[Any]
+def encode_index_or_none_if_too_large(
+    seal: Seal,
+    path: bytes,
+    index: NamespaceIndex,
+    covered: Coverage,
+    computation_fingerprint: Sequence[Any],
 ) -> bytes | None:
     """Compact and encode an index, or return None if it is too large to store.
 
@@ -715,7 +733,7 @@ def encode_index(
     words = "\n".join(index.vocabulary).encode()
     header = {
         "version": _FORMAT_VERSION,
-        "made": index_form,
+        "made": computation_fingerprint,
         "covered": covered,
         "model": None if index.model is None else index.model.number,
         "arrays": [(array.dtype.str, array.shape) for array in arrays[1:]],
@@ -735,8 +753,8 @@ def encode_index(
     )
 
 
-def _decode_index_body(
-    body: bytes, model: Model | None, approximate_above: int, index_form: Sequence[Any]
+def _decode_index_body_or_none_if_outdated(
+    body: bytes, model: Model | None, approximate_above: int, computation_fingerprint: Sequence[Any]
 ) -> tuple[NamespaceIndex, Coverage] | None:
     """Build an index from its decrypted bytes. Vectors of another model are left out.
 
@@ -745,7 +763,7 @@ def _decode_index_body(
     """
     begin = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:begin])
-    if header["version"] != _FORMAT_VERSION or header["made"] != list(index_form):
+    if header["version"] != _FORMAT_VERSION or header["made"] != list(computation_fingerprint):
         return None
     arrays = []
     for dtype, shape in [(ROW_DTYPE, (header["rows"],)), *header["arrays"]]:

@@ -38,8 +38,8 @@ from perdure.stores.index import (
     NamespaceIndex,
     WordHits,
     build_position_of_each_row,
-    decode_index,
-    encode_index,
+    decode_index_or_none_if_outdated,
+    encode_index_or_none_if_too_large,
     sort_rows_by_thread_and_position,
 )
 from perdure.stores.namespaces import prefix_range
@@ -560,9 +560,11 @@ class Indexes:
     ) -> Flow[NamespaceIndex]:
         """Load the index from the file, or return an empty index if the file has no usable one."""
         for (body,) in (yield self.sql("get_search_index", namespace.namespace_key)):
-            form = self.preparer.describe_index_computation(state.model)
+            form = self.preparer.build_fingerprint_of_index_computation(state.model)
             source = self.records.seal, namespace.path, body
-            decoded = decode_index(*source, state.model, self.approximate_above, form)
+            decoded = decode_index_or_none_if_outdated(
+                *source, state.model, self.approximate_above, form
+            )
             if decoded is not None:
                 index, cached.coverage = decoded
                 return index
@@ -646,8 +648,13 @@ class Indexes:
     ) -> None:
         """Write the index to the file, unless an erasure happens before the write."""
         assert self.write_in_background is not None
-        form, coverage = self.preparer.describe_index_computation(state.model), cached.coverage
-        body = encode_index(self.records.seal, namespace.path, index, coverage, form)
+        form, coverage = (
+            self.preparer.build_fingerprint_of_index_computation(state.model),
+            cached.coverage,
+        )
+        body = encode_index_or_none_if_too_large(
+            self.records.seal, namespace.path, index, coverage, form
+        )
         cached.unsaved = 0
         if body is None:
             return

@@ -60,7 +60,7 @@ class MissingEmbeddings:
             put.vectors = vectors
         return model
 
-    async def embed_some_pending_items(self, put_count: int) -> None:
+    async def embed_pending_items_after_put(self, put_count: int) -> None:
         """Compute some of the missing vectors after a put of `put_count` items.
 
         At most `put_count + 16` of the items that lack vectors are embedded.
@@ -111,7 +111,11 @@ class MissingEmbeddings:
         model = Model.from_setting(rows[0][0]) if rows else None
         # Outdated vectors can remain in the database only if the store saves vectors and had
         # another model before. In all other cases, only pending items lack vectors.
-        if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
+        if (
+            model is None
+            or model.number < 2
+            or self._embeddings.computes_vectors_in_searches(model)
+        ):
             rows_of_count = yield self._sql("count_pending")
         else:
             rows_of_count = yield self._sql("count_missing_vectors", model.number)

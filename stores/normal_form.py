@@ -51,11 +51,11 @@ _LETTER_VARIANTS: Final = str.maketrans(
 
 def hash_normal_form(text: str) -> str:
     """Return the BLAKE2b-128 hash of the normal form of a text, in hexadecimal."""
-    plain = normalize_text(text).encode("utf-8", "surrogatepass")
+    plain = normalize_text_for_comparison(text).encode("utf-8", "surrogatepass")
     return blake2b(plain, digest_size=16).hexdigest()
 
 
-def normalize_text(text: str) -> str:
+def normalize_text_for_comparison(text: str) -> str:
     """Return the normal form of a text. The result is meant for comparison, not for display."""
     plain = marked = unify_letter_variants(text).casefold()
     if _MAY_HAVE_MEANINGFUL.search(plain):

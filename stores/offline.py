@@ -20,7 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
-from perdure.stores.text import ENGLISH, detect_language, foreign_stop_words, split_words, tokenize
+from perdure.stores.text import (
+    ENGLISH,
+    collect_non_english_stop_words,
+    detect_language,
+    split_words,
+    tokenize,
+)
 from perdure.stores.vectors import Floats, normalize_rows
 
 NAME = "perdure/static-en-256@d1a242f8a524"
@@ -202,7 +208,7 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return the vectors of texts, each of length 1 or zero; float32[len(texts), DIMS]."""
-        table, pieces, foreign = _load_table_tokenizer_and_foreign_ids()
+        table, pieces, foreign = _load_vector_table_tokenizer_and_non_english_ids()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
             numbers = pieces.token_ids(text)
@@ -222,9 +228,9 @@ class StaticEmbedder:
         """
         is_known = (
             detect_language(text) == ENGLISH
-            and _load_table_tokenizer_and_foreign_ids()[1].compute_share_of_letters_in_known_words(
-                text
-            )
+            and _load_vector_table_tokenizer_and_non_english_ids()[
+                1
+            ].compute_share_of_letters_in_known_words(text)
             > _MIN_KNOWN_SHARE
         )
         vector: Floats = self.embed([text if is_known else ""])[0]
@@ -244,7 +250,7 @@ _cached_weights: tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]] | N
 _weights_lock = threading.Lock()
 
 
-def _load_table_tokenizer_and_foreign_ids() -> tuple[
+def _load_vector_table_tokenizer_and_non_english_ids() -> tuple[
     NDArray[np.int8], WordPieceTokenizer, frozenset[int]
 ]:
     """Return the embedding table, the tokenizer, and the ids of non-English tokens.
@@ -259,11 +265,11 @@ def _load_table_tokenizer_and_foreign_ids() -> tuple[
     global _cached_weights
     with _weights_lock:
         if _cached_weights is None:
-            _cached_weights = _read_table_tokenizer_and_foreign_ids()
+            _cached_weights = _read_vector_table_tokenizer_and_non_english_ids()
         return _cached_weights
 
 
-def _read_table_tokenizer_and_foreign_ids() -> tuple[
+def _read_vector_table_tokenizer_and_non_english_ids() -> tuple[
     NDArray[np.int8], WordPieceTokenizer, frozenset[int]
 ]:
     """Load and validate the embedding table and the list of its tokens."""
@@ -282,6 +288,7 @@ def _read_table_tokenizer_and_foreign_ids() -> tuple[
     foreign = (
         number
         for number, token in enumerate(tokens)
-        if token in foreign_stop_words() or (not token.isascii() and token.strip("#").isalpha())
+        if token in collect_non_english_stop_words()
+        or (not token.isascii() and token.strip("#").isalpha())
     )
     return table, WordPieceTokenizer(tokens), frozenset(foreign)

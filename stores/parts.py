@@ -177,8 +177,8 @@ def check_store_options(**options: Any) -> Options:
 # -- recorded settings
 
 
-def resolve_searched_fields(
-    sql: NamedSQL, chosen: Sequence[str] | None, word_storage: str, *, read_only: bool
+def resolve_and_record_searched_json_paths(
+    sql: NamedSQL, chosen_paths: Sequence[str] | None, word_storage: str, *, read_only: bool
 ) -> Flow[list[str]]:
     """Return the JSON paths whose text is searched, and record them in the database.
 
@@ -188,7 +188,7 @@ def resolve_searched_fields(
 
     Args:
         sql: The statements of the store.
-        chosen: The paths of the caller, or None.
+        chosen_paths: The paths of the caller, or None.
         word_storage: How words are stored: "clear", "sealed" or "keyed".
         read_only: Whether nothing is recorded.
 
@@ -204,7 +204,7 @@ def resolve_searched_fields(
             f"this file has text_index={recorded_words['kept']!r}, not {word_storage!r}; "
             f"open the file with text_index={recorded_words['kept']!r}"
         )
-    fields = list(chosen or (recorded_words["fields"] if recorded_words else (WHOLE,)))
+    fields = list(chosen_paths or (recorded_words["fields"] if recorded_words else (WHOLE,)))
     wanted_words = {"analyzer": ANALYZER, "fields": fields, "kept": word_storage}
     if recorded_words != wanted_words and not read_only:
         yield sql("set_setting", _WORDS_SETTING, json.dumps(wanted_words))
@@ -290,7 +290,7 @@ class StoreParts:
             yield from check_key_and_bind_seal(
                 seal, database.path, database.tenant, read_only=read_only
             )
-            preparer.fields[:] = yield from resolve_searched_fields(
+            preparer.fields[:] = yield from resolve_and_record_searched_json_paths(
                 sql, fields, word_storage, read_only=read_only
             )
             rows = yield sql("get_setting", "model")
@@ -322,7 +322,9 @@ class StoreParts:
         ttl: Any = options.ttl
         return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
-    def scope_to(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
+    def build_parts_limited_to_prefix(
+        self, prefix: bytes, max_items: int | None, max_bytes: int | None
+    ) -> Self:
         """Return the components of a scope, which is restricted to the namespaces under a path.
 
         The scope cannot access namespaces outside its path. Error messages show namespaces relative
@@ -542,7 +544,7 @@ class OperationRunner:
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
         self.call_reader: ReadingThreadCaller = CallBatcher(
-            database.run_in_thread, _run_calls
+            database.run_in_thread, _execute_calls_and_resolve_promises
         ).submit
         self._puts = CallBatcher(call, self._write_batch)
 
@@ -596,15 +598,17 @@ class OperationRunner:
         request = _WriteRequest(puts, now, model)
         is_separate = not all(put.is_unconditional for put in puts)
         return Effect(
-            lambda: self._write_puts(self.database.write, request),
+            lambda: self._write_puts_one_request_per_namespace(self.database.write, request),
             lambda: (
-                self._write_puts(self.database.awrite, request)
+                self._write_puts_one_request_per_namespace(self.database.awrite, request)
                 if is_separate
                 else self._puts.submit(request)
             ),
         )
 
-    def _write_puts(self, write: Callable[..., Any], request: _WriteRequest) -> Any:
+    def _write_puts_one_request_per_namespace(
+        self, write: Callable[..., Any], request: _WriteRequest
+    ) -> Any:
         """Write the puts of a request by calling `write`, a method of the database.
 
         Writes to the same namespace, or to scopes with the same limit, run one after another.
@@ -627,7 +631,10 @@ class OperationRunner:
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]
         model = next((request.model for request in batch if request.model is not None), None)
-        write, errors = partial(self._write_puts, self.database.awrite), [None] * len(batch)
+        write, errors = (
+            partial(self._write_puts_one_request_per_namespace, self.database.awrite),
+            [None] * len(batch),
+        )
         is_one_transaction = len({(put.path, put.key) for put in puts}) == len(puts)
         if is_one_transaction:
             try:
@@ -698,7 +705,7 @@ def _set_batch_results(batch: list[_Request], future: asyncio.Future[None]) -> N
     set_future_results([promise for _, promise in batch])
 
 
-def _run_calls(batch: list[_Request]) -> None:
+def _execute_calls_and_resolve_promises(batch: list[_Request]) -> None:
     """Run the calls of a batch one after another, and store each result in the call's `Promise`.
 
     Cancelled calls are left out.

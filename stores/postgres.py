@@ -46,20 +46,20 @@ class JSONBLocation(JSONLocation):
         """Whether JSON paths of the column can be indexed."""
         return False
 
-    def convert_document_condition_to_row_condition(self, condition: Condition) -> Condition:
+    def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
         """Convert a condition on a JSON document to an SQL condition on the row that contains it.
 
         The returned SQL condition parses each row's JSON document only once. A row whose document
         cannot be parsed is always selected.
         """
-        text, read_json = condition.text, _READ_JSON.format(self.column)
+        text, read_json = json_condition.text, _READ_JSON.format(self.column)
         if text.count(_DOCUMENT_COLUMN) > 1:
             text = f"(SELECT {text} FROM (SELECT {read_json} AS doc OFFSET 0) AS d)"
         text = (
             text.replace(_DOCUMENT_COLUMN, read_json) if text.count(_DOCUMENT_COLUMN) == 1 else text
         )
         readable = _IS_READABLE.format(self.column)
-        return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
+        return json_condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[tuple[str, ...]]:
         """Return the path suffixes that may lead from this location to the value of `key`.

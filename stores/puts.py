@@ -159,9 +159,9 @@ class PutPreparer:
         if index is not None:
             put.fields = _check_index_fields(index) or None
             put.is_searched = put.fields is not None
-        return self.add_limits_and_chunks_to_embed(put)
+        return self.add_scope_limits_and_text_chunks_to_put(put)
 
-    def add_limits_and_chunks_to_embed(self, put: Put) -> Put:
+    def add_scope_limits_and_text_chunks_to_put(self, put: Put) -> Put:
         """Add to a put the scope limits to check and the text chunks to embed."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:
@@ -188,14 +188,14 @@ class PutPreparer:
             words = [self.mask_word(word) for word in words]
         return words, ends_with_question(texts[-1])
 
-    def describe_index_computation(self, file_model: Model | None) -> list[Any]:
+    def build_fingerprint_of_index_computation(self, file_model: Model | None) -> list[Any]:
         """Return a description of how the words and vectors of an index are computed.
 
         A stored index can be used only if its description equals the current one.
         """
         number = (
             file_model.number
-            if file_model is not None and self.embeddings.derives_vectors(file_model)
+            if file_model is not None and self.embeddings.computes_vectors_in_searches(file_model)
             else 0
         )
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]
@@ -292,7 +292,8 @@ class NewVersion(NamedTuple):
 class WriteTotals:
     """Data that is collected from all puts of a transaction, such as the growth of each namespace.
 
-    `ItemWriter.finish_writes` writes the collected data at the end of the transaction.
+    `ItemWriter.write_totals_and_check_scope_limits` writes the collected data at the end of the
+    transaction.
     """
 
     model: int | None = None  # number of the model of the vectors
@@ -342,9 +343,9 @@ class ItemWriter:
             return
         totals = WriteTotals()
         statements = yield from self._plan_puts(puts, now, totals, model)
-        yield from self.finish_writes(puts, totals, now, statements)
+        yield from self.write_totals_and_check_scope_limits(puts, totals, now, statements)
 
-    def finish_writes(
+    def write_totals_and_check_scope_limits(
         self,
         puts: Sequence[Put],
         totals: WriteTotals,
@@ -402,7 +403,7 @@ class ItemWriter:
             *([] if model is None else [self.sql("get_setting", "model")]),
         ]
         if model is not None:
-            totals.model = yield from self._ensure_model_recorded(model, located.pop())
+            totals.model = yield from self._record_model_and_get_its_number(model, located.pop())
         closings: list[tuple[int, int]] = []
         additions: list[NewVersion] = []
         for put, present in zip(puts, chain.from_iterable(located), strict=True):
@@ -581,16 +582,16 @@ class ItemWriter:
             EmbedderMismatch: The store's vectors come from another model.
         """
         rows = yield self.sql("get_setting", "model")
-        return (yield from self._ensure_model_recorded(model, rows, replace=replace))
+        return (yield from self._record_model_and_get_its_number(model, rows, replace=replace))
 
-    def _ensure_model_recorded(
-        self, model: Model, rows: list[Row], *, replace: bool = False
+    def _record_model_and_get_its_number(
+        self, model: Model, setting_rows: list[Row], *, replace: bool = False
     ) -> Flow[int]:
         """Record a model if it differs from the recorded model, and return its number.
 
-        `rows` is the recorded setting.
+        `setting_rows` is the recorded setting.
         """
-        stored_model = Model.from_setting(rows[0][0]) if rows else None
+        stored_model = Model.from_setting(setting_rows[0][0]) if setting_rows else None
         if stored_model == model:
             return stored_model.number
         if stored_model is not None and not replace:

@@ -649,8 +649,8 @@ def _score_rows_by_words(
 class RowContexts:
     """The neighbours of each row in its thread, and the recency of each row.
 
-    `compute_row_contexts` computes this object once for the rows of a scope, and many searches
-    reuse it.
+    `compute_neighbours_and_score_shares_of_rows` computes this object once for the rows of a scope,
+    and many searches reuse it.
 
     Each row receives a share of the score of each neighbour in its thread. Rows i and i + k are
     neighbours at distance k. `share_from_previous[k - 1][i]` is the share of row i's score that is
@@ -672,7 +672,7 @@ class RowContexts:
     recency: Scores  # recency of each row: 1 for the newest, approaching 0 for old rows
 
 
-def compute_row_contexts(
+def compute_neighbours_and_score_shares_of_rows(
     thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> RowContexts:
     """Find the neighbours of each row, and the shares of their scores that the row receives.

@@ -33,7 +33,7 @@ from perdure.stores.namespaces import (
     matches_conditions,
     prefix_range,
 )
-from perdure.stores.tombstones import is_note_namespace
+from perdure.stores.tombstones import is_namespace_of_internal_notes
 from perdure.stores.values import decode_json_value
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -259,7 +259,7 @@ class ItemReader:
     def read_history(self, path: bytes, key: str, now: int) -> Flow[list[StoredItem]]:
         """Return every version of a key, oldest first."""
         rows = yield self.sql("history", path, key)
-        return [self.records.decode_item(with_expiry(row, now)) for row in rows]
+        return [self.records.decode_item(set_end_time_of_expired_version(row, now)) for row in rows]
 
     # -- many keys
 
@@ -436,7 +436,7 @@ class ItemReader:
                 if handled_prefix and path.startswith(handled_prefix):
                     continue
                 namespace = decode_path(path[len(root) :])
-                if hides_notes and is_note_namespace(namespace):
+                if hides_notes and is_namespace_of_internal_notes(namespace):
                     handled_prefix = root + encode_path(namespace[:2])
                     continue
                 if not matches_conditions(conditions, namespace):
@@ -474,10 +474,10 @@ def build_path_index_name(path: str) -> str:
     return _INDEX_PREFIX + re.sub("([A-Z])", r"^\1", path)
 
 
-def with_expiry(row: Row, now: int) -> Row:
+def set_end_time_of_expired_version(version_row: Row, now: int) -> Row:
     """Return the row of a version.
 
     If the version has expired, its end time is set to its expiry time.
     """
-    is_alive = row[7] is None or row[7] > now
-    return row if is_alive else (*row[:6], row[7], *row[7:])
+    is_alive = version_row[7] is None or version_row[7] > now
+    return version_row if is_alive else (*version_row[:6], version_row[7], *version_row[7:])

@@ -33,9 +33,9 @@ from perdure.stores.reading import Selection, to_microseconds
 from perdure.stores.text import (
     STOP_WORDS,
     detect_language,
+    estimate_share_of_messages_with_word,
     extract_query_words_with_stems,
     find_synonyms,
-    message_frequency,
     split_words,
     tokenize,
 )
@@ -203,7 +203,7 @@ class Searcher:
             parts.restart_ttl(items, refresh_ttl)
         return items
 
-    def why_not(
+    def explain_rank_of_item(
         self, selection: Selection, query: SearchQuery | None, path: bytes, key: str
     ) -> RankExplanation:
         """Return the rank of an item for a query, and the reason for the rank."""
@@ -321,7 +321,7 @@ class Searcher:
         if not len(pool):
             return None
         cosines = pool.cosines
-        actors, names = _find_named_actor_codes_and_name_words(pool, words)
+        actors, names = _find_codes_and_name_words_of_mentioned_actors(pool, words)
         subjects = set[str]() if self._mask else _find_words_naming_common_subject(pool) - names
         terms, language = [], detect_language(query.text[:_MAX_QUERY_LENGTH])
         for word, (stem, all_synonyms) in words.items() if query.mode != "semantic" else ():
@@ -329,7 +329,7 @@ class Searcher:
             synonyms = [(pool.terms[other][0], n) for other, n in others if other in pool.terms]
             hits = pool.find_word(self._mask_word(word), self._mask_word(stem))
             frequency, is_subject = (
-                message_frequency(stem, language),
+                estimate_share_of_messages_with_word(stem, language),
                 not subjects.isdisjoint({word, stem}),
             )
             terms.append(Term(*hits, synonyms, frequency, word in names, is_subject))
@@ -366,7 +366,7 @@ class Searcher:
             actor=is_by_named_actor,
             date=is_in_period,
             weights=query.weights,
-            calibration=pool.separation.calibration,
+            calibration=pool.separation.vector_weight_calibration,
         ).with_scores_comparable_between_searches()
         if cosines is not None and not terms:
             ranked = ranked.with_rows_lacking_vectors_last(cosines)
@@ -458,7 +458,7 @@ class Searcher:
             return None
 
 
-def _find_named_actor_codes_and_name_words(
+def _find_codes_and_name_words_of_mentioned_actors(
     pool: CandidatePool, words: Collection[str]
 ) -> tuple[list[int], set[str]]:
     """Return the actors mentioned by name in the query, and all words of their names.
@@ -497,7 +497,7 @@ def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
         if (
             len(rows) < MIN_NAME_SHARE * row_count
             or word == USER_WORD
-            or message_frequency(word) > _MAX_NAME_FREQUENCY
+            or estimate_share_of_messages_with_word(word) > _MAX_NAME_FREQUENCY
         ):
             continue
         if is_in_nearly_all(len(np.union1d(rows, user_rows)), row_count):

@@ -156,14 +156,14 @@ class VectorSeparation:
         )
 
     @cached_property
-    def calibration(self) -> VectorCalibration:
+    def vector_weight_calibration(self) -> VectorCalibration:
         """The weight of vectors in search scores, computed from the samples."""
         # `self.random` is empty if no rows were measured, or if all vectors are equal.
         if not self.random.size:
             return VectorCalibration(trust=0.0) if self.words.size else USUAL
-        trust = self.compute_trust(self.sharing)
+        trust = self.compute_deserved_share_of_vector_weight(self.sharing)
         if self.neighbours.size >= _PRIOR_PAIRS:
-            trust = max(trust, self.compute_trust(self.neighbours))
+            trust = max(trust, self.compute_deserved_share_of_vector_weight(self.neighbours))
         strong = self._compute_distance_from_random_pairs(self.neighbours)
         gain = _interpolate(strong, _STRONG, _STRONGEST) * _interpolate(
             self.words.mean, _SHORT, _LONG
@@ -171,7 +171,7 @@ class VectorSeparation:
         lowest = self.random.mean - _DEVIATIONS * math.sqrt(self.random.variance)
         return VectorCalibration(trust, gain, max(lowest, 0.0))
 
-    def compute_trust(self, sample: SampleMoments) -> float:
+    def compute_deserved_share_of_vector_weight(self, sample: SampleMoments) -> float:
         """Return the factor for the weight of vectors (`trust`) that results from one sample.
 
         The factor is 0 if the sample's cosines are no higher than those of random pairs, and is at
@@ -198,7 +198,7 @@ def _interpolate(value: float, low: float, high: float) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def compute_sample_size(row_count: int) -> int:
+def compute_number_of_rows_to_compare(row_count: int) -> int:
     """Return the number of rows to measure in a namespace, or 0 if it has too few rows.
 
     The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. The number
@@ -212,7 +212,7 @@ def compute_sample_size(row_count: int) -> int:
     return min(row_count // step * step, MAX_ROWS)
 
 
-def measure_separation_of_related_rows(
+def measure_how_vectors_separate_related_rows(
     vectors: Floats,
     thread_codes: Ints,
     positions: Floats,
@@ -257,7 +257,7 @@ def measure_separation_of_related_rows(
     )
     if (
         separation.neighbours.size >= _PRIOR_PAIRS
-        and separation.compute_trust(separation.neighbours) == 1
+        and separation.compute_deserved_share_of_vector_weight(separation.neighbours) == 1
     ):
         return separation
     return replace(

@@ -153,7 +153,7 @@ class Store(BaseStore):
         model = await self._missing.embed_puts(puts)
         await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
-            await self._missing.embed_some_pending_items(len(puts))
+            await self._missing.embed_pending_items_after_put(len(puts))
 
     async def _put_item(self, namespace: Namespace, key: str, value: Any, *options: Any) -> None:
         """Put an item or, if the value is None, delete it."""
@@ -503,7 +503,7 @@ class Store(BaseStore):
         searched_prefix = namespace if prefix is None else prefix
         selection = self._parts.build_item_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
-        return self._searcher.why_not(
+        return self._searcher.explain_rank_of_item(
             selection, search_query, self._parts.resolve_prefix(namespace), check_item_key(key)
         )
 
@@ -527,7 +527,7 @@ class Store(BaseStore):
         search_query = build_query(query, mode, context, True, during=during)
         path, text = self._parts.resolve_prefix(namespace), check_item_key(key)
         search_query = await self._searcher.add_query_vector(search_query, selection)
-        why_not = partial(self._searcher.why_not, selection, search_query, path, text)
+        why_not = partial(self._searcher.explain_rank_of_item, selection, search_query, path, text)
         return await self._parts.runner.call_reader(why_not)
 
     # -- erasing
@@ -679,7 +679,7 @@ class Store(BaseStore):
         path = self._parts.resolve_prefix(prefix)
         if not path:
             raise InvalidNamespace("the prefix is empty; give at least one label")
-        return ScopedStore(self._parts.scope_to(path, max_items, max_bytes))
+        return ScopedStore(self._parts.build_parts_limited_to_prefix(path, max_items, max_bytes))
 
 
 class ScopedStore(Store):

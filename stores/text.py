@@ -135,8 +135,8 @@ def tokenize(text: str) -> list[str]:
                 found_tokens.append(word[-1])
             else:
                 found_tokens.append(_TOKEN_OF_WORD[word])
-    found_tokens += _find_signed_words_and_symbols(text)
-    if foreign_stop_words().isdisjoint(words):
+    found_tokens += _list_words_that_contain_symbols_and_symbols(text)
+    if collect_non_english_stop_words().isdisjoint(words):
         return found_tokens
     unique = set(found_tokens)
     return found_tokens + [
@@ -168,7 +168,7 @@ def tokenize_query(text: str) -> list[str]:
             )
         else:
             query_tokens[_TOKEN_OF_WORD[word]] = None
-    query_tokens.update(dict.fromkeys(_find_signed_words_and_symbols(text)))
+    query_tokens.update(dict.fromkeys(_list_words_that_contain_symbols_and_symbols(text)))
     return list(query_tokens)
 
 
@@ -196,7 +196,7 @@ def extract_query_words_with_stems(text: str) -> dict[str, str]:
                 stem_of.update(zip(pairs, pairs, strict=True))
         elif word not in stop_list:
             stem_of[_TOKEN_OF_WORD[word]] = stem_in_language.get(word, _TOKEN_OF_WORD[word])
-    stem_of.update((sign, sign) for sign in _find_signed_words_and_symbols(text))
+    stem_of.update((sign, sign) for sign in _list_words_that_contain_symbols_and_symbols(text))
     return stem_of or {token: token for token in tokenize_query(text)}
 
 
@@ -226,7 +226,7 @@ def detect_language(text: str) -> str:
         and sum(len(word) if word.isascii() else -len(word) for word in words) < 0
     ):
         return NON_LATIN
-    if foreign_stop_words().isdisjoint(words):
+    if collect_non_english_stop_words().isdisjoint(words):
         return ENGLISH
 
     def count_stop_words(stops: frozenset[str]) -> int:
@@ -260,7 +260,7 @@ def stop_words(language: str) -> frozenset[str]:
 
 
 @cache
-def foreign_stop_words() -> frozenset[str]:
+def collect_non_english_stop_words() -> frozenset[str]:
     """Return the stop words of all Latin-script languages except English.
 
     Words that are also English stop words are left out.
@@ -326,12 +326,12 @@ def _iter_words(text: str) -> Iterator[str]:
             yield from _SCRIPT_RUNS.findall(plain)
 
 
-def _find_signed_words_and_symbols(text: str) -> list[str]:
+def _list_words_that_contain_symbols_and_symbols(text: str) -> list[str]:
     """Return the words that contain a symbol, such as "c#", followed by the symbols in a text.
 
-    >>> _find_signed_words_and_symbols("C++ and .NET, $5")
+    >>> _list_words_that_contain_symbols_and_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
-    >>> _find_signed_words_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
+    >>> _list_words_that_contain_symbols_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
     ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€']
     """
     signs: list[str] = []
@@ -475,7 +475,7 @@ _WORDS_PER_MESSAGE: Final = 15  # assumed number of words of an average message
 
 
 @lru_cache(_MEMO_SIZE >> 2)
-def message_frequency(token: str, language: str = ENGLISH) -> float:
+def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) -> float:
     """Return the estimated fraction of messages in a language that contain a token.
 
     The estimate is based on word frequencies, and assumes that a message has 15 words.
@@ -567,7 +567,7 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
         if (other[:1] == first_letter or other[-2:] == last_letters)
         and -max_edits <= len(other) - length <= max_edits
     ]
-    candidates, is_english = [], message_frequency(word) > 0
+    candidates, is_english = [], estimate_share_of_messages_with_word(word) > 0
     for other, edits in zip(others, compute_edit_distances(word, others).tolist(), strict=True):
         shorter, longer = sorted((len(other), length))
         is_close = (
@@ -575,7 +575,7 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
             and 1 - edits / longer >= _MIN_EDIT_SIMILARITY
         )
         if is_english and is_close and not (other.startswith(word) or word.startswith(other)):
-            is_close = not message_frequency(other)
+            is_close = not estimate_share_of_messages_with_word(other)
         if is_close and (longer >= _MIN_TWO_EDIT_LENGTH or other[:1] == first_letter):
             candidates.append((edits / longer, other))
     return [other for _, other in sorted(candidates)[:limit]]

@@ -50,7 +50,7 @@ SOURCE: Final = "provenance"
 """Field of a value that contains the provenance, in a store that is not perdure's."""
 
 
-def is_note_namespace(namespace: Sequence[str]) -> bool:
+def is_namespace_of_internal_notes(namespace: Sequence[str]) -> bool:
     """Return whether a namespace contains perdure's notes about memories.
 
     A notes namespace contains only notes, never items put by a user.

@@ -24,8 +24,8 @@ from perdure.stores.puts import ItemWriter, NewVersion, Put, VersionTimes, Write
 from perdure.stores.reading import (
     from_microseconds,
     provenance_from_json,
+    set_end_time_of_expired_version,
     to_microseconds,
-    with_expiry,
 )
 from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note_path
 from perdure.stores.values import check_value_size, decode_json_value
@@ -139,7 +139,7 @@ class Transfer:
         key, size = None, 0
         for (key,) in (yield self._parts.sql("key_page", path, after_key, PAGE)):
             for row in (yield self._parts.sql("history", path, key)):
-                row = with_expiry(row, self._parts.now())
+                row = set_end_time_of_expired_version(row, self._parts.now())
                 if includes_closed or row[6] is None:
                     versions.append(row)
                     size += (
@@ -289,7 +289,7 @@ class Transfer:
                 path, _ = preparer.check_row_key(decode_path(put.path), put.key)
                 check_value_size(len((put.text or "").encode()), preparer.max_bytes)
                 return line._replace(
-                    put=preparer.add_limits_and_chunks_to_embed(replace(put, path=path))
+                    put=preparer.add_scope_limits_and_text_chunks_to_put(replace(put, path=path))
                 )
             provenance = line.get("provenance")
             if provenance and not isinstance(provenance.get("message_ids", []), list):
@@ -404,7 +404,7 @@ def _write_versions(
             report += TransferReport(items=int(not closed), versions=int(closed))
             if is_tombstone:
                 imported_tombstones.add(row_key)
-    yield from writer.finish_writes([item.put for item in items], totals, now)
+    yield from writer.write_totals_and_check_scope_limits([item.put for item in items], totals, now)
     refused_names = ((decode_path(path), key) for path, key in sorted(refused - state.refused))
     return _BatchResult(
         report + TransferReport(refused=tuple(refused_names)), refused, imported_tombstones
@@ -427,7 +427,7 @@ def _find_refused_keys(
         if not keys or item.row_key in refused:
             continue
         rows = yield writer.sql("history", *item.row_key)
-        newest = with_expiry(rows[-1], now) if rows else None
+        newest = set_end_time_of_expired_version(rows[-1], now) if rows else None
         if newest is not None and newest[6] is None:
             keys = keys - _read_content(writer, newest).compute_matching_tombstone_keys()
         if keys and not any(

@@ -197,7 +197,7 @@ def encode_vector_groups(
     return encoded
 
 
-def rescored_share(row_count: int) -> float:
+def compute_share_of_rows_to_score_exactly(row_count: int) -> float:
     """Return the fraction of rows that an approximate search scores exactly.
 
     These rows are selected by comparing sketches.
@@ -250,13 +250,13 @@ class VectorMatrix:
         rows = self.rows.astype(np.float32)
         return rows if self.scale is None else rows * self.scale[:, None]
 
-    def with_sketches(self) -> VectorMatrix:
+    def copy_with_sign_bit_sketches(self) -> VectorMatrix:
         """Return a copy of the matrix with sketches for approximate scoring.
 
         Rows of float32 are converted to float16.
         """
         rows = self.rows.astype(np.float16) if self.rows.dtype == np.float32 else self.rows
-        return VectorMatrix(rows, self.scale, _compute_sketches(self.rows))
+        return VectorMatrix(rows, self.scale, _compute_sign_bit_sketches(self.rows))
 
     def score_rows(self, query: Floats, start: int, stop: int) -> Floats:
         """Return the exact cosine similarities of rows `start` to `stop` with a unit vector."""
@@ -272,19 +272,21 @@ class VectorMatrix:
             out *= self.scale[start:stop]
         return out
 
-    def estimate_scores(self, query: Floats, start: int, stop: int, share: float) -> Floats:
+    def estimate_cosine_similarities(
+        self, query: Floats, start: int, stop: int, exactly_scored_share: float
+    ) -> Floats:
         """Return approximate cosine similarities of the rows `start` to `stop`.
 
         The exact similarity is computed for the rows whose sketches are nearest to the query's
-        sketch. `share` is the fraction of rows that are scored exactly.
+        sketch. `exactly_scored_share` is the fraction of rows that are scored exactly.
         """
         assert self.sketch is not None
         distance = self._compute_hamming_distances(
-            _compute_sketches(query[None, :])[:, 0], start, stop
+            _compute_sign_bit_sketches(query[None, :])[:, 0], start, stop
         )
         bit_count = len(query)
         counts = np.bincount(distance, minlength=bit_count + 1)
-        min_count = max(int(share * len(distance)), 1)
+        min_count = max(int(exactly_scored_share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
         # Estimated similarities are lowered, so that none exceeds an exact similarity.
@@ -313,16 +315,16 @@ class VectorMatrix:
         return out
 
 
-def _compute_sketches(rows: NDArray[Any]) -> NDArray[np.uint64]:
+def _compute_sign_bit_sketches(vectors: NDArray[Any]) -> NDArray[np.uint64]:
     """Return sketches, `uint64[words, n]`.
 
     A sketch has one bit per vector dimension. A bit is 1 if the vector is positive in that
     dimension.
     """
-    count, dims = rows.shape
+    count, dims = vectors.shape
     words = -(-dims // _WORD_BITS)
     packed = np.zeros((count, words * 8), np.uint8)
     for begin in range(0, count, _BLOCK_ROWS):
-        bits = np.packbits(rows[begin : begin + _BLOCK_ROWS] > 0, axis=1)
+        bits = np.packbits(vectors[begin : begin + _BLOCK_ROWS] > 0, axis=1)
         packed[begin : begin + _BLOCK_ROWS, : bits.shape[1]] = bits
     return np.ascontiguousarray(packed.view(np.uint64).T)

@@ -189,7 +189,9 @@ class WholeStore(DatabaseOwner, Store):
         """
         now = self._parts.now()
         retention_bounds = (
-            _RetentionBounds(-1, 0) if rule is None else _compute_retention_bounds(rule, now)
+            _RetentionBounds(-1, 0)
+            if rule is None
+            else _compute_version_retention_bounds(rule, now)
         )
         bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *retention_bounds)
         rows = self.database.read(lambda: fetch_rows(self._parts.sql["removable"], *bounds))
@@ -212,7 +214,7 @@ class WholeStore(DatabaseOwner, Store):
         """
         prefix_bounds, retention_bounds = (
             prefix_range(self._parts.resolve_prefix(prefix)),
-            _compute_retention_bounds(rule, self._parts.now()),
+            _compute_version_retention_bounds(rule, self._parts.now()),
         )
         drop = partial(self._drop_versions, prefix_bounds, retention_bounds)
         total = dropped = self.database.write(drop, deletes_rows=True)
@@ -514,7 +516,7 @@ class _RetentionBounds(NamedTuple):
     newer_versions: int
 
 
-def _compute_retention_bounds(rule: VersionRetention, now: int) -> _RetentionBounds:
+def _compute_version_retention_bounds(rule: VersionRetention, now: int) -> _RetentionBounds:
     """Return the bounds of a retention rule.
 
     Raises:

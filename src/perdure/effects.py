@@ -120,12 +120,12 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
     )
 
 
-def run_computation(call: Callable[[], T]) -> Effect[T]:
+def build_effect_that_calls_function_in_thread(function: Callable[[], T]) -> Effect[T]:
     """Return an `Effect` whose blocking and asynchronous implementations call a function.
 
     The asynchronous implementation of the returned `Effect` calls the function in another thread.
     """
-    return Effect(call, lambda: asyncio.to_thread(call))
+    return Effect(function, lambda: asyncio.to_thread(function))
 
 
 def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:

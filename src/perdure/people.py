@@ -31,7 +31,7 @@ from perdure.memory.person_namespaces import (
 )
 from perdure.memory.person_quotations import (
     QuotationFinder,
-    find_quoting_threads,
+    find_ids_of_quoting_threads_for_each_finder,
     iter_cron_texts,
     iter_item_texts,
     iter_messages,
@@ -142,7 +142,7 @@ def export(
         UnknownPerson: Nothing belongs to a person of this name.
     """
     rows = _build_person_rows(user, saver, owners_are_people, thread_ids)
-    threads, person_namespaces = _find_threads_and_namespaces(
+    threads, person_namespaces = _find_threads_and_namespaces_of_person(
         rows, store, namespaces, conversations_by_id
     )
     return iter_archive_lines(rows, saver, store, threads, person_namespaces)
@@ -291,7 +291,7 @@ class _PersonErasure:
     def plan(self) -> Report:
         """Count the data that would be erased."""
         threads, person_namespaces = self._find_threads_and_namespaces()
-        self._record_owned_threads(threads)
+        self._remember_threads_found_only_by_owner(threads)
         kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
         for cron in self.rows.list_own_crons_and_crons_on_other_threads(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
@@ -316,7 +316,7 @@ class _PersonErasure:
             # were overwritten.
             self._scrub_databases()
             raise
-        self._record_owned_threads(threads)
+        self._remember_threads_found_only_by_owner(threads)
         kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
             self._stop_runs(threads, timeout_s)
@@ -332,11 +332,11 @@ class _PersonErasure:
         return self._build_report(kept_parts, scrubbed=self._scrub_databases(), dry_run=False)
 
     def _find_threads_and_namespaces(self) -> tuple[list[str], PersonNamespaces]:
-        return _find_threads_and_namespaces(
+        return _find_threads_and_namespaces_of_person(
             self.rows, self.store, self.namespaces, self.conversations_by_id
         )
 
-    def _record_owned_threads(self, threads: list[str]) -> None:
+    def _remember_threads_found_only_by_owner(self, threads: list[str]) -> None:
         """Record the threads without a `user_id` whose `owner` is the name of the person."""
         self.owned_thread_ids = self.rows.list_threads_by_owner()
         self.by_owner = tuple(
@@ -429,7 +429,7 @@ class _PersonErasure:
             crons, crons_elsewhere = self.rows.list_own_crons_and_crons_on_other_threads(
                 own_threads
             )
-            quoting_threads, cron_threads = self._find_threads_quoting_person_and_crons(
+            quoting_threads, cron_threads = self._find_threads_with_texts_of_person_and_of_crons(
                 threads, item_namespaces, crons
             )
             runs_elsewhere = self.rows.list_runs_on_other_threads(own_threads)
@@ -443,7 +443,11 @@ class _PersonErasure:
                 ),
                 Part(
                     "memories of others",
-                    tuple(self._find_memories_of_others(own_threads, person_namespaces)),
+                    tuple(
+                        self._iter_items_of_others_extracted_from_threads(
+                            own_threads, person_namespaces
+                        )
+                    ),
                 ),
                 Part(
                     "runs on threads of others",
@@ -457,7 +461,7 @@ class _PersonErasure:
             ]
         return tuple(part for part in kept_parts if part.count)
 
-    def _find_threads_quoting_person_and_crons(
+    def _find_threads_with_texts_of_person_and_of_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
         """Find threads of other people that quote the person or contain a message of a cron.
@@ -478,16 +482,16 @@ class _PersonErasure:
             text for text in own_texts if text not in human_texts.foreign and text not in cron_texts
         )
         finders = [QuotationFinder(texts), QuotationFinder(cron_texts)]
-        other_threads = self.rows.iter_other_threads(frozenset(threads))
-        return find_quoting_threads(self.saver, other_threads, finders)
+        other_threads = self.rows.iter_thread_ids_except(frozenset(threads))
+        return find_ids_of_quoting_threads_for_each_finder(self.saver, other_threads, finders)
 
-    def _find_memories_of_others(
-        self, own_threads: frozenset[str], person_namespaces: PersonNamespaces
+    def _iter_items_of_others_extracted_from_threads(
+        self, own_thread_ids: frozenset[str], person_namespaces: PersonNamespaces
     ) -> Iterator[str]:
         """Yield the items of other people that were extracted from the person's threads."""
-        if own_threads:
+        if own_thread_ids:
             source, authored_items = (
-                {"thread_id": {"$in": sorted(own_threads)}},
+                {"thread_id": {"$in": sorted(own_thread_ids)}},
                 frozenset(person_namespaces.authored_items),
             )
             for namespace, key in self.store.forget((), provenance=source, dry_run=True).keys:
@@ -532,7 +536,7 @@ def _build_person_rows(
     return PersonRows(saver, user, owners_are_people=owners_are_people, only=only)
 
 
-def _find_threads_and_namespaces(
+def _find_threads_and_namespaces_of_person(
     rows: PersonRows,
     store: WholeStore,
     namespaces: Sequence[Sequence[str]],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.checkpointers import open_checkpointer
-from perdure.checkpointers.owner_record import record_organisation_owners
+from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
 from perdure.stores import open_store
 from tests.cli.asking import read_answers, run_to_question, write_langgraph_json
 from tests.cli.commands import invoke, run, run_and_read_error, run_json
@@ -116,7 +116,7 @@ def test_answer_uses_owner_as_person_unless_owners_are_organisations(
     run_to_question(str(db), graphs, "twice", "t", user=user, owner="org")
     if are_organisations:
         with open_checkpointer(db) as saver:
-            record_organisation_owners(saver)
+            record_that_owners_may_be_organisations(saver)
     run("answer", "t", "respond", "yes", "--graphs", graphs)
     with open_checkpointer(db) as saver:
         head = saver.head("t")

@@ -23,7 +23,7 @@ from langgraph.types import Command
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.titles import read_existing_head
-from perdure.cli.output import print_stream
+from perdure.cli.output import print_arriving_text_and_check_if_any
 from perdure.errors import ConfigurationError, ModelFailed, StorageUnavailable
 from perdure.graphs import chat_graph
 from perdure.graphs.responder import NOTICE
@@ -176,7 +176,7 @@ def test_chat_escapes_control_characters_of_model(
     with OpenAIServer(["red \x1b[31m and \u202eturned"] * 2) as server:
         configure_model(monkeypatch, server)
         outputs = [*run_chat("-m", "a \x9b31m"), *run_chat("-m", "again")]
-    print_stream(["\x1b", "[31m"])
+    print_arriving_text_and_check_if_any(["\x1b", "[31m"])
 
     assert not re.search("[\x1b\x9b\u202e]", "".join(outputs))
     assert "red \\x1b[31m and \\u202eturned\n" in outputs

@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from perdure.cli import main
-from perdure.cli.output import get_console, print_stream
+from perdure.cli.output import get_console, print_arriving_text_and_check_if_any
 from tests.cli.commands import invoke, join_first_cells, run, run_and_read_error, run_json
 from tests.cli.talk import say_on_thread
 from tests.cli.terminal import COLOR
@@ -157,7 +157,9 @@ def test_printed_stream_is_wrapped_between_words(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")
     get_console.cache_clear()
-    print_stream(ANSWER[at : at + size] for at in range(0, len(ANSWER), size))
+    print_arriving_text_and_check_if_any(
+        ANSWER[at : at + size] for at in range(0, len(ANSWER), size)
+    )
     get_console.cache_clear()
     shown = COLOR.sub("", capsys.readouterr().out)
     words = [word for word in ANSWER.split() if cell_len(word) <= 80]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.checkpointers.owner_record import record_organisation_owners
+from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.memory import Collection
@@ -155,8 +155,8 @@ def test_owners_are_organisations_if_database_had_an_auth_file(
     """This also applies to a copy; `--owners people` makes an owner a person."""
     add_threads_with_owner_only(two_people_db)
     with opened(two_people_db) as both:
-        record_organisation_owners(both.saver)
-        record_organisation_owners(both.saver)
+        record_that_owners_may_be_organisations(both.saver)
+        record_that_owners_may_be_organisations(both.saver)
     copy = str(tmp_path / "copy.db")
     run("copy", "--from", two_people_db, "--to", copy)
     with opened(copy) as both:

@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import open_checkpointer
-from perdure.checkpointers.owner_record import record_organisation_owners
+from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
 from tests.cli.asking import run_to_question, write_langgraph_json
 from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.cli.databases import postgres_database
@@ -92,7 +92,7 @@ def test_threads_table_shows_person_of_each_thread(filled_db: str) -> None:
 def test_organisation_is_not_listed_as_person_of_its_threads(filled_db: str) -> None:
     """If owners may be organisations, the owner of a thread without a `user_id` is not a person."""
     with open_checkpointer(filled_db) as saver:
-        record_organisation_owners(saver)
+        record_that_owners_may_be_organisations(saver)
     result = invoke("threads", "--user", "dora")
     persons = {thread["thread_id"]: thread["person"] for thread in run_json("threads")}
 

@@ -532,7 +532,7 @@ def test_task_writes_are_stored_although_thread_leaves_cache(
         put(saver, {"n": 2}, config_at(ns="b", uid="b1"), ns="b", uid="b2")
         asyncio.run(put_writes_and_drop())
         # while the connection is in use
-        while saver.database.get_write_epoch(saver._watch) is None:
+        while saver.database.get_epoch_of_writes_by_others(saver._watch) is None:
             time.sleep(0.01)
         stored = saver.get_tuple(config_at(ns="b"))
 

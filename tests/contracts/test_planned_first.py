@@ -242,7 +242,7 @@ def test_epoch_request_is_withdrawn_if_the_connection_is_busy(savers: Savers) ->
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
 
     def wait_for_epoch() -> object:
-        return asyncio.run(writer.wait_for_write_epoch("checkpointer", saver._watch))
+        return asyncio.run(writer.wait_for_epoch_of_writes_by_others("checkpointer", saver._watch))
 
     with writer._hold_connection_lock():
         assert wait_for_epoch() is None
@@ -258,7 +258,7 @@ def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
     saver, _ = savers
     put(saver, {"n": 1}, uid="a")
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
-    read_data_version = writer._count_foreign_change_if_any
+    read_data_version = writer._count_change_by_other_connection_if_any
 
     def withdraw_and_read() -> None:
         if not writer._conn.in_transaction:
@@ -273,7 +273,7 @@ def test_writes_are_acknowledged_if_epoch_requests_are_withdrawn(
                 )
                 await put_async(saver, uid, {"n": uid}, parent_id)
 
-    monkeypatch.setattr(writer, "_count_foreign_change_if_any", withdraw_and_read)
+    monkeypatch.setattr(writer, "_count_change_by_other_connection_if_any", withdraw_and_read)
     asyncio.run(run_puts())
     assert list_checkpoint_ids(saver, config_at()) == ["c", "b", "a"]
 
@@ -300,7 +300,7 @@ def test_puts_skip_reserved_keys_that_another_process_has_used(savers: Savers) -
     one, other = savers
     put(one, {"n": 1})
     one.delete_thread("t")
-    (key,) = one._cache.keys.take_keys(1) or [0]
+    (key,) = one._cache.keys.take_reserved_row_keys(1) or [0]
     insert = (
         "INSERT INTO threads (thread_key, thread_id, created_at, updated_at) VALUES (?, ?, 0, 0)"
     )

@@ -151,8 +151,12 @@ def test_number_of_a_rolled_back_run_is_not_used_again(filled_saver: Saver, caus
     """Servers identify runs and their events by these numbers."""
     first, second, third = (accept_run(filled_saver) for _ in range(3))
     if cause == "cancel":
-        asyncio.run(RunTable(filled_saver).cancel_runs("t", third.run_id, "rollback"))
-        asyncio.run(RunTable(filled_saver).cancel_runs("t", second.run_id, "rollback"))
+        asyncio.run(
+            RunTable(filled_saver).cancel_runs_and_list_their_ids("t", third.run_id, "rollback")
+        )
+        asyncio.run(
+            RunTable(filled_saver).cancel_runs_and_list_their_ids("t", second.run_id, "rollback")
+        )
     last = accept_run(filled_saver, cancels="rollback" if cause == "strategy" else None)
 
     assert [first.seq, second.seq, third.seq, last.seq] == [1, 2, 3, 4]
@@ -172,7 +176,7 @@ def test_delayed_run_does_not_block_other_runs(filled_saver: Saver) -> None:
     asyncio.run(table.end_run(first, "success"))
     second, third = accept_run(filled_saver), accept_run(filled_saver)
     for _ in range(2):  # another server may be first
-        asyncio.run(table.start_delayed_run(delayed, "me", None))
+        asyncio.run(table.queue_delayed_run_that_is_due(delayed, "me", None))
     waiting_statuses = list_statuses(filled_saver)
     asyncio.run(table.end_run(second, "success"))
     asyncio.run(table.end_run(third, "success"))
@@ -191,7 +195,7 @@ def test_due_delayed_run_may_cancel_earlier_runs(filled_saver: Saver) -> None:
     )
     accept_run(filled_saver), accept_run(filled_saver)
     live_runs = asyncio.run(table.list_live_runs())
-    asyncio.run(table.start_delayed_run(due, "me", "interrupt"))
+    asyncio.run(table.queue_delayed_run_that_is_due(due, "me", "interrupt"))
 
     assert (live_runs[0].run_id, live_runs[0].status) == (due.run_id, "delayed")
     assert later.run_id not in [run.run_id for run in live_runs]
@@ -201,7 +205,7 @@ def test_due_delayed_run_may_cancel_earlier_runs(filled_saver: Saver) -> None:
 
 def test_due_run_of_an_idle_thread_starts_at_once(filled_saver: Saver) -> None:
     due = accept_run(filled_saver, owner="", not_before=time.time() - 1)
-    asyncio.run(RunTable(filled_saver).start_delayed_run(due, "me", None))
+    asyncio.run(RunTable(filled_saver).queue_delayed_run_that_is_due(due, "me", None))
 
     assert [(row.live.status, row.live.owner) for row in list_run_rows(filled_saver)] == [
         ("running", "me")
@@ -216,9 +220,9 @@ def test_delayed_runs_can_be_cancelled(
 ) -> None:
     table, start_time = RunTable(filled_saver), time.time() + 3600
     first, _ = (accept_run(filled_saver, owner="", not_before=start_time) for _ in range(2))
-    asyncio.run(table.cancel_runs("t", first.run_id, action))
+    asyncio.run(table.cancel_runs_and_list_their_ids("t", first.run_id, action))
     statuses_after_first = list_statuses(filled_saver)
-    asyncio.run(table.cancel_runs("t", "", action))
+    asyncio.run(table.cancel_runs_and_list_their_ids("t", "", action))
 
     assert statuses_after_first == [*expected_statuses[:1], "delayed"]
     assert list_statuses(filled_saver) == expected_statuses
@@ -264,7 +268,7 @@ def test_started_run_is_rolled_back_by_the_server_that_claims_it(filled_saver: S
     for owner, expected_owner in (("me", ""), ("gone", "gone")):
         run = accept_run(filled_saver, owner=owner)
         asyncio.run(table.release_runs("me"))
-        asyncio.run(table.cancel_runs("t", run.run_id, "rollback"))
+        asyncio.run(table.cancel_runs_and_list_their_ids("t", run.run_id, "rollback"))
         [cancelled] = asyncio.run(table.list_live_runs())
         asyncio.run(table.claim_runs("other", [cancelled]))
         [claimed] = asyncio.run(table.list_live_runs())
@@ -300,7 +304,7 @@ def test_run_does_not_end_before_its_server_knows_the_cancellation(
         }
         return asyncio.run(table.end_run(run, status, **end_options))
 
-    asyncio.run(table.cancel_runs("t", run.run_id, "interrupt"))
+    asyncio.run(table.cancel_runs_and_list_their_ids("t", run.run_id, "interrupt"))
     result_before = end_run("success", None)
     before = (
         list_statuses(filled_saver),
@@ -448,7 +452,7 @@ def test_erase_removes_stored_request_of_a_failed_run(filled_saver: Saver) -> No
     for cancels in (None, "interrupt"):
         run = accept_run(filled_saver)
         if cancels:
-            asyncio.run(table.cancel_runs("t", run.run_id, cancels))
+            asyncio.run(table.cancel_runs_and_list_their_ids("t", run.run_id, cancels))
         asyncio.run(table.end_run(run, "error", {"message": "no"}, request, known_cancel=cancels))
     before = [row.request for row in list_run_rows(filled_saver)]
     report = filled_saver.erase("t", ["a"])
@@ -626,11 +630,11 @@ def test_only_the_owner_of_a_run_stores_its_events(filled_saver: Saver) -> None:
     asyncio.run(table.claim_runs("me", asyncio.run(table.list_live_runs())))
     store_events(filled_saver, run, make_batch(1, "of who is gone"))
     claimed = list_run_rows(filled_saver)[0].live
-    first_numbers = asyncio.run(table.reserve_event_numbers(claimed, 0))
-    second_numbers = asyncio.run(table.reserve_event_numbers(claimed, 0))
+    first_numbers = asyncio.run(table.reserve_event_numbers_after_takeover(claimed, 0))
+    second_numbers = asyncio.run(table.reserve_event_numbers_after_takeover(claimed, 0))
     store_events(filled_saver, claimed, make_batch(2 << EVENT_NUMBER_BITS, "two"))
 
-    assert asyncio.run(table.reserve_event_numbers(run, 0)) is None
+    assert asyncio.run(table.reserve_event_numbers_after_takeover(run, 0)) is None
     assert (first_numbers, second_numbers) == (
         (1, 1 << EVENT_NUMBER_BITS),
         (1 << EVENT_NUMBER_BITS, 2 << EVENT_NUMBER_BITS),

@@ -119,7 +119,9 @@ def test_puts_succeed_after_key_counter_was_reset(place: Place) -> None:
     """The restored counter is behind the keys that this process has allocated."""
     with place.saver() as saver:
         put(saver, make_channel_values("a"), thread="t", uid="1")
-        while saver._cache.keys.take_keys(1):  # use up the block of keys, as some sixty threads do
+        while saver._cache.keys.take_reserved_row_keys(
+            1
+        ):  # use up the block of keys, as some sixty threads do
             pass
         restore = save_state(place)
         put(saver, make_channel_values("a"), ns="sub", uid="1")  # allocates the next block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from perdure.effects import run
-from perdure.memory.gate import Gate, plan_admission
+from perdure.memory.gate import Gate, judge_candidates_and_plan_puts
 from perdure.memory.records import TURN, Candidate, ChangePlan, Outcome, StoreAdapter
 from perdure.stores import Provenance
 from tests.memory.collection_helpers import NAMESPACE
@@ -18,7 +18,7 @@ def admit_candidates(
 ) -> ChangePlan:
     """Plan the admission of candidates with the keys k0, k1 …, write the plan, and return it."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    plan = run(plan_admission(gate or Gate(), adapter, NAMESPACE, candidates, keys))
+    plan = run(judge_candidates_and_plan_puts(gate or Gate(), adapter, NAMESPACE, candidates, keys))
     run(adapter.write(plan.puts))
     return plan
 
@@ -118,6 +118,6 @@ def test_equal_candidates_of_one_plan_are_written_once(adapter: StoreAdapter) ->
 
 
 def test_planning_an_admission_writes_nothing(adapter: StoreAdapter) -> None:
-    run(plan_admission(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
+    run(judge_candidates_and_plan_puts(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
 
     assert run(adapter.get(NAMESPACE, "k")) is None

@@ -17,7 +17,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.effects import run
 from perdure.errors import UnknownMemory
 from perdure.memory.collection import Collection
-from perdure.memory.gate import Gate, plan_admission
+from perdure.memory.gate import Gate, judge_candidates_and_plan_puts
 from perdure.memory.records import Candidate, StoreAdapter
 from perdure.memory.tools import manage_memory
 from perdure.stores import SQLiteStore
@@ -193,7 +193,9 @@ class MemoryChanges(RuleBasedStateMachine):
         """An extracted text does not bring back a deleted or forgotten memory."""
         key = f"formed{len(self.used_keys)}"
         adapter, space = StoreAdapter(self.store), self.fill_namespace(place)
-        plan = run(plan_admission(self.gate, adapter, space, [Candidate(text)], [key]))
+        plan = run(
+            judge_candidates_and_plan_puts(self.gate, adapter, space, [Candidate(text)], [key])
+        )
         run(adapter.write(plan.puts))
         [outcome] = plan.outcomes
         if text in self.forgotten_texts[place]:

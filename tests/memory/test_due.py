@@ -16,7 +16,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import ThreadHead, ThreadStatus
-from perdure.effects import run_computation
+from perdure.effects import build_effect_that_calls_function_in_thread
 from perdure.errors import ConfigurationError
 from perdure.memory import extraction
 from perdure.memory.extraction import DueThreads, Extraction, Pace, compute_job_state
@@ -136,7 +136,7 @@ def test_concurrent_list_jobs_calls_run_one_after_the_other(
         nonlocal inside, max_inside
         inside += 1
         max_inside = max(max_inside, inside)
-        await run_computation(lambda: time.sleep(0.01))
+        await build_effect_that_calls_function_in_thread(lambda: time.sleep(0.01))
         watermarks = await read_watermarks(*args)
         inside -= 1
         return watermarks

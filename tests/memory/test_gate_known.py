@@ -11,7 +11,7 @@ from perdure.memory.records import (
     Candidate,
     StoreAdapter,
     Verdict,
-    build_next_value,
+    build_memory_value_with_previous_texts,
     build_put,
     build_removal,
 )
@@ -130,7 +130,9 @@ def test_former_text_is_found_behind_many_nearer_memories(
     memory = run(adapter.get(NAMESPACE, "home"))
     assert memory is not None
     value = {"text": "Bo and she share a flat by the sea", "kind": "fact"}
-    put = build_put(NAMESPACE, "home", build_next_value(memory, value, "superseded"))
+    put = build_put(
+        NAMESPACE, "home", build_memory_value_with_previous_texts(memory, value, "superseded")
+    )
     run(adapter.write([put]))
     for number in range(40):
         write_memory(

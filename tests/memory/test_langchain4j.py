@@ -30,7 +30,7 @@ from perdure.memory.adapters import (
     ThreadMessageHistory,
     TokenWindowChatMemory,
 )
-from perdure.memory.chat_history import select_messages_for_provider
+from perdure.memory.chat_history import convert_messages_to_form_providers_accept
 from perdure.memory.tool_calls import NO_RESULT, list_call_ids
 from tests.memory.conversations import conversations
 from tests.memory.provider_rules import find_refusals
@@ -328,7 +328,7 @@ def test_blank_answers_and_blank_system_messages_are_left_out(store: Any) -> Non
 @given(conversations())
 def test_selected_messages_are_accepted_by_providers(talk: list[BaseMessage]) -> None:
     """The system messages stay, in their order."""
-    selected = select_messages_for_provider(talk)
+    selected = convert_messages_to_form_providers_accept(talk)
     without_system = [m for m in selected if not isinstance(m, SystemMessage)]
     newest = len(without_system) - len(list_pending_exchange(without_system))
 

@@ -14,7 +14,12 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.memory import Collection
 from perdure.memory.collection import Quarantine
-from perdure.memory.records import NOTE_KINDS, QUARANTINE, TURN, build_notes_namespace
+from perdure.memory.records import (
+    NOTE_KINDS,
+    QUARANTINE,
+    TURN,
+    build_namespace_of_notes_about_memories,
+)
 from perdure.stores import Provenance, SQLiteStore, TransferReport
 from tests.memory.recall_helpers import ANN, build_fact_put, iter_turn_puts
 from tests.store_backends import BACKENDS
@@ -223,7 +228,7 @@ def test_equal_tombstones_of_both_stores_do_not_conflict(
     for store in (target, source):
         open_collection(store).insert("Lives in Bergen", key="home")
         open_collection(store).forget("home")
-    changed = build_notes_namespace("changed", ANN)
+    changed = build_namespace_of_notes_about_memories("changed", ANN)
     for note in source.search(changed):
         source.forget(changed, key=note.key)  # the counters of changes are not under test
     source.put(ANN, "figs", {"text": "Likes figs"})
@@ -252,7 +257,7 @@ def test_quarantine_entries_with_a_forgotten_text_are_refused(
     target: SQLiteStore, source: SQLiteStore
 ) -> None:
     """Entries that were discarded in the target are refused too."""
-    namespace = build_notes_namespace(QUARANTINE, ANN)
+    namespace = build_namespace_of_notes_about_memories(QUARANTINE, ANN)
     for key, text in (("q", "My PIN is 4711"), ("r", "Lives in Bergen")):
         value = {"text": text, "kind": "fact", "role": "user", "key": key, "fields": {}}
         value |= {"shown": text, "reason": "?", "check": "?", "at": "2026-01-01T00:00:00+00:00"}
@@ -360,7 +365,7 @@ def test_export_lists_tombstones_after_the_items_of_their_text(source: SQLiteSto
     open_collection(source, AFTER_NOTES).insert("Lives in Bergen", key="home")
     open_collection(source, AFTER_NOTES).delete("home")
     namespaces = [tuple(line["namespace"]) for line in source.export()]
-    notes = {build_notes_namespace(kind, AFTER_NOTES) for kind in NOTE_KINDS}
+    notes = {build_namespace_of_notes_about_memories(kind, AFTER_NOTES) for kind in NOTE_KINDS}
 
     assert namespaces[0] == AFTER_NOTES
     assert set(namespaces[1:]) <= notes

@@ -22,7 +22,7 @@ from perdure.memory.model_call import (
     NamedModel,
     bind_output_schema,
     bind_tools,
-    describe_failed_model,
+    describe_name_and_url_of_failed_model,
     find_reason_for_unusable_answer,
     is_permanent_failure,
     load_chat_model,
@@ -196,7 +196,7 @@ def test_failed_call_names_the_model_and_its_address_without_password() -> None:
     answer = ModelCall(ChatOpenAI(model="gpt-x", **options)).request_answer(ASK).blocking()
     description = f"the model 'gpt-x' at http://127.0.0.1:{port}/v1/chat/completions"
 
-    assert describe_failed_model(answer) == description
+    assert describe_name_and_url_of_failed_model(answer) == description
     assert (find_reason_for_unusable_answer(answer) or "").startswith(
         f"the call of {description} raised "
     )

@@ -16,7 +16,7 @@ from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
 from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.detectors import DETECTORS
-from perdure.memory.gate import Gate, plan_admission
+from perdure.memory.gate import Gate, judge_candidates_and_plan_puts
 from perdure.memory.records import Candidate, StoreAdapter, build_put
 from perdure.memory.reducers import ChatState
 from perdure.stores import Provenance, SQLiteStore
@@ -42,7 +42,7 @@ def put_in_quarantine(
 ) -> list[str]:
     """Put the candidates in quarantine, and return their keys."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    steps = plan_admission(
+    steps = judge_candidates_and_plan_puts(
         Gate(), StoreAdapter(store), ("memories", user, *below), candidates, keys
     )
     kept = run(steps)

@@ -25,7 +25,11 @@ from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.extraction import remember_turns
-from perdure.memory.extractors import TurnExtractor, build_superseded_turn_puts, build_turn_key
+from perdure.memory.extractors import (
+    TurnExtractor,
+    build_puts_that_add_end_date_to_source_turns,
+    build_turn_key,
+)
 from perdure.memory.records import Memory, StoreAdapter, convert_item_to_memory
 from perdure.memory.thread_messages import Watermark, read_watermark
 from perdure.storage.flow import fetch_rows
@@ -331,13 +335,18 @@ def test_turns_of_superseded_fact_get_end_date_once(
     fact = Memory(ANN, "f", "Ann lives in Ghent", "fact", {}, turn.provenance)
     adapter = StoreAdapter(store)
     for found in (1, 0):
-        puts = run(build_superseded_turn_puts(adapter, fact, MAY))
+        puts = run(build_puts_that_add_end_date_to_source_turns(adapter, fact, MAY))
         assert len(puts) == found
         run(adapter.write(puts))
 
     past = {item.key: item.value for item in read_memories(store) if "until" in item.value}
     assert past == {turn.key: {**turn.value, "until": MAY.isoformat()}}
-    assert run(build_superseded_turn_puts(adapter, convert_item_to_memory(turn), MAY)) == []
+    assert (
+        run(
+            build_puts_that_add_end_date_to_source_turns(adapter, convert_item_to_memory(turn), MAY)
+        )
+        == []
+    )
     assert turn.provenance == store.get(ANN, turn.key).provenance  # type: ignore[union-attr]
 
 

@@ -20,7 +20,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.extraction import remember_turns
 from perdure.memory.extractors import Addition, Batch, Proposal, Scope
-from perdure.memory.records import FACT, TOMBSTONES, build_notes_namespace
+from perdure.memory.records import FACT, TOMBSTONES, build_namespace_of_notes_about_memories
 from perdure.stores import SQLiteStore
 from tests.backends import Place
 from tests.durability.processes import forkserver_context
@@ -223,7 +223,7 @@ class FactExtractor:
 
     name = "facts"
 
-    def count_batch_messages(self, messages: Any) -> int:
+    def count_leading_messages_that_fit_in_one_call(self, messages: Any) -> int:
         """Return the number of all messages."""
         return len(messages)
 
@@ -287,7 +287,7 @@ def test_forgetting_killed_halfway_can_be_repeated(place: Place) -> None:
 
     with place.saver() as saver, place.store(index=None) as store:
         talk = ChatThread(saver, store, "node")
-        assert len(store.search(build_notes_namespace(TOMBSTONES, ANN))) == 2
+        assert len(store.search(build_namespace_of_notes_about_memories(TOMBSTONES, ANN))) == 2
         talk.forget_turn_memory()
         talk.extract("monday", anew=True)
         assert talk.turn_memory_count == 0
@@ -367,7 +367,9 @@ def test_import_cannot_change_tombstone(chat_with_forgotten_turn: ChatThread) ->
     """The file may claim that the text was forgotten long ago, never, or no longer."""
     lines = [*chat_with_forgotten_turn.store.export(("perdure", TOMBSTONES))]
     assert len(lines) == 2
-    notes = chat_with_forgotten_turn.store.search(build_notes_namespace(TOMBSTONES, ANN))
+    notes = chat_with_forgotten_turn.store.search(
+        build_namespace_of_notes_about_memories(TOMBSTONES, ANN)
+    )
     for line in lines:
         old = {**line["value"], "at": "1970-01-01T00:00:00+00:00", "message_ids": []}
         for change in (
@@ -383,7 +385,12 @@ def test_import_cannot_change_tombstone(chat_with_forgotten_turn: ChatThread) ->
         [json.dumps({**lines[0], "version": 9}), json.dumps(item)]
     )
 
-    assert chat_with_forgotten_turn.store.search(build_notes_namespace(TOMBSTONES, ANN)) == notes
+    assert (
+        chat_with_forgotten_turn.store.search(
+            build_namespace_of_notes_about_memories(TOMBSTONES, ANN)
+        )
+        == notes
+    )
     assert report.refused == ((ANN, "k"),)
 
 

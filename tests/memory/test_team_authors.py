@@ -15,7 +15,7 @@ from perdure import people
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, UnknownPerson
 from perdure.memory import Collection, forget, remember
-from perdure.memory.records import QUARANTINE, build_notes_namespace
+from perdure.memory.records import QUARANTINE, build_namespace_of_notes_about_memories
 from perdure.stores import Provenance, open_store
 from tests import postgres_server
 from tests.memory.test_teams import TEAM, make_config
@@ -52,7 +52,7 @@ def store_team_memories(store: Any) -> None:
     remember("Ann drinks Assam", store=store, config=ann)
     other = Collection(store, ("teams", "{team}", "plans"))
     other.insert("A plan of Newt", key="plan", config=make_config("ann", team="ann"))
-    quarantine_namespace = build_notes_namespace(QUARANTINE, ("teams", "red"))
+    quarantine_namespace = build_namespace_of_notes_about_memories(QUARANTINE, ("teams", "red"))
     store.put(
         quarantine_namespace, "q", {"text": "held Walrus"}, provenance=Provenance(author="ann")
     )

@@ -30,7 +30,7 @@ from perdure.memory import (
     use_instructions,
     view,
 )
-from perdure.memory.context import build_query, use_memories
+from perdure.memory.context import build_search_query_from_newest_turns, use_memories
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import ModelInput
 from perdure.stores import SQLiteStore
@@ -130,15 +130,24 @@ def make_turns(*texts: str) -> Any:
 
 def test_query_of_short_message_includes_previous_message() -> None:
     """Otherwise the query is the newest message. A long message is cut in the middle."""
-    assert build_query(make_turns("Tell me of Ghent", "and then?")) == "Tell me of Ghent\nand then?"
-    assert build_query(make_turns("Tell me of Ghent", "Bruges?")) == "Tell me of Ghent\nBruges?"
-    assert build_query(make_turns("Tell me of Ghent", "What about Bo?")).startswith(
-        "Tell me of Ghent\n"
+    assert (
+        build_search_query_from_newest_turns(make_turns("Tell me of Ghent", "and then?"))
+        == "Tell me of Ghent\nand then?"
     )
-    assert build_query(make_turns("Tell me of Ghent", "Where are my keys?")) == "Where are my keys?"
-    assert build_query(make_turns("and?")) == "and?"
-    assert build_query([]) == ""
-    long = build_query(make_turns("start " + "x" * 50_000 + " end"))
+    assert (
+        build_search_query_from_newest_turns(make_turns("Tell me of Ghent", "Bruges?"))
+        == "Tell me of Ghent\nBruges?"
+    )
+    assert build_search_query_from_newest_turns(
+        make_turns("Tell me of Ghent", "What about Bo?")
+    ).startswith("Tell me of Ghent\n")
+    assert (
+        build_search_query_from_newest_turns(make_turns("Tell me of Ghent", "Where are my keys?"))
+        == "Where are my keys?"
+    )
+    assert build_search_query_from_newest_turns(make_turns("and?")) == "and?"
+    assert build_search_query_from_newest_turns([]) == ""
+    long = build_search_query_from_newest_turns(make_turns("start " + "x" * 50_000 + " end"))
     assert (long[:6], long[-4:], len(long)) == ("start ", " end", 2_001)
 
 

@@ -21,7 +21,7 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.labels import CALLER, DEED
 from perdure.checkpointers.owner_record import (
     may_owners_be_organisations,
-    record_organisation_owners,
+    record_that_owners_may_be_organisations,
 )
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.runs import RunTable
@@ -372,7 +372,7 @@ def test_forget_keeps_person_of_same_name_in_another_tenant(dsn: str) -> None:  
     with opened(dsn, tenant="acme") as acme, opened(dsn, tenant="globex") as globex:
         for tenant, thread_id in ((acme, "acmes"), (globex, "globexs")):
             fill(tenant, "ann", thread_id)
-        record_organisation_owners(acme.saver)
+        record_that_owners_may_be_organisations(acme.saver)
         records = [
             may_owners_be_organisations(tenant_people.saver) for tenant_people in (acme, globex)
         ]

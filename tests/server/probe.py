@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, FastAPI
 from starlette.responses import StreamingResponse
 
-from perdure.server.access import ACTIONS, Action, action
+from perdure.server.access import ACTIONS, Action, set_required_action
 from perdure.server.call import CurrentCall
 
 Value = dict[str, Any]
@@ -22,13 +22,13 @@ def probed(app: FastAPI) -> FastAPI:
         routes.post(f"/probe/{each}")(_endpoint(each))
 
     @routes.get("/probe/thread/{thread_id}")
-    @action("threads:read")
+    @set_required_action("threads:read")
     async def thread(call: CurrentCall, thread_id: str) -> Any:
         await call.authorize_arguments({"thread_id": thread_id})
         return await call.threads.get(thread_id)
 
     @routes.get("/probe/stream")
-    @action("threads:read")
+    @set_required_action("threads:read")
     async def stream(call: CurrentCall) -> StreamingResponse:
         await call.authorize_arguments()
 
@@ -40,19 +40,19 @@ def probed(app: FastAPI) -> FastAPI:
         return StreamingResponse(lines(), media_type="text/event-stream")
 
     @routes.post("/probe/length")
-    @action("threads:read")
+    @set_required_action("threads:read")
     async def length(call: CurrentCall, body: Annotated[Any, Body()]) -> int:
         await call.authorize_arguments()
         return len(str(body))
 
     @routes.get("/ui/probe")
     @routes.get("/ui/probe.json")
-    @action("threads:read")
+    @set_required_action("threads:read")
     async def page(call: CurrentCall) -> Value:
         return await call.authorize_arguments({"user": call.identity.user})
 
     @routes.post("/ui/probe")
-    @action("threads:update")
+    @set_required_action("threads:update")
     async def change(call: CurrentCall) -> Value:
         return await call.authorize_arguments()
 
@@ -61,7 +61,7 @@ def probed(app: FastAPI) -> FastAPI:
 
 
 def _endpoint(name: Action) -> Any:
-    @action(name)
+    @set_required_action(name)
     async def endpoint(call: CurrentCall, value: Value | None = None) -> Value:
         left = await call.authorize_arguments(value or {})
         of = call.identity

@@ -166,7 +166,9 @@ class Own(Access):
         """Bob."""
         return Identity("bob")
 
-    async def permit(self, identity: Identity, action: str, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: str, value: dict[str, Any]
+    ) -> Filter:
         """All, but what is asked for as it is."""
         if "as it is" not in (value["namespace"] or ()):
             value["namespace"] = ["of", identity.user, *(value["namespace"] or ())]
@@ -193,7 +195,9 @@ def test_the_namespace_is_what_the_access_says(settings: Settings) -> None:
 class Open(Own):
     """Access to all of the store, for one who is no admin."""
 
-    async def permit(self, identity: Identity, action: str, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: str, value: dict[str, Any]
+    ) -> Filter:
         """All of it."""
         return {}
 

@@ -610,7 +610,9 @@ class Owners(Access):
         """Whoever is named."""
         return Identity(connection.headers.get("x-user", "nobody"))
 
-    async def permit(self, identity: Identity, action: str, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: str, value: dict[str, Any]
+    ) -> Filter:
         """Their own, which are marked as theirs when they are created."""
         if action == "threads:create":
             value["metadata"] = {**value.get("metadata", {}), "owner": identity.user}

@@ -26,7 +26,7 @@ from perdure.server.access import (
     Identity,
     LocalAccess,
     Unauthenticated,
-    action,
+    set_required_action,
 )
 from perdure.server.call import CurrentCall
 from perdure.server.logs import Audit, is_audited_change
@@ -43,7 +43,9 @@ class Stranger:
     async def identify(self, connection: HTTPConnection) -> Identity:
         return Identity("eve", tenant="t2")
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         raise Forbidden("eve may do nothing")
 
 
@@ -59,24 +61,24 @@ def made(settings: Settings, file: Path, access: Access | None = None) -> FastAP
     app = create_app(settings, access=access, audit=Audit(file))
 
     @app.patch("/probe/{thread_id}")
-    @action("threads:update")
+    @set_required_action("threads:update")
     async def changed(call: CurrentCall, thread_id: str, body: dict[str, Any]) -> None:
         await call.authorize_arguments({"thread_id": thread_id, "metadata": body})
 
     @app.delete("/probe/{thread_id}")
-    @action("store:delete")
+    @set_required_action("store:delete")
     async def erased(call: CurrentCall, thread_id: str) -> None:
         await call.authorize_arguments({"namespace": ("memories", "ann"), "key": thread_id})
         call.record_for_audit(hashes=["0f"])
 
     @app.post("/probe/{thread_id}")
-    @action("admin")
+    @set_required_action("admin")
     async def failed(call: CurrentCall, thread_id: str) -> None:
         await call.authorize_arguments({"thread_id": thread_id})
         raise InvalidPatch(CANARY) if thread_id == "refused" else KeyError(CANARY)
 
     @app.get("/probe/{thread_id}")
-    @action("admin")
+    @set_required_action("admin")
     async def read(call: CurrentCall, thread_id: str) -> None:
         await call.authorize_arguments({"thread_id": thread_id})
 

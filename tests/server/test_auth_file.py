@@ -162,7 +162,9 @@ def permitted(
     access: AuthFileAccess, action: Action, value: Any = None, user: Any = None
 ) -> Filter:
     identity = Identity("ann", raw_user=user)
-    return asyncio.run(access.permit(identity, action, {} if value is None else value))
+    return asyncio.run(
+        access.authorize_and_build_filter(identity, action, {} if value is None else value)
+    )
 
 
 def handlers(tmp_path: Path, text: str) -> AuthFileAccess:

@@ -425,7 +425,9 @@ class Stranger(LocalAccess):
         """Nobody's administrator."""
         return Identity("eve")
 
-    async def permit(self, identity: Identity, action: Any, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Any, value: dict[str, Any]
+    ) -> Filter:
         """All of it."""
         return {}
 
@@ -457,7 +459,9 @@ def test_others_memories_are_not_shown(settings: Settings) -> None:
 class Prefixing(Stranger):
     """A handler of the store as in langgraph's guide."""
 
-    async def permit(self, identity: Identity, action: Any, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Any, value: dict[str, Any]
+    ) -> Filter:
         """What begins with the user's name."""
         value["namespace"] = (identity.user, *value["namespace"])
         return {}

@@ -449,7 +449,7 @@ def test_a_cron_that_takes_its_time_holds_up_no_other_run(
 ) -> None:
     monkeypatch.setattr(schedule, "HANDLER_TIMEOUT_S", 600)
     asks = threading.Event()
-    permit = LocalAccess.permit
+    permit = LocalAccess.authorize_and_build_filter
 
     async def permitting(self: LocalAccess, identity: Any, action: Any, value: Any) -> Any:
         if "cron" in value.get("metadata", {}):

@@ -437,7 +437,7 @@ def test_a_thread_is_read_after_its_events_were_dropped_and_erased(
 
 def filled(memory: EventMemory, user: str, *sizes: int) -> EventLog:
     log = EventLog(1, memory.get_account(None, user))
-    log.add_writer()
+    log.register_event_writer()
     for size in sizes:
         log.add("values", "x" * size)
     return log

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError
-from perdure.memory.records import NOTE_KINDS, build_notes_namespace
+from perdure.memory.records import NOTE_KINDS, build_namespace_of_notes_about_memories
 from perdure.server import create_app
 from perdure.server import keys as module
 from perdure.server.access import ADMIN_PERMISSION, Filter, Forbidden, Identity, Unauthenticated
@@ -250,12 +250,16 @@ def test_filters(file: Path) -> None:
 
     def of(user: str, *permissions: str) -> Filter:
         identity = Identity(user, permissions=frozenset(permissions))
-        return asyncio.run(keys.permit(identity, "threads:search", {}))
+        return asyncio.run(keys.authorize_and_build_filter(identity, "threads:search", {}))
 
     assert of("ann") == {"owner": "ann"}
     assert of("root", ADMIN_PERMISSION) == {}
     with pytest.raises(Forbidden, match="expected a label followed by the user"):
-        asyncio.run(keys.permit(Identity("ann"), "store:get", {"namespace": ("memories",)}))
+        asyncio.run(
+            keys.authorize_and_build_filter(
+                Identity("ann"), "store:get", {"namespace": ("memories",)}
+            )
+        )
 
 
 @pytest.fixture
@@ -337,8 +341,16 @@ def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
     settings = Settings(db=str(tmp_path / "memory.db"))
     with SQLiteStore.open(settings.db) as store:
         for kind in NOTE_KINDS:
-            store.put(build_notes_namespace(kind, ("memories", "bob")), "k", {"text": "bob's"})
-            store.put(build_notes_namespace(kind, ("memories", user)), "k", {"text": "a note"})
+            store.put(
+                build_namespace_of_notes_about_memories(kind, ("memories", "bob")),
+                "k",
+                {"text": "bob's"},
+            )
+            store.put(
+                build_namespace_of_notes_about_memories(kind, ("memories", user)),
+                "k",
+                {"text": "a note"},
+            )
     headers = {"x-api-key": ANN}
     app = create_app(settings, access=KeysFileAccess(file))
     with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:

@@ -54,7 +54,9 @@ class Users:
             raise Unauthenticated("give a key")
         return Identity(user)
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         if identity.user == "nobody":
             raise Forbidden("nobody may do nothing")
         return {"owner": identity.user} if action.startswith("threads") else {}

@@ -69,7 +69,7 @@ def test_many_delayed_runs_hold_up_no_other_work(
     monkeypatch.setattr(run_queue, "DUE_PER_SWEEP", 2)
     gate.open.set()
     done: list[str] = []
-    live, begin_due = RunTable.list_live_runs, RunTable.start_delayed_run
+    live, begin_due = RunTable.list_live_runs, RunTable.queue_delayed_run_that_is_due
 
     async def looking(self: RunTable) -> Any:
         done.append("look")
@@ -80,7 +80,7 @@ def test_many_delayed_runs_hold_up_no_other_work(
         await begin_due(self, *given)
 
     monkeypatch.setattr(RunTable, "list_live_runs", looking)
-    monkeypatch.setattr(RunTable, "start_delayed_run", beginning)
+    monkeypatch.setattr(RunTable, "queue_delayed_run_that_is_due", beginning)
     delayed: Any = {"assistant_id": "talk", "input": says("later"), "after_seconds": 1}
     delayed["thread_id"] = "t"
     for run in sdk.runs.create_batch([delayed] * 5):
@@ -197,7 +197,9 @@ def test_runs_are_cancelled_by_how_they_stand(
 class Only(LocalAccess):
     """Everybody reaches the threads whose metadata has the name of the user."""
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         return {"owner": identity.user}
 
 

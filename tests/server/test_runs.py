@@ -727,7 +727,9 @@ class Named(LocalAccess):
     async def identify(self, connection: HTTPConnection) -> Identity:
         return Identity(connection.headers["x-user"], raw_user={"password": "hunter2"})
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         if action in ("threads:create", "threads:create_run"):
             value.setdefault("metadata", {})["owner"] = identity.user
         return {"owner": identity.user}
@@ -767,7 +769,9 @@ def test_runs_of_others_are_unknown(settings: Settings, graphs: Graphs, gate: Ga
 class Team(Named):
     """Shows root everything; the threads that others make are their team's."""
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         if identity.user == "root":
             return {}
         if action == "threads:create":

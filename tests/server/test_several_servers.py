@@ -382,7 +382,7 @@ def test_a_run_that_finds_its_server_lost_goes_on_to_leave_what_it_told() -> Non
     """As it takes the lock of its thread, for example; who has it now goes on with it."""
 
     async def follow(run: Run) -> None:
-        with run.mark_executing(), run.allow_cancelling_and_record_outcome():
+        with run.mark_executing(), run.allow_task_cancellation_and_record_run_outcome():
             run.lose_ownership()
         await asyncio.sleep(0)
 

@@ -292,7 +292,7 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
         await tidy(self)
         if not asked and run.request.input == says("two"):
             asked.append(run.run_id)
-            await self._runs.table.cancel_runs("t", run.run_id, "rollback")
+            await self._runs.table.cancel_runs_and_list_their_ids("t", run.run_id, "rollback")
             if asked_of == "its server":
                 await self._runs.update_run_from_row(run)
 

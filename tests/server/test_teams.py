@@ -586,8 +586,8 @@ def test_a_colleague_shares_the_teams_that_both_are_in(tmp_path: Path) -> None:
     class Shared(KeysFileAccess):
         """Keys, of which each user reaches the threads of all."""
 
-        async def permit(self, identity: Any, action: Any, value: Any) -> Any:
-            allowed = await super().permit(identity, action, value)
+        async def authorize_and_build_filter(self, identity: Any, action: Any, value: Any) -> Any:
+            allowed = await super().authorize_and_build_filter(identity, action, value)
             return {} if action.startswith("threads:") else allowed
 
     write_keys(tmp_path / "keys.toml", None)

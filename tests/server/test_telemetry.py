@@ -21,7 +21,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.graphs import chat_graph
 from perdure.server import create_app
-from perdure.server.access import action
+from perdure.server.access import set_required_action
 from perdure.server.call import CurrentCall
 from perdure.server.databases import Databases
 from perdure.server.telemetry import Telemetry, _build_tracer
@@ -46,7 +46,7 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
     app = create_app(settings, telemetry=telemetry)
 
     @app.post("/turn/{thread_id}")
-    @action("threads:create_run")
+    @set_required_action("threads:create_run")
     async def turn(call: CurrentCall, thread_id: str) -> None:
         await call.authorize_arguments({"thread_id": thread_id})
         model = FakeListChatModel(responses=[f"{CANARY} answer"])

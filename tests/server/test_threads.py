@@ -21,7 +21,7 @@ from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, VersionConflict
-from perdure.server.access import Filter, Forbidden, build_containment_check
+from perdure.server.access import Filter, Forbidden, build_predicate_for_json_that_contains
 from perdure.server.threads import Threads
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
@@ -150,7 +150,7 @@ def test_comparing_lists_is_linear() -> None:
     counts = []
     for size in (100, 1_000):
         texts = [Counted(n) for n in range(size)]
-        holds = build_containment_check({"a": texts[::-1], "b": [[texts[-1]]]})
+        holds = build_predicate_for_json_that_contains({"a": texts[::-1], "b": [[texts[-1]]]})
         Counted.times = 0
         assert holds({"a": texts, "b": [[Counted(n)] for n in range(size)]})
         counts.append(Counted.times)
@@ -173,7 +173,7 @@ def test_numbers_of_one_hash_are_compared_in_linear_time() -> None:
     """A client can choose them: Python's hash of a number is no secret."""
     numbers = [Counting(n * sys.hash_info.modulus) for n in range(500)]
 
-    assert build_containment_check({"a": numbers[::-1]})({"a": numbers})
+    assert build_predicate_for_json_that_contains({"a": numbers[::-1]})({"a": numbers})
     assert Counting.times < 10 * len(numbers)
 
 
@@ -533,4 +533,4 @@ def test_a_turn_is_refused_while_another_holds_the_lock(settings: Settings) -> N
     ],
 )
 def test_what_a_value_contains(value: Any, wanted: Any, *, expected: bool) -> None:
-    assert build_containment_check(wanted)(value) is expected
+    assert build_predicate_for_json_that_contains(wanted)(value) is expected

@@ -238,14 +238,14 @@ def test_async_embed_returns_same_vectors() -> None:
 def test_threads_load_weights_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight threads that start at the same time read the weights once and get equal vectors."""
     reads = []
-    read = offline._read_table_tokenizer_and_foreign_ids
+    read = offline._read_vector_table_tokenizer_and_non_english_ids
 
     def count_and_read() -> tuple[object, ...]:
         reads.append(1)
         return read()
 
     monkeypatch.setattr(offline, "_cached_weights", None)
-    monkeypatch.setattr(offline, "_read_table_tokenizer_and_foreign_ids", count_and_read)
+    monkeypatch.setattr(offline, "_read_vector_table_tokenizer_and_non_english_ids", count_and_read)
     with ThreadPoolExecutor(8) as pool:
         vectors = list(pool.map(StaticEmbedder().embed, [SENTENCES] * 32))
 

@@ -23,9 +23,9 @@ from perdure.stores.separation import (
     SampleMoments,
     VectorCalibration,
     VectorSeparation,
-    compute_sample_size,
+    compute_number_of_rows_to_compare,
     find_pairs_sharing_words,
-    measure_separation_of_related_rows,
+    measure_how_vectors_separate_related_rows,
 )
 from perdure.stores.vectors import Model, encode_vectors, normalize_rows
 from tests.store_backends import BACKENDS
@@ -260,7 +260,7 @@ MODEL = Model("made", DIMS, "int8", 1)
 
 def test_separation_follows_added_and_removed_rows() -> None:
     index = NamespaceIndex(MODEL, 1 << 30)
-    assert index.get_view(0).separation.calibration == VectorCalibration()
+    assert index.get_view(0).separation.vector_weight_calibration == VectorCalibration()
     index.add_items(make_indexed_items(1, 64, topic_vector))
     strong = index.get_view(0).separation
     assert strong._compute_distance_from_random_pairs(strong.neighbours) > 2
@@ -271,7 +271,7 @@ def test_separation_follows_added_and_removed_rows() -> None:
     ) < strong._compute_distance_from_random_pairs(strong.neighbours)
     index.remove_items(np.arange(1, 65))
     weak = index.get_view(0).separation
-    assert weak.calibration.trust == 0
+    assert weak.vector_weight_calibration.trust == 0
 
 
 def test_separation_does_not_depend_on_batches_or_compaction() -> None:
@@ -299,7 +299,7 @@ def test_separation_of_changed_index_equals_that_of_new_index() -> None:
 
 
 def test_sample_size_grows_in_steps_up_to_a_maximum() -> None:
-    sizes = [compute_sample_size(rows) for rows in range(3 * MAX_ROWS)]
+    sizes = [compute_number_of_rows_to_compare(rows) for rows in range(3 * MAX_ROWS)]
     assert sizes[:16] == [0] * 16
     assert sizes == sorted(sizes)
     assert max(sizes) == MAX_ROWS
@@ -334,11 +334,11 @@ def test_separation_without_threads_uses_rows_with_common_words() -> None:
     random = normalize_rows(draw.standard_normal((n, DIMS)))
     related = normalize_rows(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
     for vectors, trust in ((related, 1), (random, 0)):
-        separation = measure_separation_of_related_rows(
+        separation = measure_how_vectors_separate_related_rows(
             vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs)
         )
         assert separation.neighbours.size == 0
-        assert separation.calibration.trust == trust
+        assert separation.vector_weight_calibration.trust == trust
 
 
 def test_separation_does_not_depend_on_numbering_of_threads() -> None:
@@ -349,7 +349,7 @@ def test_separation_does_not_depend_on_numbering_of_threads() -> None:
         draw = np.random.default_rng(seed)
         vectors, numbers = normalize_rows(draw.standard_normal((500, DIMS))), draw.permutation(20)
         one, other = (
-            measure_separation_of_related_rows(vectors, x, rows, rows, none)
+            measure_how_vectors_separate_related_rows(vectors, x, rows, rows, none)
             for x in (threads, numbers[threads])
         )
         assert one == other
@@ -366,14 +366,16 @@ def test_separation_ignores_pairs_of_equal_rows() -> None:
     vectors[1::2] = vectors[1]  # every other row is the same reply
     pairs = np.column_stack([np.arange(0, n, 4), np.arange(2, n, 4)])
     thread, rows = np.arange(n) // 2, np.arange(n, dtype=np.float64)
-    separation = measure_separation_of_related_rows(
+    separation = measure_how_vectors_separate_related_rows(
         vectors, thread, rows, rows, partial(np.copy, pairs)
     )
-    assert separation.calibration.trust == 1
+    assert separation.vector_weight_calibration.trust == 1
     assert separation.random.mean < 0.2
     same = np.repeat(vectors[:1], n, axis=0)
-    nothing = measure_separation_of_related_rows(same, thread, rows, rows, partial(np.copy, pairs))
-    assert nothing.calibration == VectorCalibration(trust=0)
+    nothing = measure_how_vectors_separate_related_rows(
+        same, thread, rows, rows, partial(np.copy, pairs)
+    )
+    assert nothing.vector_weight_calibration == VectorCalibration(trust=0)
 
 
 # -- the ranking

@@ -18,11 +18,11 @@ from perdure.stores.text import (
     compute_edit_distances,
     detect_language,
     ends_with_question,
+    estimate_share_of_messages_with_word,
     extract_query_words_with_stems,
     find_nearest_words,
     find_synonyms,
     is_misspellable,
-    message_frequency,
     stop_words,
     tokenize,
     tokenize_query,
@@ -226,15 +226,17 @@ def test_stop_words_of_all_languages_are_folded() -> None:
 )
 def test_message_frequency_is_high_for_common_words(language: str, common: str, rare: str) -> None:
     """The frequency is the share of ordinary messages with the word."""
-    assert message_frequency(common, language) > 10 * message_frequency(rare, language)
-    assert message_frequency("qqq", language) == 0.0
+    assert estimate_share_of_messages_with_word(
+        common, language
+    ) > 10 * estimate_share_of_messages_with_word(rare, language)
+    assert estimate_share_of_messages_with_word("qqq", language) == 0.0
 
 
 def test_message_frequency_of_long_word_needs_little_memory() -> None:
     """A comparison with full rows of as many characters would need 340 MB."""
-    message_frequency("word")
+    estimate_share_of_messages_with_word("word")
     tracemalloc.start()
-    assert message_frequency("y" * 20_000) == 0.0
+    assert estimate_share_of_messages_with_word("y" * 20_000) == 0.0
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Mode
 from perdure.stores.index import FOREVER, IndexedItem, NamespaceIndex
-from perdure.stores.vectors import Model, VectorMatrix, encode_vectors, rescored_share
+from perdure.stores.vectors import (
+    Model,
+    VectorMatrix,
+    compute_share_of_rows_to_score_exactly,
+    encode_vectors,
+)
 from tests.backends import KEY
 from tests.store_backends import keys
 
@@ -206,13 +211,17 @@ def test_sketches_find_nearest_of_many_clustered_vectors(kind: Any) -> None:
     rows = centres[random.integers(0, 600, 60_000)]
     rows += 0.5 * random.standard_normal(rows.shape, np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    matrix = VectorMatrix.from_bytes(encode_vectors(rows, kind), 128, kind).with_sketches()
+    matrix = VectorMatrix.from_bytes(
+        encode_vectors(rows, kind), 128, kind
+    ).copy_with_sign_bit_sketches()
     right = 0
     for centre in centres[:20]:
         query = centre + 0.5 * random.standard_normal(128, np.float32)
         query /= np.linalg.norm(query)
         exact = np.argsort(-(rows @ query))[:10]
-        estimates = matrix.estimate_scores(query, 0, len(rows), rescored_share(len(rows)))
+        estimates = matrix.estimate_cosine_similarities(
+            query, 0, len(rows), compute_share_of_rows_to_score_exactly(len(rows))
+        )
         right += len(set(exact) & set(np.argsort(-estimates)[:10]))
 
     assert right >= 190

@@ -210,7 +210,7 @@ def _choose_question_id_and_build_answer(
         )
     if user_answer.number is None and len(questions) > 1:
         numbered = (
-            f"{number}. {format_line(_format_as_text(question['value']), _MAX_TEXT)}"
+            f"{number}. {format_line(_convert_to_str_or_json(question['value']), _MAX_TEXT)}"
             for number, question in enumerate(questions, 1)
         )
         _refuse_answer(
@@ -228,7 +228,7 @@ def _choose_question_id_and_build_answer(
         _refuse_answer(str(exc))
 
 
-def _format_as_text(value: Any) -> str:
+def _convert_to_str_or_json(value: Any) -> str:
     """Return a string unchanged, and convert any other value to JSON."""
     import json
 
@@ -272,8 +272,8 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
     if not calls:
         if action != "respond" or value is None:
             raise ConfigurationError(
-                f"the question {_format_as_text(question['value'])!r:.80} is not about a tool "
-                "call; answer it with respond TEXT or --answer JSON"
+                f"the question {_convert_to_str_or_json(question['value'])!r:.80} is not about a "
+                "tool call; answer it with respond TEXT or --answer JSON"
             )
         return value
     if action == "approve" and value is not None:
@@ -347,7 +347,7 @@ async def _resume_run(
             questions, user_answer, thread_id, describe_status(head.status)
         )
         name = _choose_graph_name(head, [*served], graph_name)
-        person = await asyncio.to_thread(_find_person, saver, head)
+        person = await asyncio.to_thread(_find_user_id_or_owner_of_thread, saver, head)
         config: Any = {**_build_run_config(head, person), "callbacks": [record_views(saver)]}
         parts: Any = (name, saver, database.store, config)
         async with served.open_graph(*parts, access="threads.create_run") as graph:
@@ -435,7 +435,7 @@ def _build_run_config(head: ThreadHead, person: Any) -> Any:
     return {"configurable": {"thread_id": head.thread_id, **user}, "metadata": metadata}
 
 
-def _find_person(saver: Checkpointer, head: ThreadHead) -> Any:
+def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> Any:
     """Return the person of a thread, or None.
 
     The person is the `user_id` of the head, or the `owner` if the head has no `user_id`. A
@@ -504,7 +504,7 @@ def _answer_on_server(
                 raise_error=False,
             )
         if isinstance(values, Mapping) and isinstance(values.get("__error__"), Mapping):
-            reason = format_line(_format_as_text(values["__error__"]), _MAX_TEXT)
+            reason = format_line(_convert_to_str_or_json(values["__error__"]), _MAX_TEXT)
             _refuse_answer(f"the answer to {thread_id!r} is stored, but the run failed: {reason}")
         new_thread = client.threads.get(thread_id)
     open_questions = [
@@ -515,7 +515,7 @@ def _answer_on_server(
     idle = "idle" if new_thread["status"] == "idle" else "unfinished"
     status = "waiting" if open_questions else idle
     texts = "; ".join(
-        format_line(_format_as_text(question), _MAX_TEXT) for question in open_questions
+        format_line(_convert_to_str_or_json(question), _MAX_TEXT) for question in open_questions
     )
     descriptions = {"waiting": f"waits for an answer ({texts})", "idle": ""}
     description = descriptions.get(status, "has an unfinished run")
@@ -567,4 +567,4 @@ def _read_error_detail(exc: Any) -> str:
         detail = exc.response.json()["detail"]
     except (ValueError, LookupError, TypeError):
         detail = str(exc)
-    return _format_as_text(detail)
+    return _convert_to_str_or_json(detail)

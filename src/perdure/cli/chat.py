@@ -24,9 +24,9 @@ from perdure.cli.memories import extract_due_threads
 from perdure.cli.output import (
     format_count,
     format_line,
+    print_arriving_text_and_check_if_any,
     print_note,
     print_note_line,
-    print_stream,
     show_status,
 )
 from perdure.errors import (
@@ -237,7 +237,7 @@ class _ChatSession:
         """Run the graph, and print the model's answer while it is streamed."""
         from openai import OpenAIError
 
-        from perdure.memory.model_call import describe_failed_model
+        from perdure.memory.model_call import describe_name_and_url_of_failed_model
 
         options: Any = {"stream_mode": "messages", "durability": "sync"}
         parts = (
@@ -249,16 +249,19 @@ class _ChatSession:
         try:
             # If the turn was interrupted earlier, after the model's answer was stored, nothing is
             # streamed. The stored answer is printed instead.
-            if not print_stream(parts, COLORS["ai"]):
+            if not print_arriving_text_and_check_if_any(parts, COLORS["ai"]):
                 last = self.graph.get_state(self.config).values["messages"][-1]
-                print_stream([last.text] if last.type == "ai" else [], COLORS["ai"])
+                print_arriving_text_and_check_if_any(
+                    [last.text] if last.type == "ai" else [], COLORS["ai"]
+                )
         except PerdureError:
             raise
         # langchain raises ValueError if the answer of the model is malformed.
         except (OpenAIError, ValueError) as exc:
             reason = format_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
-                f"{describe_failed_model(exc)} did not answer: {reason}. {failure_note}"
+                f"{describe_name_and_url_of_failed_model(exc)} did not answer: {reason}. "
+                f"{failure_note}"
             ) from exc
         if self.window:  # Keep only the messages that the model will receive in the next turn.
             removals = self.window.invoke(self.graph.get_state(self.config).values)

@@ -229,20 +229,24 @@ class Conversation:
         self.leaf = last_messages.get(leaf)
 
 
-def build_conversation(
-    name: object, export: Mapping[str, Any], field_names: Mapping[str, str], *id_sources: object
+def build_conversation_without_messages(
+    export_id: object,
+    export: Mapping[str, Any],
+    export_field_by_own_field: Mapping[str, str],
+    *id_sources: object,
 ) -> Conversation:
     """Build a conversation without messages.
 
     Args:
-        name: The id of the conversation. If the name is not a text, an id is derived from
+        export_id: The id of the conversation. If the name is not a text, an id is derived from
             `id_sources`.
         export: The JSON object of the conversation.
-        field_names: For each field of `IMPORTED_KEYS`, the name of the field in the export.
+        export_field_by_own_field: For each field of `IMPORTED_KEYS`, the name of the field in the
+            export.
         id_sources: Values from which an id is derived.
     """
     metadata: dict[str, Any] = {}
-    for own_name, export_name in field_names.items():
+    for own_name, export_name in export_field_by_own_field.items():
         time, text = (
             parse_timestamp(export.get(export_name)),
             get_by_path(export, str, export_name),
@@ -250,34 +254,47 @@ def build_conversation(
         value = time if own_name.endswith("_time") else text if text.strip() else None
         if value is not None:
             metadata[own_name] = value
-    id = name if isinstance(name, str) and name else derive_id("conversation", *id_sources)
+    id = (
+        export_id
+        if isinstance(export_id, str) and export_id
+        else derive_id("conversation", *id_sources)
+    )
     if len(id.encode("utf-8", "replace")) > _MAX_ID_BYTES:
         id = derive_id("conversation", id)
     return Conversation(replace_surrogates(id), metadata)
 
 
-def build_message(
-    role: str, text: str, key: str, *, tool: bool = False, document: bool = False, **about: Any
+def build_imported_message(
+    role: str,
+    text: str,
+    message_id: str,
+    *,
+    is_from_tool: bool = False,
+    is_document: bool = False,
+    **metadata_fields: Any,
 ) -> BaseMessage:
     """Build a message of the user, assistant or system, with its id and metadata.
 
     Args:
         role: "user", "assistant" or "system".
         text: The text of the message.
-        key: The id of the message.
-        tool: Whether the text was written by a tool. Such a message does not become a memory.
-        document: Whether the text is a document. A document does not become a memory, but the
+        message_id: The id of the message.
+        is_from_tool: Whether the text was written by a tool. Such a message does not become a
+            memory.
+        is_document: Whether the text is a document. A document does not become a memory, but the
             search of threads finds it.
-        about: The metadata of the message. Empty values are left out.
+        metadata_fields: The metadata of the message. Empty values are left out.
     """
     message_classes: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}
-    metadata = {name: value for name, value in about.items() if value not in (None, "")}
-    if tool or document:
+    metadata = {name: value for name, value in metadata_fields.items() if value not in (None, "")}
+    if is_from_tool or is_document:
         metadata[REMEMBER] = False
-    if document:
+    if is_document:
         metadata[SEARCHED] = True
     return message_classes.get(role, SystemMessage)(
-        content=replace_surrogates(text), id=replace_surrogates(key), response_metadata=metadata
+        content=replace_surrogates(text),
+        id=replace_surrogates(message_id),
+        response_metadata=metadata,
     )
 
 

@@ -398,7 +398,7 @@ class _FilesReader:
             try:
                 if isinstance(value, MalformedPart):
                     raise value
-                if not _collect_conversations_if_any(str(number), value, parts):
+                if not _collect_conversations_and_check_if_any(str(number), value, parts):
                     raise _build_no_conversation_error(value)
                 is_any = True
             except MalformedPart as exc:
@@ -426,9 +426,9 @@ def _explain_failure(problem: MalformedPart, location: str) -> str:
 def _build_no_conversation_error(value: Any) -> MalformedPart:
     """Return the error for a value that holds no conversation."""
     from perdure.cli.conversation import MalformedPart
-    from perdure.cli.import_claude import list_manifest_files
+    from perdure.cli.import_claude import list_zip_files_in_download_links
 
-    zips = list_manifest_files(value) if isinstance(value, dict) else []
+    zips = list_zip_files_in_download_links(value) if isinstance(value, dict) else []
     if zips:
         return MalformedPart(
             f"{_LINK_LIST_PROBLEM}: download {', '.join(zips)} from them, and import these files"
@@ -519,16 +519,19 @@ class _FileParts(NamedTuple):
     archive: ArchiveLines
 
 
-def _collect_conversations_if_any(
-    position_in_file: str, value: Any, parts: _FileParts, depth: int = _MAX_DEPTH
+def _collect_conversations_and_check_if_any(
+    position_in_file: str,
+    value: Any,
+    collected_parts: _FileParts,
+    remaining_depth: int = _MAX_DEPTH,
 ) -> bool:
     """Collect the conversations in a value and in the values that it contains.
 
     Args:
         position_in_file: The position of the value in its file, such as "3.1".
         value: A value of JSON.
-        parts: Receives the conversations.
-        depth: The number of levels that may still be searched.
+        collected_parts: Receives the conversations.
+        remaining_depth: The number of levels that may still be searched.
 
     Returns:
         Whether there was a conversation.
@@ -538,30 +541,40 @@ def _collect_conversations_if_any(
     from perdure.memory.message_forms import is_message
 
     is_object = isinstance(value, dict)
-    if is_object and depth == _MAX_DEPTH and parts.archive.add_line_if_in_archive(value):
+    if (
+        is_object
+        and remaining_depth == _MAX_DEPTH
+        and collected_parts.archive.add_line_if_in_archive(value)
+    ):
         pass
     elif is_object and (read := _find_conversation_builder(value)) is not None:
-        parts.reader.conversations.append(read(value))
+        collected_parts.reader.conversations.append(read(value))
     elif is_object and (read_texts := _find_text_reader(value)) is not None:
-        parts.reader.texts.extend(read_texts(value))
-    elif is_object and depth == _MAX_DEPTH and parts.sessions.add_line_if_in_session(value):
+        collected_parts.reader.texts.extend(read_texts(value))
+    elif (
+        is_object
+        and remaining_depth == _MAX_DEPTH
+        and collected_parts.sessions.add_line_if_in_session(value)
+    ):
         pass
     elif is_object and is_batch_line(value):
-        parts.reader.batches.add_line(
-            parts.file, position_in_file, value, parts.lines.add_conversation
+        collected_parts.reader.batches.add_line(
+            collected_parts.file, position_in_file, value, collected_parts.lines.add_conversation
         )
     elif is_object and (example := convert_training_example_to_conversation(value)) is not None:
-        parts.lines.add_conversation(position_in_file, example)
+        collected_parts.lines.add_conversation(position_in_file, example)
     elif is_object and has_messages(value):
-        parts.lines.add_conversation(position_in_file, value)
-    elif depth == _MAX_DEPTH and is_message(value):
-        parts.lines.add_message(value)
+        collected_parts.lines.add_conversation(position_in_file, value)
+    elif remaining_depth == _MAX_DEPTH and is_message(value):
+        collected_parts.lines.add_message(value)
     else:
         children = value.values() if is_object else value if isinstance(value, list) else ()
-        numbered = enumerate(children, 1) if depth else ()
+        numbered = enumerate(children, 1) if remaining_depth else ()
         # `collected` is a list and not a generator, because all child values must be searched.
         collected = [
-            _collect_conversations_if_any(f"{position_in_file}.{n}", child, parts, depth - 1)
+            _collect_conversations_and_check_if_any(
+                f"{position_in_file}.{n}", child, collected_parts, remaining_depth - 1
+            )
             for n, child in numbered
         ]
         return any(collected)
@@ -581,7 +594,7 @@ def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Convers
         return import_claude.build_claude_conversation
     if import_claude.is_claude_design_chat(value):
         return import_claude.build_claude_design_conversation
-    if import_webui.is_open_webui(value):
+    if import_webui.is_open_webui_chat_export(value):
         return import_webui.build_open_webui_conversation
     return import_webui.build_librechat_conversation if import_webui.is_librechat(value) else None
 

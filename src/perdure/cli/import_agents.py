@@ -12,8 +12,8 @@ from langchain_core.messages import BaseMessage
 
 from perdure.cli.conversation import (
     Conversation,
-    build_conversation,
-    build_message,
+    build_conversation_without_messages,
+    build_imported_message,
     derive_id,
     format_code_block,
     format_placeholder,
@@ -148,14 +148,18 @@ class SessionsReader:
         session.source_count += 1
         created_at, item = parse_timestamp(time), get_by_path(payload, str, "type")
         key = derive_id(session.id, len(session.parents), item, payload.get("content"))
-        text, is_document = _get_codex_item_text_and_document_flag(session, item, payload)
+        text, is_document = _convert_codex_item_to_text_and_check_if_document(
+            session, item, payload
+        )
         if not text.strip():
             return
         role = get_by_path(payload, str, "role") if item == "message" else "assistant"
         session.parents[key], session.last = session.last, key
         tool = item != "message"
         session.messages[key] = [
-            build_message(role, text, key, tool=tool, document=is_document, create_time=created_at)
+            build_imported_message(
+                role, text, key, is_from_tool=tool, is_document=is_document, create_time=created_at
+            )
         ]
 
 
@@ -176,7 +180,9 @@ class _Session:
 
     def build_conversation(self) -> Conversation:
         metadata = {"title": self.title, "model": self.model}
-        conversation = build_conversation(self.id, metadata, {name: name for name in metadata})
+        conversation = build_conversation_without_messages(
+            self.id, metadata, {name: name for name in metadata}
+        )
         conversation.source_count = self.source_count
         conversation.left_out.update(self._left_out)
         for reason, key in self.problems:
@@ -221,7 +227,7 @@ def _convert_claude_message(
             elif text.strip():
                 texts.append(text)
         elif kind == "tool_use":
-            call, has_text = _get_tool_call_text_and_document_flag(
+            call, has_text = _format_tool_call_and_check_if_document(
                 get_by_path(block, str, "name"), get_by_path(block, dict, "input")
             )
             calls.append(call)
@@ -236,15 +242,19 @@ def _convert_claude_message(
         "create_time": created_at,
         "model_name": get_by_path(message, str, "model"),
     }
-    messages = [build_message(role, "\n\n".join(texts), key, **metadata)] if texts else []
+    messages = [build_imported_message(role, "\n\n".join(texts), key, **metadata)] if texts else []
     if calls:
         id = f"{key}/1" if texts else key
         text = "\n\n".join(calls)
-        messages.append(build_message(role, text, id, tool=True, document=is_document, **metadata))
+        messages.append(
+            build_imported_message(
+                role, text, id, is_from_tool=True, is_document=is_document, **metadata
+            )
+        )
     return messages
 
 
-def _get_codex_item_text_and_document_flag(
+def _convert_codex_item_to_text_and_check_if_document(
     session: _Session, item: str, payload: Mapping[str, Any]
 ) -> tuple[str, bool]:  # fmt: skip
     """Convert an item of a Codex session to a text.
@@ -263,7 +273,7 @@ def _get_codex_item_text_and_document_flag(
     if item in ("function_call", "custom_tool_call", "local_shell_call"):
         name = get_by_path(payload, str, "name") or "shell"
         arguments = payload.get("arguments") or payload.get("input") or payload.get("action")
-        return _get_tool_call_text_and_document_flag(name, _parse_arguments(arguments))
+        return _format_tool_call_and_check_if_document(name, _parse_arguments(arguments))
     session.count_left_out(item if item != "message" else get_by_path(payload, str, "role") or item)
     return "", False
 
@@ -282,18 +292,18 @@ def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _get_tool_call_text_and_document_flag(
-    name: str, arguments: Mapping[str, Any]
+def _format_tool_call_and_check_if_document(
+    tool_name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, bool]:
     """Return the text of a tool call, and whether the arguments of the call contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)
-    texts = [get_by_path(arguments, str, name) for name in _TEXT_ARGUMENTS]
+    texts = [get_by_path(arguments, str, tool_name) for tool_name in _TEXT_ARGUMENTS]
     texts = [text for text in texts if text.strip()]
     is_code = field in ("command", "cmd") and len(subject) > 0
     body = [format_code_block(subject, "bash")] if is_code else []
     heading = format_placeholder(
-        name or "tool", get_by_path(arguments, str, "description") if is_code else subject
+        tool_name or "tool", get_by_path(arguments, str, "description") if is_code else subject
     )
     return "\n".join([heading, *body, *texts]), bool(body or texts)

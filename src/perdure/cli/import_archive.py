@@ -39,7 +39,7 @@ class ArchiveLines:
         elif not self.is_archive:
             return False
         elif is_item_version(value):
-            if self._may_belong_to_person(value["namespace"]):
+            if self._may_namespace_belong_to_archived_person(value["namespace"]):
                 self._items.append(value)
             else:
                 self.left_out += 1
@@ -49,7 +49,7 @@ class ArchiveLines:
             return False
         return True
 
-    def _may_belong_to_person(self, namespace: list[Any]) -> bool:
+    def _may_namespace_belong_to_archived_person(self, namespace: list[Any]) -> bool:
         """Return whether a namespace may belong to the person whom the archive's header names.
 
         The namespace of each item in an archive is checked, because somebody may have forged the

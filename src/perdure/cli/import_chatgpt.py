@@ -14,8 +14,8 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
-    build_conversation,
-    build_message,
+    build_conversation_without_messages,
+    build_imported_message,
     format_code_block,
     format_placeholder,
     get_by_path,
@@ -58,7 +58,7 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
     """
     tree = _read_parents_and_messages_by_id(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
-    thread = build_conversation(name, conversation, _FIELD_NAMES, sorted(tree))
+    thread = build_conversation_without_messages(name, conversation, _FIELD_NAMES, sorted(tree))
     if not tree and conversation.get("mapping") != {}:
         thread.add_problem("'mapping' is missing or not an object")
     parts: dict[str, _MessagePart] = {}
@@ -150,8 +150,8 @@ def _convert_message_parts(
         }
         text = _replace_citation_marks_by_sources(part.text, part.metadata)
         is_document = part.tool.startswith(_CANVAS_PREFIX)
-        message = build_message(
-            role, text, key, tool=bool(part.tool), document=is_document, **metadata
+        message = build_imported_message(
+            role, text, key, is_from_tool=bool(part.tool), is_document=is_document, **metadata
         )
         common_fields: Any = {"id": key, "response_metadata": message.response_metadata}
         name, parent_id = _INVALID_IN_TOOL_NAME.sub("_", part.tool)[:64], parents[key]
@@ -323,7 +323,7 @@ def _format_tool_call(part: _MessagePart) -> str:
     """Return the text of a tool call: one line, or code in a fenced block."""
     arguments = get_by_path(_parse_json(part.plain_text), dict)
     if part.tool.startswith(_CANVAS_PREFIX):
-        return _format_canvas(part, arguments)
+        return _format_canvas_document_or_comments(part, arguments)
     request = _extract_request_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
@@ -337,7 +337,7 @@ def _format_tool_call(part: _MessagePart) -> str:
     )
 
 
-def _format_canvas(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
+def _format_canvas_document_or_comments(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
     """Return the text of a canvas document, or of a comment on it."""
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
@@ -433,7 +433,7 @@ def _replace_citation_marks_by_sources(text: str, meta: Mapping[str, Any]) -> st
             text = text.replace(
                 matched, _format_source_title_and_url(items[0] if items else source) or alt
             )
-    text = _MARKUP.sub(lambda match: _format_entity_or_link_markup(match[1] or ""), text)
+    text = _MARKUP.sub(lambda match: _convert_chatgpt_markup_to_plain_text(match[1] or ""), text)
     cited = {
         str(get_by_path(citation, dict, "metadata", "extra").get("cited_message_idx")): citation
         for citation in get_by_path(meta, list, "citations")
@@ -453,13 +453,13 @@ def _format_source_title_and_url(source: Any) -> str:
     return f" ({parts})" if parts else ""
 
 
-def _format_entity_or_link_markup(inner: str) -> str:
+def _convert_chatgpt_markup_to_plain_text(markup: str) -> str:
     """Convert ChatGPT's markup for an entity or a link to plain text.
 
     Markup for an entity becomes the name of the entity. Markup for a link becomes the title and the
     address of the link. Other markup becomes "".
     """
-    kind, *rest = inner.split("\ue202")
+    kind, *rest = markup.split("\ue202")
     if kind == "url":
         return f" {' '.join(rest)}"
     entity = get_by_path(_parse_json(rest[0]), list) if kind == "entity" and rest else []

@@ -14,8 +14,8 @@ from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
     SavedText,
-    build_conversation,
-    build_message,
+    build_conversation_without_messages,
+    build_imported_message,
     derive_id,
     format_code_block,
     format_placeholder,
@@ -55,7 +55,7 @@ _ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"
 def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
     """Build a conversation. Malformed messages are skipped and listed in its `problems`."""
     messages = conversation["chat_messages"]
-    thread = build_conversation(
+    thread = build_conversation_without_messages(
         conversation.get("uuid"), conversation, _FIELD_NAMES, str(messages)[:10_000]
     )
     if not isinstance(messages, list):
@@ -104,8 +104,13 @@ def _convert_message(key: str, message: Any, conversation: Conversation) -> list
         is_document = run[0].kind == _TOOL_OR_FILE and any(piece.is_document for piece in run)
         is_tool = run[0].kind == _TOOL_OR_FILE
         messages.append(
-            build_message(
-                role, text, id, tool=is_tool, document=is_document, create_time=created_at
+            build_imported_message(
+                role,
+                text,
+                id,
+                is_from_tool=is_tool,
+                is_document=is_document,
+                create_time=created_at,
             )
         )
         if former != text or is_document:
@@ -348,12 +353,12 @@ def is_project(value: Mapping[str, Any]) -> bool:
     return isinstance(value.get("docs"), list) and {"uuid", "name"} <= value.keys()
 
 
-def list_manifest_files(value: Mapping[str, Any]) -> list[str]:
+def list_zip_files_in_download_links(export_object: Mapping[str, Any]) -> list[str]:
     """Return the names of the ZIP files that an export's list of download links contains.
 
     Return [] if the object is not a list of download links.
     """
-    files = get_by_path(value, list, "data_files")
+    files = get_by_path(export_object, list, "data_files")
     links = [file for file in files if get_by_path(file, str, "export_url")]
     return [
         get_by_path(file, str, "filename") or get_by_path(file, str, "category") for file in links

@@ -13,12 +13,12 @@ from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
     UnnamedSource,
-    build_conversation,
+    build_conversation_without_messages,
     get_by_path,
     parse_timestamp,
     shorten_line,
 )
-from perdure.memory.message_forms import find_message_time, read_message
+from perdure.memory.message_forms import convert_object_to_message, find_message_time
 
 # An ordered set of the ids of all messages that precede the next message of a conversation. The ids
 # are the keys of the dict, and all values are None.
@@ -123,7 +123,7 @@ class JsonLinesReader:
         labels = {name: line[name] for name in USER_LABELS if name in line}
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in labels}
         if line.get("thread_id"):
-            _append_message_and_return_last_id(
+            _append_message_and_return_id_of_last_message(
                 *self._get_or_create_thread(line["thread_id"], labels), message
             )
         else:
@@ -192,7 +192,7 @@ def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversa
     for key in ("title", *USER_LABELS):
         value = line.get(key, get_by_path(line, dict, "metadata").get(key))
         metadata[key] = str(value) if key in USER_LABELS and type(value) is int else value
-    return build_conversation(
+    return build_conversation_without_messages(
         str(name), metadata, {key: key for key in (*IMPORTED_KEYS, *USER_LABELS)}
     )
 
@@ -217,7 +217,7 @@ def _add_messages_and_branches(
             the times of the messages.
     """
     keys = [
-        _append_message_and_return_last_id(
+        _append_message_and_return_id_of_last_message(
             thread,
             earlier_message_ids,
             message,
@@ -235,11 +235,11 @@ def _add_messages_and_branches(
         begin = thread.list_message_ids_from_root(keys[after - 1]) if after else []
         earlier_message_ids = dict.fromkeys(begin)
         keys += [
-            _append_message_and_return_last_id(
+            _append_message_and_return_id_of_last_message(
                 thread,
                 earlier_message_ids,
                 message,
-                variant=True,
+                is_variant=True,
                 derive_id_from_time=derive_ids_from_times,
             )
             for message in messages
@@ -254,13 +254,13 @@ def find_value_at_path(value: Any, *keys: str) -> Any:
     return value
 
 
-def _append_message_and_return_last_id(
+def _append_message_and_return_id_of_last_message(
     thread: Conversation,
     earlier_message_ids: _Path,
     message_json: Any,
     created_at: float | None = None,
     *,
-    variant: bool = False,
+    is_variant: bool = False,
     derive_id_from_time: bool = False,
 ) -> str | None:
     """Append a message to the earlier messages, and return the id of the message that is then last.
@@ -272,7 +272,9 @@ def _append_message_and_return_last_id(
     last = thread.nodes[parent_id].message if parent_id else None
     try:
         time = [find_message_time(message_json)] if derive_id_from_time else []
-        message = read_message(message_json, last, thread.id, len(earlier_message_ids), *time)
+        message = convert_object_to_message(
+            message_json, last, thread.id, len(earlier_message_ids), *time
+        )
     except MalformedPart as exc:
         thread.add_problem(
             str(exc),
@@ -282,7 +284,7 @@ def _append_message_and_return_last_id(
     own_time = find_message_time(message_json)
     earlier_message_ids[
         thread.add_message(
-            message, parent_id, created_at if own_time is None else own_time, variant=variant
+            message, parent_id, created_at if own_time is None else own_time, variant=is_variant
         )
     ] = None
     thread.leaf = next(reversed(earlier_message_ids))

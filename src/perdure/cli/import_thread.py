@@ -145,19 +145,19 @@ class ImportWriter:
             elif self._report.memories is None:
                 self._report.left_out["memory of the export"] += 1
             else:
-                self._remember_text(collection, saved)
+                self._store_imported_text_as_memory(collection, saved)
 
-    def _remember_text(self, collection: Collection, saved: SavedText) -> None:
+    def _store_imported_text_as_memory(self, collection: Collection, saved_text: SavedText) -> None:
         from perdure.memory.gate import is_forgotten
 
         adapter, namespace = StoreAdapter(self._file.store), collection.namespace
-        if run(is_forgotten(adapter, namespace.fill(self._file.config), saved.text)):
+        if run(is_forgotten(adapter, namespace.fill(self._file.config), saved_text.text)):
             self._report.forgotten += 1
             self._report.known_items += 1
             return
         provenance = Provenance(actor="import", trust="assistant")
         outcome = collection.insert(
-            saved.text, key=saved.key, provenance=provenance, config=self._file.config
+            saved_text.text, key=saved_text.key, provenance=provenance, config=self._file.config
         )
         is_new = outcome.change == "added"
         self._report.memories = (self._report.memories or 0) + is_new
@@ -359,7 +359,7 @@ class ThreadImport:
                 continue
             keys, parent = self._find_unstored_message_ids_and_parent_id(key)
             new_keys = [
-                name for name in keys if not self._load_stored_texts_with_searched_flags(name)
+                name for name in keys if not self._load_texts_and_document_flags_before_import(name)
             ]
             if new_keys and (
                 can_start_branch if parent is None else self._checkpoint_of_message[parent]
@@ -382,8 +382,8 @@ class ThreadImport:
             key: text
             for key, text in self._conversation.former_texts.items()
             if key in self._checkpoint_of_message
-            and _get_text_and_searched_flag(self._conversation.nodes[key].message)
-            not in self._load_stored_texts_with_searched_flags(key)
+            and _get_text_and_check_if_document(self._conversation.nodes[key].message)
+            not in self._load_texts_and_document_flags_before_import(key)
         }
         head = self._saver.get_tuple({"configurable": self._thread}) if incomplete_texts else None
         if head is None:
@@ -398,7 +398,7 @@ class ThreadImport:
             elif (
                 not text
                 and node.parent in ids
-                and not self._load_stored_texts_with_searched_flags(key)
+                and not self._load_texts_and_document_flags_before_import(key)
             ):
                 messages.insert(ids.index(node.parent) + 1, node.message)
                 self.updated += 1
@@ -425,14 +425,16 @@ class ThreadImport:
         metadata.pop(TIMES_KEY, None)
         self._saver.put(head.config, new, metadata, {"messages": version})
 
-    def _load_stored_texts_with_searched_flags(self, message_id: str) -> set[tuple[str, bool]]:
+    def _load_texts_and_document_flags_before_import(
+        self, message_id: str
+    ) -> set[tuple[str, bool]]:
         """Return all texts that a message had in the thread before this import.
 
         The returned set contains pairs: a text, and a flag that says whether the message is a
-        document; see `_get_text_and_searched_flag`. The returned set is empty if the thread did not
-        contain the message. The texts of the message are read from the history of the thread and
-        not from checkpoints. A checkpoint may be missing, because an earlier export may have ended
-        at a message after which no checkpoint was stored.
+        document; see `_get_text_and_check_if_document`. The returned set is empty if the thread did
+        not contain the message. The texts of the message are read from the history of the thread
+        and not from checkpoints. A checkpoint may be missing, because an earlier export may have
+        ended at a message after which no checkpoint was stored.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -442,7 +444,7 @@ class ThreadImport:
             ):
                 if isinstance(item.value, BaseMessage):
                     self._stored_contents[str(item.value.id)].add(
-                        _get_text_and_searched_flag(item.value)
+                        _get_text_and_check_if_document(item.value)
                     )
         return self._stored_contents.get(message_id, set())
 
@@ -606,7 +608,7 @@ class ThreadImport:
             self._saver.rewind(self._thread["thread_id"], target_id)
 
 
-def _get_text_and_searched_flag(message: BaseMessage) -> tuple[str, bool]:
+def _get_text_and_check_if_document(message: BaseMessage) -> tuple[str, bool]:
     """Return the text of a message, and whether the message is a document.
 
     A document message is found by searches, but no memories are made from a document message.

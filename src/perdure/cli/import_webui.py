@@ -11,8 +11,8 @@ from langchain_core.messages import BaseMessage
 from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
-    build_conversation,
-    build_message,
+    build_conversation_without_messages,
+    build_imported_message,
     format_placeholder,
     get_by_path,
     parse_timestamp,
@@ -33,7 +33,7 @@ _LIBRECHAT_ROOT: Final = (
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 
 
-def is_open_webui(value: Mapping[str, Any]) -> bool:
+def is_open_webui_chat_export(value: Mapping[str, Any]) -> bool:
     """Return whether an object is a chat that Open WebUI exported.
 
     The chat may be wrapped in an outer object with the key `chat`.
@@ -54,7 +54,7 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
     fields["model"] = models[0] if models else None
     names = {"title": "title", "model": "model"}
     names |= {"create_time": "created_at", "update_time": "updated_at"}
-    conversation = build_conversation(
+    conversation = build_conversation_without_messages(
         export.get("id") or chat.get("id"), fields, names, sorted(tree)
     )
     if not isinstance(history.get("messages"), dict):
@@ -95,7 +95,7 @@ def _convert_open_webui_message(
     visible_text = "\n".join(line for line in lines if line)
     metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("timestamp"))}
     metadata |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
-    return [build_message(role, visible_text, key, **metadata)] if visible_text else []
+    return [build_imported_message(role, visible_text, key, **metadata)] if visible_text else []
 
 
 def is_librechat(value: Mapping[str, Any]) -> bool:
@@ -112,7 +112,7 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
     flat = [*_flatten_messages(export["messages"], None)]
     names = {"title": "title", "model": "model"} | _LIBRECHAT_TIME_FIELDS
     fields = {**export, **get_by_path(export, dict, "options")} if "title" not in export else export
-    conversation = build_conversation(
+    conversation = build_conversation_without_messages(
         export.get("conversationId"), fields, names, str(flat)[:10_000]
     )
     parents: dict[str, str | None] = {}
@@ -186,7 +186,7 @@ def _convert_librechat_message(
     visible_text = "\n".join(line for line in lines if line.strip())
     metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("createdAt"))}
     metadata |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
-    return [build_message(role, visible_text, key, **metadata)] if visible_text else []
+    return [build_imported_message(role, visible_text, key, **metadata)] if visible_text else []
 
 
 def _check_role(role: Any) -> str:

@@ -144,7 +144,7 @@ def print_note_line(text: str, style: str = "") -> None:
     print_note(format_line(text, terminal.width if terminal.is_terminal else None), style)
 
 
-def print_stream(parts: Iterable[str], style: str = "") -> bool:
+def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") -> bool:
     """Print a text while its parts arrive, then end the line.
 
     On a terminal, a word is printed when all of it has arrived, so that no word is broken at the

@@ -114,7 +114,7 @@ def forget(
             print_warning_about_threads_matched_by_owner(user, report.by_owner)
             if not dry_run:
                 if not yes:
-                    _confirm_name(user)
+                    _ask_user_to_type_name_or_exit(user)
                 with show_status("erasing …"):
                     # Do not search the data of other people for the person again, because the
                     # search is slow, and `people.plan` has already searched this data.
@@ -142,7 +142,7 @@ def forget(
         print_scrub_result(report.scrubbed)
 
 
-def _confirm_name(user: str) -> None:
+def _ask_user_to_type_name_or_exit(expected_name: str) -> None:
     """Ask the user to type the person's name, and exit with code 1 if the typed text differs."""
     typed = typer.prompt(
         "Type the name of the person to erase all of this",
@@ -150,8 +150,10 @@ def _confirm_name(user: str) -> None:
         default="",
         show_default=False,
     )
-    if typed != user:
-        print_note(f"perdure: you typed {typed!r} instead of {user!r}, so nothing was erased")
+    if typed != expected_name:
+        print_note(
+            f"perdure: you typed {typed!r} instead of {expected_name!r}, so nothing was erased"
+        )
         raise typer.Exit(1)
 
 

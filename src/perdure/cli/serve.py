@@ -187,7 +187,7 @@ def serve(
         if access is not None:
             print_note("in a browser, log in with an API key or a token", "dim")
         if workers == 1:
-            server.serve_until_signal(application, listener)
+            server.try_to_serve_until_signal(application, listener)
         else:
             _supervise_workers(server, listener, workers)
 
@@ -264,7 +264,7 @@ class _Server(NamedTuple):
             sessions=sessions,
         )
 
-    def serve_until_signal(self, application: FastAPI, listener: socket.socket) -> bool:
+    def try_to_serve_until_signal(self, application: FastAPI, listener: socket.socket) -> bool:
         """Serve requests until SIGTERM or SIGINT arrives.
 
         Returns:
@@ -373,7 +373,7 @@ def _run_worker(
     """Serve requests in a worker process."""
     _exit_with_parent()
     with suppress(KeyboardInterrupt):
-        if not server.serve_until_signal(server.build_app(sessions), listener):
+        if not server.try_to_serve_until_signal(server.build_app(sessions), listener):
             sys.exit(_START_FAILED)
 
 
@@ -589,7 +589,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
         try:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
             opening = StartupResponder(__version__)
-            line = opening.answer_until_sdk_is_needed(sys.stdin, sys.stdout)
+            line = opening.answer_lines_until_mcp_sdk_is_needed(sys.stdin, sys.stdout)
             if line is not None:
                 from perdure.server.mcp import serve_stdio
 

@@ -629,7 +629,7 @@ class DatabaseCopy:
                 "changed during the copy, or a row is damaged; stop all writers, and copy into an "
                 "empty database"
             )
-        self._check_nothing_erased()
+        self._check_nothing_was_erased_during_copy()
         self.before_completion()
         self._marked_database.write(lambda: fetch_rows(_DELETE_COPY_MARK))
 
@@ -669,7 +669,7 @@ class DatabaseCopy:
                 lambda: fetch_rows(_INSERT_COPY_MARK, self._source_path.encode())
             )
 
-    def _check_nothing_erased(self) -> None:
+    def _check_nothing_was_erased_during_copy(self) -> None:
         """Raise ImportFailed if something was erased from the source during the copy."""
         for source, target in self.table_pairs:
             if not isinstance(source, ThreadTables) or not isinstance(target, ThreadTables):

@@ -146,7 +146,9 @@ class Access(Protocol):
             Unauthenticated: The request has no valid credentials.
         """
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         """Check that an action is allowed, and return the filter for the accessible rows.
 
         Args:
@@ -183,13 +185,17 @@ class LocalAccess:
         """Return the local user."""
         return self._identity
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         """Allow every action. A request for another person may only use data of that person."""
         person = identity.acting_for
-        return {} if person is None else permit_own_data(person, action, value)
+        return {} if person is None else permit_and_build_filter_for_own_data(person, action, value)
 
 
-def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
+def permit_and_build_filter_for_own_data(
+    user: str, action: Action, action_arguments: dict[str, Any]
+) -> Filter:
     """Allow an action on data of a user, and return the filter that selects this data.
 
     A user's threads, crons and assistants have the user's id as `owner` in their metadata. A user's
@@ -198,17 +204,20 @@ def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
     Args:
         user: The owner of the data.
         action: The action that is requested.
-        value: The arguments of the action. The owner or the namespace is added to the arguments in
-            place.
+        action_arguments: The arguments of the action. The owner or the namespace is added to the
+            arguments in place.
 
     Raises:
         Forbidden: The action is about a namespace of another user.
     """
     if action.startswith(("threads:", "assistants:", "crons:")):
-        if action.partition(":")[2].startswith("create") or value.get("metadata"):
-            value["metadata"] = {**(value.get("metadata") or {}), "owner": user}
+        if action.partition(":")[2].startswith("create") or action_arguments.get("metadata"):
+            action_arguments["metadata"] = {
+                **(action_arguments.get("metadata") or {}),
+                "owner": user,
+            }
         return {"owner": user}
-    namespace = tuple(value.get("namespace") or ())
+    namespace = tuple(action_arguments.get("namespace") or ())
     if action == "store:list_namespaces" and len(namespace) < 2:
         namespace = (*(namespace or ("*",)), user)
     if len(namespace) < 2 or namespace[1] != user:
@@ -216,11 +225,11 @@ def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
             f"{user!r} may not reach the namespace {namespace!r}; expected a label followed by "
             f"the user, such as ('memories', {user!r})"
         )
-    value["namespace"] = namespace
+    action_arguments["namespace"] = namespace
     return {}
 
 
-def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
+def set_required_action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
     """Return a decorator that sets the action of an endpoint.
 
     `create_app` raises TypeError if an endpoint was not decorated with an action.
@@ -236,14 +245,14 @@ def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
     return set_action
 
 
-public: Final = action(None)
+public: Final = set_required_action(None)
 """A decorator for endpoints that anyone may call.
 
 An endpoint with this decorator has no access to a database.
 """
 
 
-def build_containment_check(expected: Any) -> Callable[[Any], bool]:
+def build_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
     A dict contains the expected dict if the dict has all keys of the expected dict, and if the
@@ -262,16 +271,20 @@ def build_containment_check(expected: Any) -> Callable[[Any], bool]:
             f"the lists in the metadata {expected!r:.80} contain {count} lists and objects; "
             f"expected at most {_MAX_NESTED_IN_LISTS}"
         )
-    return _build_containment_check(expected)
+    return _build_unlimited_predicate_for_json_that_contains(expected)
 
 
-def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
-    """Build the function that `build_containment_check` returns, without limiting nested lists.
+def _build_unlimited_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], bool]:
+    """See `build_predicate_for_json_that_contains`. Nested lists are not limited.
 
-    `_build_containment_check` calls itself for the parts of the expected value.
+    `_build_unlimited_predicate_for_json_that_contains` calls itself for the parts of the expected
+    value.
     """
     if isinstance(expected, Mapping):
-        field_checks = {name: _build_containment_check(value) for name, value in expected.items()}
+        field_checks = {
+            name: _build_unlimited_predicate_for_json_that_contains(value)
+            for name, value in expected.items()
+        }
         return lambda value: (
             isinstance(value, Mapping)
             and all(name in value and holds(value[name]) for name, holds in field_checks.items())
@@ -279,7 +292,7 @@ def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
     if isinstance(expected, list):
         expected_keys = _build_comparison_keys_of_scalars(expected)
         part_checks = [
-            _build_containment_check(value)
+            _build_unlimited_predicate_for_json_that_contains(value)
             for value in expected
             if not isinstance(value, _SCALAR_TYPES)
         ]

@@ -28,12 +28,12 @@ from perdure.server.access import (
     Action,
     Forbidden,
     Refused,
-    action,
-    build_containment_check,
+    build_predicate_for_json_that_contains,
     matches_filter,
     require_filter_match,
+    set_required_action,
 )
-from perdure.server.api_runs import act_for_context_user, prepare_run
+from perdure.server.api_runs import act_for_context_user, check_run_request_and_get_start_function
 from perdure.server.assistants import find_default_assistant, get_run_assistant
 from perdure.server.call import Call, CurrentCall, PathId, SortedPage
 from perdure.server.reply import JSONReply
@@ -82,7 +82,7 @@ class CronSearch(CronFilters, SortedPage):
 
 @routes.post("/runs/crons")
 @routes.post("/threads/{thread_id}/runs/crons")
-@action("crons:create")
+@set_required_action("crons:create")
 async def create_cron(
     call: CurrentCall, runs: ServerRuns, body: CronRequest, thread_id: PathId | None = None
 ) -> Response:
@@ -99,14 +99,16 @@ async def create_cron(
         {**ids, **times, "payload": body.to_stored(), "metadata": metadata}
     )
     new_cron = CronRow(cron_id, thread_id, None, now, now, {})
-    cron = await _validate_cron(call, runs, body, new_cron, permitted["metadata"] or {})
+    cron = await _check_cron_request_and_build_row(
+        call, runs, body, new_cron, permitted["metadata"] or {}
+    )
     if not await CronTable(call.saver).create(cron):
         raise UnknownThread(f"there is no thread {thread_id!r}")
     return JSONReply(_build_cron_json(cron))
 
 
 @routes.patch("/runs/crons/{cron_id}")
-@action("crons:update")
+@set_required_action("crons:update")
 async def update_cron(
     call: CurrentCall, runs: ServerRuns, cron_id: PathId, body: dict[str, Any]
 ) -> Response:
@@ -135,7 +137,7 @@ async def update_cron(
         raise RequestValidationError(exc.errors()) from exc
     changed.metadata = {**cron.content["metadata"], **changed.metadata}
     merged_metadata = {**changed.metadata, **(permitted["metadata"] or {})}
-    cron = await _validate_cron(call, runs, changed, cron, merged_metadata)
+    cron = await _check_cron_request_and_build_row(call, runs, changed, cron, merged_metadata)
     stored = await CronTable(call.saver).update(
         cron, sets_next_time=bool(_SCHEDULE_FIELDS & body.keys())
     )
@@ -145,7 +147,7 @@ async def update_cron(
 
 
 @routes.delete("/runs/crons/{cron_id}", status_code=204)
-@action("crons:delete")
+@set_required_action("crons:delete")
 async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
     """Delete a cron. A run that the cron has already started continues."""
     await call.authorize_arguments({"cron_id": cron_id})
@@ -159,7 +161,7 @@ async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
 
 
 @routes.post("/runs/crons/search")
-@action("crons:search")
+@set_required_action("crons:search")
 async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) -> Response:
     """List the crons that match the filters, newest first unless the request sets another order."""
     cron_list = [_build_cron_json(*found) for found in await _find_crons(call, runs, body)]
@@ -168,14 +170,14 @@ async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) ->
 
 
 @routes.post("/runs/crons/count")
-@action("crons:search")
+@set_required_action("crons:search")
 async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) -> int:
     """Count the crons that match the filters."""
     return len(await _find_crons(call, runs, body))
 
 
-async def _validate_cron(
-    call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
+async def _check_cron_request_and_build_row(
+    call: Call, runs: Runs, body: CronRequest, previous_row: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
     """Check a new or changed cron, and return the cron with the fields of the request.
 
@@ -185,14 +187,14 @@ async def _validate_cron(
         call: The call of the client.
         runs: The runs of the server.
         body: The fields of the cron.
-        cron: The cron before the change.
+        previous_row: The cron before the change.
         metadata: The metadata after the change.
 
     Raises:
         ConfigurationError: A field is invalid.
         Forbidden: The caller would have no access to the changed cron, or may not start its run.
     """
-    if cron.thread_id is not None and "on_run_completed" in body.model_fields_set:
+    if previous_row.thread_id is not None and "on_run_completed" in body.model_fields_set:
         raise ConfigurationError(
             "on_run_completed applies only to crons without a thread_id; remove it"
         )
@@ -202,7 +204,9 @@ async def _validate_cron(
         call.with_action("threads:create_run"),
         act_for_context_user(call, body).identity,
     )
-    await prepare_run(run_call, runs, body.model_copy(), cron.thread_id)
+    await check_run_request_and_get_start_function(
+        run_call, runs, body.model_copy(), previous_row.thread_id
+    )
     assistant = await get_run_assistant(
         run_call.without_acting_for(), runs.graphs, body.assistant_id
     )
@@ -215,7 +219,7 @@ async def _validate_cron(
         "permissions": sorted(identity.permissions),
         "login": convert_login_to_mapping(identity.raw_user),
     }
-    return cron._replace(next_at=next_at, content=content)
+    return previous_row._replace(next_at=next_at, content=content)
 
 
 async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
@@ -278,8 +282,8 @@ async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[Foun
     """
     permitted = await call.authorize_arguments(filters.model_dump())
     # An authorization handler may have added the owner to the metadata.
-    is_permitted = build_containment_check(permitted["metadata"] or {})
-    matches_metadata = build_containment_check(filters.metadata)
+    is_permitted = build_predicate_for_json_that_contains(permitted["metadata"] or {})
+    matches_metadata = build_predicate_for_json_that_contains(filters.metadata)
     default = find_default_assistant(runs.graphs, filters.assistant_id or "")
     assistant_id = default["assistant_id"] if default else filters.assistant_id
     crons = [

@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from starlette.responses import Response
 
 from perdure.memory import Collection, arecall
-from perdure.server.access import action
+from perdure.server.access import set_required_action
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.reply import JSONObject, build_json_reply
 from perdure.server.teams import build_team_argument
@@ -57,7 +57,7 @@ class MemoryChange(BaseModel):
 
 
 @routes.get("/memories")
-@action("store:search")
+@set_required_action("store:search")
 async def list_memories(
     call: CurrentCall,
     kind: str | None = None,
@@ -77,7 +77,7 @@ async def list_memories(
 
 
 @routes.post("/memories/search")
-@action("store:search")
+@set_required_action("store:search")
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
     """Search the memories that answer a question, best first, with the parts of their scores.
 
@@ -88,7 +88,9 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
     memory needs to be found.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    selection = await call.authorize_memory_selection({**arguments, **build_team_argument(team)})
+    selection = await call.authorize_and_build_namespace_arguments(
+        {**arguments, **build_team_argument(team)}
+    )
     recalled = await arecall(store=call.store, **body.model_dump(), **selection)
     reply = {
         "memories": recalled.memories,
@@ -100,7 +102,7 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
 
 
 @routes.post("/memories")
-@action("store:put")
+@set_required_action("store:put")
 async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) -> Response:
     """Add a memory if the gate admits it.
 
@@ -122,7 +124,7 @@ async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) 
 
 
 @routes.patch("/memories/{key}")
-@action("store:put")
+@set_required_action("store:put")
 async def change_memory(
     call: CurrentCall, key: PathId, body: MemoryChange, team: TeamName = None
 ) -> Response:
@@ -144,7 +146,7 @@ async def change_memory(
 
 
 @routes.delete("/memories/{key}")
-@action("store:delete")
+@set_required_action("store:delete")
 async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -> Response:
     """Erase a memory with all its versions, and return the receipt."""
     memories, config = await _open_permitted_memories(call, {"key": key}, team)
@@ -167,7 +169,9 @@ async def _open_permitted_memories(
     Returns:
         The collection, and the config for its methods.
     """
-    selection = await call.authorize_memory_selection({**arguments, **build_team_argument(team)})
+    selection = await call.authorize_and_build_namespace_arguments(
+        {**arguments, **build_team_argument(team)}
+    )
     return Collection(call.store, selection["namespace"], kind=kind), selection["config"]
 
 

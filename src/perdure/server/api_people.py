@@ -21,7 +21,7 @@ from perdure.effects import arun
 from perdure.errors import UnknownThread
 from perdure.memory.person_namespaces import CHAT_LABEL, find_person_namespaces
 from perdure.memory.records import RESERVED_LABEL, StoreAdapter
-from perdure.server.access import Action, Forbidden, action
+from perdure.server.access import Action, Forbidden, set_required_action
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.reply import JSONObject, build_json_reply, encode_json
 from perdure.server.runs import Runs, ServerRuns
@@ -168,7 +168,7 @@ def _build_part_json(part: people.Part) -> JSONObject:
 
 
 @routes.get("/people/{user}")
-@action("threads:read")
+@set_required_action("threads:read")
 async def show_person(call: CurrentCall, user: PathId) -> Response:
     """Return a report of what `DELETE` would erase, without erasing anything."""
     return await build_json_reply(
@@ -177,7 +177,7 @@ async def show_person(call: CurrentCall, user: PathId) -> Response:
 
 
 @routes.get("/people/{user}/export")
-@action("threads:read")
+@set_required_action("threads:read")
 async def export_person(call: CurrentCall, user: PathId) -> Response:
     """Export everything that belongs to a person as JSON Lines."""
     person = await permit_person(call, user)
@@ -200,7 +200,7 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
 
 
 @routes.delete("/people/{user}")
-@action("threads:delete")
+@set_required_action("threads:delete")
 async def delete_person(
     call: CurrentCall, runs: ServerRuns, user: PathId, hand_over: bool = False
 ) -> Response:

@@ -35,7 +35,7 @@ from perdure.checkpointers.records import DueCron
 from perdure.checkpointers.runs import LIVE_STATES
 from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import UnknownThread
-from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, action
+from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, set_required_action
 from perdure.server.acting import build_identity_acting_for, identify_caller
 from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref, get_checkpoint
 from perdure.server.assistants import get_run_assistant
@@ -99,7 +99,7 @@ class CancelRequest(WithoutNulls):
     status: Literal["pending", "running", "all"] | None = None
 
     @model_validator(mode="after")
-    def _check_selection(self) -> Self:
+    def _check_either_run_ids_or_status_given(self) -> Self:
         """Check that the request has either a thread id with run ids, or a status of runs."""
         is_by_id = self.thread_id is not None and self.run_ids
         if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
@@ -137,7 +137,7 @@ async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
     Raises:
         Refused: The events are no longer kept.
     """
-    await runs.load_events(run)
+    await runs.load_stored_events_that_process_lacks(run)
     if run.events_dropped or (run.has_ended and run.log.is_lost):
         why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
         raise Refused(why, 410)
@@ -149,7 +149,7 @@ ReplayableRun = Annotated[Run, Depends(get_replayable_run)]
 
 @routes.post("/threads/{thread_id}/runs/stream")
 @routes.post("/runs/stream")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
     """Run a graph, and stream its events."""
     cancels = run.request.on_disconnect == "cancel"
@@ -158,7 +158,7 @@ async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Res
 
 @routes.post("/threads/{thread_id}/runs/wait")
 @routes.post("/runs/wait")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def wait_for_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
     """Run a graph, and reply with its output."""
     return await _reply_with_output(
@@ -168,7 +168,7 @@ async def wait_for_run(run: StartedRun, runs: ServerRuns, request: Request) -> R
 
 @routes.post("/threads/{thread_id}/runs")
 @routes.post("/runs")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def create_run(
     call: CurrentCall, runs: ServerRuns, body: RunRequest, thread_id: PathId | None = None
 ) -> Response:
@@ -178,16 +178,19 @@ async def create_run(
 
 
 @routes.post("/runs/batch")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
     """Run graphs in the background. If one of the runs is refused, no run is started."""
     runs.check_capacity(call.identity, len(body))
-    starts = [await prepare_run(call, runs, request, request.thread_id) for request in body]
+    starts = [
+        await check_run_request_and_get_start_function(call, runs, request, request.thread_id)
+        for request in body
+    ]
     return JSONReply([(await start()).build_json() for start in starts])
 
 
 @routes.post("/runs/cancel", status_code=204)
-@action("threads:update")
+@set_required_action("threads:update")
 async def cancel_runs(
     call: CurrentCall,
     runs: ServerRuns,
@@ -216,7 +219,7 @@ async def cancel_runs(
 
 
 @routes.get("/threads/{thread_id}/runs")
-@action("threads:read")
+@set_required_action("threads:read")
 async def list_runs(
     call: CurrentCall,
     runs: ServerRuns,
@@ -236,21 +239,21 @@ async def list_runs(
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}")
-@action("threads:read")
+@set_required_action("threads:read")
 async def get_run(run: RequestedRun) -> Response:
     """Return a run."""
     return JSONReply(run.build_json())
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
-@action("threads:read")
+@set_required_action("threads:read")
 async def join_run(run: RequestedRun, runs: ServerRuns, request: Request) -> Response:
     """Wait until a run has ended, and reply with its output."""
     return await _reply_with_output(run, runs, request)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/stream")
-@action("threads:read")
+@set_required_action("threads:read")
 async def join_run_stream(
     run: ReplayableRun,
     runs: ServerRuns,
@@ -282,7 +285,7 @@ async def join_run_stream(
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
-@action("threads:update")
+@set_required_action("threads:update")
 async def cancel_run(
     call: CurrentCall,
     runs: ServerRuns,
@@ -309,7 +312,7 @@ async def cancel_run(
 
 
 @routes.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
-@action("threads:delete")
+@set_required_action("threads:delete")
 async def delete_run(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, run_id: PathId
 ) -> None:
@@ -332,14 +335,19 @@ async def start_run(
 ) -> Run:
     """Start a run for a client.
 
-    If `thread_id` is None, the run gets a new thread. The docstring of `prepare_run` describes the
-    arguments of `start_run` and the errors that `start_run` raises.
+    If `thread_id` is None, the run gets a new thread. The docstring of
+    `check_run_request_and_get_start_function` describes the arguments of `start_run` and the errors
+    that `start_run` raises.
     """
     options: Any = {"recorded": recorded, "author": author}
-    return await (await prepare_run(call, runs, body, thread_id, protocol, **options))()
+    return await (
+        await check_run_request_and_get_start_function(
+            call, runs, body, thread_id, protocol, **options
+        )
+    )()
 
 
-async def prepare_run(
+async def check_run_request_and_get_start_function(
     call: Call,
     runs: Runs,
     body: RunRequest,
@@ -352,7 +360,8 @@ async def prepare_run(
 ) -> Callable[[], Awaitable[Run]]:
     """Check a request for a run, and return the function that starts the run.
 
-    The database is not changed until the caller calls the function that `prepare_run` returns.
+    The database is not changed until the caller calls the function that
+    `check_run_request_and_get_start_function` returns.
 
     Args:
         call: The call of the client.
@@ -528,7 +537,7 @@ def _run_path(run: Run) -> str:
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
 
-async def require_unchanged_identity(connection: HTTPConnection) -> None:
+async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> None:
     """Check that the credentials of a client that reads a stream still identify the same user.
 
     Raises:
@@ -574,7 +583,11 @@ async def _iter_frames(
     """
     if last is None:
         yield build_frame(METADATA_EVENT, {"run_id": run.run_id, "attempt": 1})
-    position = 0 if is_new else last, partial(require_unchanged_identity, request), run.seq_range
+    position = (
+        0 if is_new else last,
+        partial(require_valid_credentials_of_same_user, request),
+        run.seq_range,
+    )
     try:
         identity = request.state.call.identity
         async for entries in runs.read_events(
@@ -761,17 +774,20 @@ class RunEvents:
 def _remove_configs_from_stream_data(stream_mode: str, data: Any) -> Any:
     """Shorten the configs in the data of a `checkpoints` or `debug` event.
 
-    See `reduce_configs_of_streamed_checkpoint`.
+    See `replace_configs_of_streamed_checkpoint_by_ids`.
     """
     match stream_mode:
         case "checkpoints":
-            return reduce_configs_of_streamed_checkpoint(data)
+            return replace_configs_of_streamed_checkpoint_by_ids(data)
         case "debug":
-            return {**data, "payload": reduce_configs_of_streamed_checkpoint(data["payload"])}
+            return {
+                **data,
+                "payload": replace_configs_of_streamed_checkpoint_by_ids(data["payload"]),
+            }
     return data
 
 
-def reduce_configs_of_streamed_checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
+def replace_configs_of_streamed_checkpoint_by_ids(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the payload of a streamed checkpoint, with configs reduced to checkpoint ids.
 
     A shortened config contains only the ids of a checkpoint. The full configs contain the user

@@ -20,7 +20,7 @@ from perdure.checkpointers.thread_list import ListedThread
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
 from perdure.memory.thread_messages import read_channel_values
-from perdure.server.access import action
+from perdure.server.access import set_required_action
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import default_assistant_id
 from perdure.server.person import Person, Sender, choose_person
@@ -87,7 +87,7 @@ class HistoryQuery(BaseModel):
 
 @routes.get("/threads/{thread_id}/state")
 @routes.get("/threads/{thread_id}/state/{checkpoint_id}")
-@action("threads:read")
+@set_required_action("threads:read")
 async def get_state(
     call: CurrentCall,
     runs: ServerRuns,
@@ -105,7 +105,7 @@ async def get_state(
 
 
 @routes.post("/threads/{thread_id}/state/checkpoint")
-@action("threads:read")
+@set_required_action("threads:read")
 async def get_state_at(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateQuery
 ) -> Response:
@@ -127,7 +127,7 @@ async def get_state_at(
 
 
 @routes.post("/threads/{thread_id}/state")
-@action("threads:update")
+@set_required_action("threads:update")
 async def update_state(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateChange
 ) -> JSONObject:
@@ -152,7 +152,7 @@ async def update_state(
 
 
 @routes.get("/threads/{thread_id}/history")
-@action("threads:read")
+@set_required_action("threads:read")
 async def list_history(
     call: CurrentCall,
     runs: ServerRuns,
@@ -165,7 +165,7 @@ async def list_history(
 
 
 @routes.post("/threads/{thread_id}/history")
-@action("threads:read")
+@set_required_action("threads:read")
 async def search_history(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: HistoryQuery
 ) -> Response:
@@ -194,7 +194,7 @@ async def search_history(
 
 
 @routes.get("/threads/{thread_id}/items")
-@action("threads:read")
+@set_required_action("threads:read")
 async def list_items(
     call: CurrentCall,
     thread_id: PathId,
@@ -271,7 +271,7 @@ async def update_thread_state(
         for step in steps:
             # Call `abulk_update_state` separately for each superstep, because langgraph adds the
             # metadata of the config only to the checkpoint of the first superstep in a call.
-            config = _build_update_config(thread, config, person_metadata)
+            config = _build_config_for_new_checkpoint(thread, config, person_metadata)
             try:
                 config = await graph.abulk_update_state(config, [step])
             except PerdureError:
@@ -366,7 +366,7 @@ async def get_checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple 
     return checkpoint
 
 
-def _build_update_config(
+def _build_config_for_new_checkpoint(
     thread: ListedThread, config: RunnableConfig, person_metadata: Mapping[str, Any]
 ) -> RunnableConfig:
     """Build the config for a new checkpoint of a thread.

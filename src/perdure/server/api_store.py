@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from perdure.errors import InvalidValue
-from perdure.server.access import action
+from perdure.server.access import set_required_action
 from perdure.server.call import Call, CurrentCall
 from perdure.server.reply import JSONObject, build_json_reply
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
@@ -59,7 +59,7 @@ class NamespaceSearch(BaseModel):
 
 
 @routes.put("/store/items", status_code=204)
-@action("store:put")
+@set_required_action("store:put")
 async def put_item(call: CurrentCall, body: NewItem) -> None:
     """Store an item. An existing item gets a new version."""
     field_names = {"key", "value", "index"}
@@ -67,7 +67,7 @@ async def put_item(call: CurrentCall, body: NewItem) -> None:
     if arguments["value"] is None:
         raise InvalidValue("the value is None; expected an object. To remove an item, delete it")
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
-    author = call.find_team_author(arguments["namespace"])
+    author = call.find_author_to_record_in_team_namespace(arguments["namespace"])
     provenance = None if author is None else Provenance(author=author, at=datetime.now(UTC))
     await call.store.aput(
         arguments["namespace"],
@@ -80,7 +80,7 @@ async def put_item(call: CurrentCall, body: NewItem) -> None:
 
 
 @routes.get("/store/items")
-@action("store:get")
+@set_required_action("store:get")
 async def get_item(
     call: CurrentCall,
     namespace: Annotated[list[str], Query()],
@@ -99,7 +99,7 @@ async def get_item(
 
 
 @routes.delete("/store/items", status_code=204)
-@action("store:delete")
+@set_required_action("store:delete")
 async def delete_item(call: CurrentCall, body: ItemKey) -> None:
     """Delete an item. Its old versions stay in the history."""
     arguments = await _permit_arguments(call, body.namespace, {"key": body.key})
@@ -107,7 +107,7 @@ async def delete_item(call: CurrentCall, body: ItemKey) -> None:
 
 
 @routes.post("/store/items/search")
-@action("store:search")
+@set_required_action("store:search")
 async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
     """Search the items under a prefix that match a filter. With a query, sort by relevance."""
     field_names = {"filter", "limit", "offset", "query"}
@@ -123,7 +123,7 @@ async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
 
 
 @routes.post("/store/namespaces")
-@action("store:list_namespaces")
+@set_required_action("store:list_namespaces")
 async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
     """List the namespaces that have items."""
     requested = body.model_dump(exclude={"prefix", "suffix"})

@@ -20,7 +20,7 @@ from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.memory.thread_memories import PLACES, aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
-from perdure.server.access import action, build_containment_check
+from perdure.server.access import build_predicate_for_json_that_contains, set_required_action
 from perdure.server.api_states import (
     Superstep,
     build_checkpoint_config,
@@ -122,7 +122,7 @@ class Prune(BaseModel):
 
 
 @routes.post("/threads")
-@action("threads:create")
+@set_required_action("threads:create")
 async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) -> Response:
     """Create a thread."""
     arguments = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
@@ -149,7 +149,7 @@ async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) ->
 
 
 @routes.post("/threads/search")
-@action("threads:search")
+@set_required_action("threads:search")
 async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
     """List the threads that match the filters.
 
@@ -179,7 +179,7 @@ async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
 
 
 @routes.post("/threads/count")
-@action("threads:search")
+@set_required_action("threads:search")
 async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
     """Count the threads that match the filters."""
     query = ThreadQuery(**await _apply_auth_handlers_to_filters(call, body))
@@ -189,7 +189,7 @@ async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
 
 
 @routes.post("/threads/prune")
-@action("threads:delete")
+@set_required_action("threads:delete")
 async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dict[str, int]:
     """Delete threads, or all their checkpoints except the newest. Unknown ids are skipped."""
     pruned = 0
@@ -205,7 +205,7 @@ async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dic
 
 
 @routes.get("/threads/{thread_id}")
-@action("threads:read")
+@set_required_action("threads:read")
 async def get_thread(
     call: CurrentCall, thread_id: PathId, include: Literal["ttl"] | None = None
 ) -> Response:
@@ -214,7 +214,7 @@ async def get_thread(
 
 
 @routes.patch("/threads/{thread_id}")
-@action("threads:update")
+@set_required_action("threads:update")
 async def update_thread(
     call: CurrentCall, request: Request, thread_id: PathId, body: ThreadChange
 ) -> Response:
@@ -231,7 +231,7 @@ async def update_thread(
 
 
 @routes.delete("/threads/{thread_id}", status_code=204)
-@action("threads:delete")
+@set_required_action("threads:delete")
 async def delete_thread(
     call: CurrentCall,
     runs: ServerRuns,
@@ -270,7 +270,7 @@ async def find_erasable_memory_namespaces(call: Call) -> list[Namespace]:
 
 
 @routes.post("/threads/{thread_id}/copy")
-@action("threads:create")
+@set_required_action("threads:create")
 async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
     """Copy a thread under a new id."""
     await call.with_action("threads:read").permit_thread(thread_id)
@@ -301,7 +301,7 @@ async def _search_by_values(
     Raises:
         ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions.
     """
-    contains_values, matching = build_containment_check(values), list[Thread]()
+    contains_values, matching = build_predicate_for_json_that_contains(values), list[Thread]()
     threads = await call.threads.search(query, MAX_THREADS_READ + 1)
     for thread in threads[:MAX_THREADS_READ]:
         complete = await _add_state_values(call, thread)

@@ -35,7 +35,7 @@ from perdure.server import (
     pages_threads,
     thread_stream,
 )
-from perdure.server.access import Access, LocalAccess, action, public
+from perdure.server.access import Access, LocalAccess, public, set_required_action
 from perdure.server.call import CurrentCall
 from perdure.server.custom_app import CustomApp
 from perdure.server.databases import DatabaseOptions, Databases
@@ -108,7 +108,7 @@ async def show_api_docs(request: Request) -> Response:
 
 
 @metrics_routes.get("/metrics", include_in_schema=False)
-@action("admin")
+@set_required_action("admin")
 async def export_metrics(call: CurrentCall, request: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
     await call.authorize_arguments()

@@ -26,10 +26,10 @@ from perdure.server import api_threads
 from perdure.server.access import (
     Forbidden,
     Refused,
-    action,
-    build_containment_check,
+    build_predicate_for_json_that_contains,
     matches_filter,
     require_filter_match,
+    set_required_action,
 )
 from perdure.server.call import Call, CurrentCall, Page, PathId, SortedPage
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, default_assistant_id
@@ -184,7 +184,7 @@ class Assistants:
             *map(_build_default_assistant, self._graphs),
         ]
         matches_metadata, name_part = (
-            build_containment_check(filters.metadata),
+            build_predicate_for_json_that_contains(filters.metadata),
             filters.name.casefold(),
         )
         return [
@@ -450,7 +450,7 @@ OpenedGraph = Annotated[tuple[str, Graph], Depends(open_assistant_graph)]
 
 
 @routes.post("")
-@action("assistants:create")
+@set_required_action("assistants:create")
 async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssistant) -> Response:
     """Create version 1 of an assistant of a graph."""
     content, assistant_id = (
@@ -466,7 +466,7 @@ async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssista
 
 
 @routes.post("/search")
-@action("assistants:search")
+@set_required_action("assistants:search")
 async def search_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantSearch) -> Response:
     """List the assistants that match the filters.
 
@@ -480,7 +480,7 @@ async def search_assistants(call: CurrentCall, runs: ServerRuns, body: Assistant
 
 
 @routes.post("/count")
-@action("assistants:search")
+@set_required_action("assistants:search")
 async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantFilters) -> int:
     """Count the assistants that match the filters."""
     return len(await _search_permitted(call, runs, body))
@@ -493,7 +493,7 @@ async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -
 
 
 @routes.get("/{assistant_id}")
-@action("assistants:read")
+@set_required_action("assistants:read")
 async def get_assistant(assistants: PermittedAssistants, assistant_id: PathId) -> Response:
     """Return an assistant by its id.
 
@@ -503,7 +503,7 @@ async def get_assistant(assistants: PermittedAssistants, assistant_id: PathId) -
 
 
 @routes.patch("/{assistant_id}")
-@action("assistants:update")
+@set_required_action("assistants:update")
 async def update_assistant(
     call: CurrentCall, runs: ServerRuns, assistant_id: PathId, body: AssistantChange
 ) -> Response:
@@ -515,7 +515,7 @@ async def update_assistant(
 
 
 @routes.delete("/{assistant_id}", status_code=204)
-@action("assistants:delete")
+@set_required_action("assistants:delete")
 async def delete_assistant(
     call: CurrentCall,
     runs: ServerRuns,
@@ -540,12 +540,12 @@ async def delete_assistant(
 
 
 @routes.post("/{assistant_id}/versions")
-@action("assistants:read")
+@set_required_action("assistants:read")
 async def list_assistant_versions(
     assistants: PermittedAssistants, assistant_id: PathId, body: VersionSearch
 ) -> Response:
     """List the versions of an assistant, newest first."""
-    matches_metadata = build_containment_check(body.metadata)
+    matches_metadata = build_predicate_for_json_that_contains(body.metadata)
     matching = [
         version
         for version in await assistants.list_versions(assistant_id)
@@ -555,7 +555,7 @@ async def list_assistant_versions(
 
 
 @routes.post("/{assistant_id}/latest")
-@action("assistants:update")
+@set_required_action("assistants:update")
 async def set_latest_version(
     assistants: PermittedAssistants, assistant_id: PathId, body: Version
 ) -> Response:
@@ -564,14 +564,14 @@ async def set_latest_version(
 
 
 @routes.get("/{assistant_id}/graph")
-@action("assistants:read")
+@set_required_action("assistants:read")
 async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> dict[str, Any]:
     """Return the nodes and edges of the graph."""
     return (await opened[1].aget_graph(xray=xray)).to_json()
 
 
 @routes.get("/{assistant_id}/schemas")
-@action("assistants:read")
+@set_required_action("assistants:read")
 async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
     """Return the JSON schemas of the input, the output and the context of an assistant's graph.
 
@@ -582,7 +582,7 @@ async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
 
 @routes.get("/{assistant_id}/subgraphs")
 @routes.get("/{assistant_id}/subgraphs/{namespace}")
-@action("assistants:read")
+@set_required_action("assistants:read")
 async def get_assistant_subgraphs(
     opened: OpenedGraph, namespace: PathId | None = None, recurse: bool = False
 ) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class _ActingUser:
         return name == "acting_for" or hasattr(self._user, name)
 
 
-def _build_context_user(identity: Identity) -> Any:
+def _build_user_object_for_handlers(identity: Identity) -> Any:
     """Return the user object for authorization handlers.
 
     The user object is the object that the authentication handler returned, with the additional
@@ -179,7 +179,9 @@ class AuthFileAccess:
         tenant, teams = None if tenant is None else str(tenant), read_teams(user)
         return Identity(identity, tenant, permissions, user, teams=teams)
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         """Call the most specific handler for an action; see `Access.permit`."""
         resource, _, verb = action.partition(":")
         candidates = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
@@ -190,7 +192,7 @@ class AuthFileAccess:
             raise Forbidden(f"no handler allows {action}; add one to the Auth file")
         context = Auth.types.AuthContext(
             permissions=sorted(identity.permissions),
-            user=_build_context_user(identity),
+            user=_build_user_object_for_handlers(identity),
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )

@@ -131,7 +131,9 @@ class Call:
                 "admin may do this"
             )
         if self.action != "admin":
-            self._filter = await self._access.permit(self.identity, self.action, arguments)
+            self._filter = await self._access.authorize_and_build_filter(
+                self.identity, self.action, arguments
+            )
         if self.action.startswith("store:"):
             check_team_access(self.identity, self.action, arguments.get("namespace") or ())
         is_write = self.action in ("store:put", "store:delete")
@@ -189,12 +191,12 @@ class Call:
                 "person, may see them"
             )
 
-    async def authorize_memory_selection(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def authorize_and_build_namespace_arguments(
+        self, arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Check that the action is permitted, and return arguments that select the memories."""
         permitted = await self.authorize_arguments({"namespace": self.memories, **arguments})
-        template, config = build_literal_namespace_template_and_config(
-            tuple(permitted["namespace"])
-        )
+        template, config = escape_namespace_as_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
@@ -329,7 +331,7 @@ class Call:
         """Return whether a namespace is shown in a list of all namespaces."""
         return not is_internal_namespace(namespace) and may_see_namespace(self.identity, namespace)
 
-    def find_team_author(self, namespace: Sequence[str]) -> str | None:
+    def find_author_to_record_in_team_namespace(self, namespace: Sequence[str]) -> str | None:
         """Return the author to record for an item that the caller writes.
 
         Return the user if the namespace belongs to a team. Return None if the namespace does not
@@ -359,7 +361,7 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
-def build_literal_namespace_template_and_config(
+def escape_namespace_as_template_and_config(
     namespace: Namespace,
 ) -> tuple[Namespace, RunnableConfig]:
     """Return a namespace template, and the config with which the template resolves to `namespace`.
@@ -369,7 +371,7 @@ def build_literal_namespace_template_and_config(
     template fields.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
-        template, config = build_literal_namespace_template_and_config(namespace[2:])
+        template, config = escape_namespace_as_template_and_config(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
         return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
     labels = {f"label_{number}": label for number, label in enumerate(namespace)}

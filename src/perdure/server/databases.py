@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.owner_record import record_organisation_owners
+from perdure.checkpointers.owner_record import record_that_owners_may_be_organisations
 from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
 from perdure.settings import Settings, is_dsn
@@ -142,7 +142,7 @@ class Databases:
             if "index" in self._options.store:
                 await database.store.acheck_embedder()
             if self._has_organisations:
-                await asyncio.to_thread(record_organisation_owners, database.saver)
+                await asyncio.to_thread(record_that_owners_may_be_organisations, database.saver)
         except BaseException:
             await asyncio.gather(database.saver.aclose(), database.store.aclose())
             raise

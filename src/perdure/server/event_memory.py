@@ -11,7 +11,7 @@ the size and the age of its events. A reader that needs a dropped event receives
 `StreamLost`, unless the event is stored in the database.
 
 All methods in this module must be called in one event loop, except
-`EventAccount.subtract_garbage_collected_bytes_later`, which any thread may call.
+`EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which any thread may call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EventHolder(Protocol):
         """Return the value that `EventMemory.total_added` had when the oldest event was added."""
 
     @property
-    def safety_of_dropping_oldest_event(self) -> int:
+    def oldest_event_drop_safety_from_0_to_2(self) -> int:
         """Return how safe it is to drop the oldest event, as a number from 0 (unsafe) to 2 (safe).
 
         Returns:
@@ -95,7 +95,7 @@ class EventAccount:
         if not holder.size:
             self.holders.discard(holder)
 
-    def subtract_garbage_collected_bytes_later(self, byte_count: int) -> None:
+    def schedule_subtraction_of_garbage_collected_bytes(self, byte_count: int) -> None:
         """Record that an event holder with events of this account was garbage-collected.
 
         The garbage collector may call this method in any thread. The size of the events is not
@@ -141,30 +141,33 @@ class EventMemory:
             owner.size -= collected
             self.size -= collected
         if account.size + size > self._user_bytes:
-            self._drop_events_until_within_limit(
+            self._drop_events_until_new_event_fits(
                 lambda: account if account.size else None, account, self._user_bytes, size
             )
         if self.size + size > self._all_bytes:
-            self._drop_events_until_within_limit(
+            self._drop_events_until_new_event_fits(
                 self._find_largest_account, self, self._all_bytes, size
             )
 
-    def _drop_events_until_within_limit(
+    def _drop_events_until_new_event_fits(
         self,
-        choose: Callable[[], EventAccount | None],
-        counted: EventAccount | EventMemory,
-        limit: int,
-        size: int,
+        choose_account: Callable[[], EventAccount | None],
+        limited_object: EventAccount | EventMemory,
+        max_bytes: int,
+        new_event_bytes: int,
     ) -> None:
         """Drop events until a new event fits into a limit.
 
         Args:
-            choose: Returns the account whose events are dropped next, or None if there is none.
-            counted: The account or the memory whose size is limited.
-            limit: The limit in bytes.
-            size: The size of the new event in bytes.
+            choose_account: Returns the account whose events are dropped next, or None if there is
+                none.
+            limited_object: The account or the memory whose size is limited.
+            max_bytes: The limit in bytes.
+            new_event_bytes: The size of the new event in bytes.
         """
-        while counted.size + size > limit * _LOW_SHARE and (account := choose()):
+        while limited_object.size + new_event_bytes > max_bytes * _LOW_SHARE and (
+            account := choose_account()
+        ):
             holder = max(account.holders, key=self._build_drop_order_key, default=None)
             if holder is None:
                 # Return, because the account has no event holder that can drop an event. The size
@@ -183,7 +186,7 @@ class EventMemory:
 
         When memory is needed, the event holder with the largest sort key must drop events first.
         """
-        return holder.safety_of_dropping_oldest_event, holder.size * (
+        return holder.oldest_event_drop_safety_from_0_to_2, holder.size * (
             self.total_added - holder.total_when_added + 1
         )
 

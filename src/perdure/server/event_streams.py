@@ -26,8 +26,8 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.runs import LIVE_STATES
 from perdure.errors import PerdureError
-from perdure.server.access import Refused, action
-from perdure.server.api_runs import require_unchanged_identity, start_run
+from perdure.server.access import Refused, set_required_action
+from perdure.server.api_runs import require_valid_credentials_of_same_user, start_run
 from perdure.server.assistants import UnknownAssistant, choose_thread_assistant
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import Graph
@@ -89,7 +89,7 @@ class InterruptAnswer(BaseModel):
 
 
 @routes.post("/commands")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def execute_command(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, command: CommandRequest
 ) -> Response:
@@ -104,7 +104,10 @@ async def _execute_command(
     params = command.params
     try:
         if command.method == "input.respond":
-            params = {**params, **await _build_answer_request(call, runs, thread_id, params)}
+            params = {
+                **params,
+                **await _build_run_request_from_interrupt_answers(call, runs, thread_id, params),
+            }
         elif command.method != "run.start":
             message = (
                 f"{command.method!r} is not a command; expected 'run.start' or 'input.respond'"
@@ -114,11 +117,13 @@ async def _execute_command(
         run = await start_run(call, runs, body, thread_id, "thread")
     except (ValidationError, UnknownAssistant) as exc:
         return _build_error_reply(command.id, "invalid_argument", str(exc))
-    return _build_success_reply(command, {"run_id": run.run_id}, run.number_before_events)
+    return _build_success_reply(
+        command, {"run_id": run.run_id}, run.event_number_before_first_event
+    )
 
 
 @routes.post("/stream/events")
-@action("threads:read")
+@set_required_action("threads:read")
 async def stream_events(
     call: CurrentCall,
     runs: ServerRuns,
@@ -132,7 +137,7 @@ async def stream_events(
 
 
 @routes.websocket("/stream/events")
-@action("threads:read")
+@set_required_action("threads:read")
 async def serve_websocket(
     call: CurrentCall, runs: ServerRuns, websocket: WebSocket, thread_id: PathId
 ) -> None:
@@ -158,17 +163,18 @@ def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any
     return {"type": "error", "id": id, "error": code, "message": message}
 
 
-async def _build_answer_request(
-    call: Call, runs: Runs, thread_id: str, params: Mapping[str, Any]
+async def _build_run_request_from_interrupt_answers(
+    call: Call, runs: Runs, thread_id: str, answer_params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of a run request that resumes a thread with answers to interrupts.
 
     The run uses the same assistant as the last run of the thread.
     """
     answers = [
-        InterruptAnswer.model_validate(answer) for answer in params.get("responses") or [params]
+        InterruptAnswer.model_validate(answer)
+        for answer in answer_params.get("responses") or [answer_params]
     ]
-    command = {name: params[name] for name in ("update", "goto") if params.get(name)}
+    command = {name: answer_params[name] for name in ("update", "goto") if answer_params.get(name)}
     command["resume"] = {answer.interrupt_id: answer.response for answer in answers}
     thread_row = await call.with_action("threads:read").permit_thread(thread_id)
     assistant_id = await choose_thread_assistant(call, runs.graphs, thread_row)
@@ -220,7 +226,7 @@ async def _iter_events(
         else min(subscription.since, feed.last | NUMBERS_PER_RUN - 1)
     )
     params = cast(Any, subscription.model_dump(exclude_none=True))
-    position = feed, since, partial(require_unchanged_identity, connection)
+    position = feed, since, partial(require_valid_credentials_of_same_user, connection)
     async for entries in runs.read_events(call.identity, feed.thread_key, *position):
         question_indexes = [
             number
@@ -275,7 +281,7 @@ class ThreadSocket:
             )
         identity = self._call.identity
         self._websocket.app.state.clients.count_request((identity.tenant, identity.user))
-        await require_unchanged_identity(self._websocket)
+        await require_valid_credentials_of_same_user(self._websocket)
         return content
 
     async def _handle_message(self, message: str | bytes, group: asyncio.TaskGroup) -> None:
@@ -367,7 +373,7 @@ class ThreadEvents:
         self._run = run
         self._feed = runs.get_feed(run.tenant, run.thread_id, run.thread_key, run.user)
         self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
-        self._feed.add_writer()
+        self._feed.register_event_writer()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         # `_messages` maps the id of each chat model run to the id of the message that the chat
         # model generates.
@@ -431,7 +437,7 @@ class ThreadEvents:
                 else:
                     data = {**part, "message_id": self._messages.get(model_run)}
             case "checkpoints":
-                data = _summarize_checkpoint(data)
+                data = _extract_ids_step_and_source_of_checkpoint(data)
             case _ if method.startswith("custom:"):
                 data = {"name": method.removeprefix("custom:"), "payload": data}
                 method = "custom"
@@ -497,7 +503,7 @@ class ThreadEvents:
         return self._feed.make_event(number, method, event, kind)
 
 
-def _summarize_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
+def _extract_ids_step_and_source_of_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ids, the step and the source of a checkpoint.
 
     The full checkpoint is not sent, because the config of a checkpoint contains the user object of

@@ -128,7 +128,7 @@ class Guard:
                 summary.status = message.get("status", 101)
                 reply = MutableHeaders(scope=message)
                 _add_default_headers(reply, summary.request_id)
-                await _record_request(scope, summary.status)
+                await _record_request_in_audit_log_if_change(scope, summary.status)
                 answered = True
                 content = "" if is_socket else reply.get("content-type", "")
                 summary.stream = summary.status == 101 or content.startswith("text/event-stream")
@@ -199,7 +199,7 @@ def _redact_request_path(scope: Scope) -> str:
     return "/".join(parts)[:_MAX_LOGGED_PATH]
 
 
-async def _record_request(scope: Scope, status: int) -> None:
+async def _record_request_in_audit_log_if_change(scope: Scope, http_status: int) -> None:
     """Record a request in the audit log if its action is an audited change.
 
     Refused requests are recorded, too.
@@ -214,12 +214,12 @@ async def _record_request(scope: Scope, status: int) -> None:
         }
         audit: Audit = scope["app"].state.audit
         try:
-            await audit.record(state.get("call"), action, status, state["request_id"], path)
+            await audit.record(state.get("call"), action, http_status, state["request_id"], path)
         except OSError:
             # Raise the exception, so that the client receives an error reply with status 500
-            # instead of the reply of the application. `_record_request` is called again for the
-            # error reply.
-            if status < 500:
+            # instead of the reply of the application. `_record_request_in_audit_log_if_change` is
+            # called again for the error reply.
+            if http_status < 500:
                 raise
             _LOG.exception("a change could not be recorded in the audit log")
 

@@ -23,7 +23,7 @@ from perdure.server.access import (
     Forbidden,
     Identity,
     Unauthenticated,
-    permit_own_data,
+    permit_and_build_filter_for_own_data,
 )
 from perdure.server.acting import build_identity_acting_for
 from perdure.server.keys_file import Key, check_key_user, read_keys
@@ -143,7 +143,9 @@ class KeysFileAccess:
         keys = [entry for entry in self._keys if (entry.user, entry.tenant) == (user, tenant)]
         return frozenset(name for entry in keys for name in entry.teams)
 
-    async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
+    async def authorize_and_build_filter(
+        self, identity: Identity, action: Action, value: dict[str, Any]
+    ) -> Filter:
         """Allow actions on the user's own data and on the memories of the user's teams.
 
         `Access.permit` describes the arguments. An admin may perform every action.
@@ -155,7 +157,7 @@ class KeysFileAccess:
             check_team_access(identity, action, namespace)
             value["namespace"] = namespace
             return {}
-        return permit_own_data(identity.person, action, value)
+        return permit_and_build_filter_for_own_data(identity.person, action, value)
 
     def check_person(self, identity: Identity, person: str) -> None:
         """Refuse a person whose API keys all belong to tenants other than the caller's tenant.

@@ -48,7 +48,9 @@ class StartupResponder:
         self._server_info = {"name": SERVER_NAME, "version": version}
         self.replayed_lines = list[str]()
 
-    def answer_until_sdk_is_needed(self, json_lines: Iterable[str], out: TextIO) -> str | None:
+    def answer_lines_until_mcp_sdk_is_needed(
+        self, json_lines: Iterable[str], out: TextIO
+    ) -> str | None:
         """Answer messages without the MCP SDK until a message arrives that only the SDK can answer.
 
         Args:
@@ -89,7 +91,7 @@ class StartupResponder:
             return self._handle_notification(line, method)
         if not isinstance(message["id"], int | str) or isinstance(message["id"], bool):
             return None
-        result = self._build_result(method, params)
+        result = self._build_mcp_result_unless_sdk_is_needed(method, params)
         if result is None:
             return None
         return [{"jsonrpc": "2.0", "id": message["id"], **result}]
@@ -109,7 +111,9 @@ class StartupResponder:
             self.replayed_lines[1:] = [line]
         return []
 
-    def _build_result(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+    def _build_mcp_result_unless_sdk_is_needed(
+        self, method: str, params: dict[str, Any]
+    ) -> dict[str, Any] | None:
         """Return the result or the error of a request, or None if only the MCP SDK can answer."""
         if method == "initialize":
             return self._answer_initialize(params)

@@ -25,7 +25,7 @@ from perdure.checkpointers.values import DetachedFields
 from perdure.errors import ConfigurationError
 from perdure.memory.quotation import render_block_name
 from perdure.memory.thread_messages import parse_time
-from perdure.server.access import Action, action
+from perdure.server.access import Action, set_required_action
 from perdure.server.reply import (
     JSONReply,
     encode_json,
@@ -120,7 +120,7 @@ def format_one_line(value: Any) -> str:
     ]
 
 
-def are_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
+def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether all lines of a list contain ids that a program generated.
 
     Pages fold lists of generated ids.
@@ -352,7 +352,7 @@ _TEMPLATES.filters |= {
     "one_line": format_one_line,
 }
 _TEMPLATES.filters |= {"ago": format_elapsed_time, "size": decimal, "as_json": format_as_json}
-_TEMPLATES.tests["generated_ids"] = are_generated_ids
+_TEMPLATES.tests["generated_ids"] = do_all_lines_contain_generated_ids
 _TEMPLATES.globals |= {"build_link": build_link}
 _TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module
 HEADERS: Final = {
@@ -398,7 +398,9 @@ class Pages(APIRouter):
     def __init__(self) -> None:
         super().__init__(include_in_schema=False)
 
-    def page(self, path: str, required_action: Action) -> Callable[[PageEndpoint], PageEndpoint]:
+    def add_page_and_json_routes(
+        self, path: str, required_action: Action
+    ) -> Callable[[PageEndpoint], PageEndpoint]:
         """Return a decorator that adds two routes to an endpoint: the page and the page as JSON.
 
         Args:
@@ -408,7 +410,7 @@ class Pages(APIRouter):
 
         def add_routes(endpoint: PageEndpoint) -> PageEndpoint:
             for route_path in (path, f"{path}.json"):
-                self.get(route_path)(action(required_action)(endpoint))
+                self.get(route_path)(set_required_action(required_action)(endpoint))
             return endpoint
 
         return add_routes

@@ -22,7 +22,7 @@ from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.memory.thread_memories import aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
 from perdure.server import api_threads
-from perdure.server.access import Refused, action
+from perdure.server.access import Refused, set_required_action
 from perdure.server.call import CurrentCall
 from perdure.server.pages import (
     MAX_LINE_CHARS,
@@ -54,7 +54,7 @@ _MAX_LANE: Final = 12
 _TRIGGER_PREFIX: Final = "branch:to:"
 
 
-@routes.page("/ui/checkpoints", "threads:read")
+@routes.add_page_and_json_routes("/ui/checkpoints", "threads:read")
 async def show_checkpoints(
     request: Request, target: PermittedThread, before: NonNegativeNumber | None = None
 ) -> Response:
@@ -139,7 +139,7 @@ def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict
 # -- one checkpoint, and the comparison of two
 
 
-@routes.page("/ui/checkpoint", "threads:read")
+@routes.add_page_and_json_routes("/ui/checkpoint", "threads:read")
 async def show_checkpoint(
     request: Request, target: PermittedThread, checkpoint: str, channel: str | None = None
 ) -> Response:
@@ -239,7 +239,7 @@ def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
     return {**row, "count": len(value), "lines": lines, "cut": is_cut}
 
 
-@routes.page("/ui/compare", "threads:read")
+@routes.add_page_and_json_routes("/ui/compare", "threads:read")
 async def show_comparison(request: Request, target: PermittedThread, a: str, b: str) -> Response:
     """Show the differences between two checkpoints, grouped by channel."""
     for checkpoint_id in (a, b):
@@ -259,7 +259,7 @@ async def show_comparison(request: Request, target: PermittedThread, a: str, b: 
 
 
 @routes.post("/ui/compare")
-@action("threads:read")
+@set_required_action("threads:read")
 async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormText) -> Response:
     """Redirect to the page that compares two checkpoints, which the user chose in an HTML form.
 
@@ -273,7 +273,7 @@ async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormTe
 
 
 @routes.post("/ui/rewind")
-@action("threads:update")
+@set_required_action("threads:update")
 async def rewind_thread(target: PermittedThread, checkpoint: str) -> Response:
     """Make a checkpoint the head of its thread."""
     async with target.call.threads.lock_for_change(target.id):
@@ -283,7 +283,7 @@ async def rewind_thread(target: PermittedThread, checkpoint: str) -> Response:
 
 
 @routes.post("/ui/fork")
-@action("threads:create")
+@set_required_action("threads:create")
 async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText) -> Response:
     """Copy a checkpoint and its ancestors to a new thread, which the user owns."""
     read_call = call.with_action("threads:read")
@@ -313,7 +313,7 @@ class PruneRule(BaseModel):
         return Retention(last=self.last, days=self.days, turns=self.turns, history=not self.forget)
 
 
-@routes.page("/ui/prune", "threads:read")
+@routes.add_page_and_json_routes("/ui/prune", "threads:read")
 async def preview_pruning(
     request: Request, target: PermittedThread, rule: Annotated[PruneRule, Query()]
 ) -> Response:
@@ -327,7 +327,7 @@ async def preview_pruning(
 
 
 @routes.post("/ui/prune")
-@action("threads:update")
+@set_required_action("threads:update")
 async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form()]) -> Response:
     """Prune a thread by a rule, or redirect to the preview of the rule."""
     if rule.preview:
@@ -341,7 +341,7 @@ async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form(
     return redirect_to("/ui/checkpoints", id=target.id)
 
 
-@routes.page("/ui/delete", "threads:read")
+@routes.add_page_and_json_routes("/ui/delete", "threads:read")
 async def show_delete_form(request: Request, target: PermittedThread) -> Response:
     """Show the form that deletes a thread and asks what to do with the memories from the thread."""
     memories = None
@@ -353,7 +353,7 @@ async def show_delete_form(request: Request, target: PermittedThread) -> Respons
 
 
 @routes.post("/ui/delete")
-@action("threads:delete")
+@set_required_action("threads:delete")
 async def delete_thread(
     call: CurrentCall, runs: ServerRuns, id: str, memories: FormText = "erase"
 ) -> Response:

@@ -22,11 +22,11 @@ from starlette.responses import Response
 from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, VersionConflict
 from perdure.memory import Collection
 from perdure.memory.run_config import TEAMS
-from perdure.server.access import Forbidden, action
+from perdure.server.access import Forbidden, set_required_action
 from perdure.server.call import (
     Call,
     CurrentCall,
-    build_literal_namespace_template_and_config,
+    escape_namespace_as_template_and_config,
     is_internal_namespace,
 )
 from perdure.server.pages import (
@@ -65,7 +65,7 @@ class ItemTarget(NamedTuple):
     key: str
 
 
-def _parse_item_target(
+def _parse_item_namespace_and_key_from_query(
     ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = ""
 ) -> ItemTarget:
     """Read the namespace and the item key from the query string of a request.
@@ -78,14 +78,14 @@ def _parse_item_target(
     return ItemTarget(tuple(filter(None, labels)), key or dict(form_fields).get("key", ""))
 
 
-RequestedItem = Annotated[ItemTarget, Depends(_parse_item_target)]
+RequestedItem = Annotated[ItemTarget, Depends(_parse_item_namespace_and_key_from_query)]
 """The namespace and the key that a request names.
 
 An endpoint with a parameter of this type must check the permission itself.
 """
 
 
-async def authorize_namespace(
+async def authorize_namespace_and_get_permitted_fields(
     call: Call, namespace: Namespace, **request_fields: Any
 ) -> dict[str, Any]:
     """Check that the caller may use a namespace, and return the permitted fields of the request.
@@ -122,7 +122,9 @@ async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarge
     """Check that the caller may use the requested item."""
     if not requested.key:
         raise ConfigurationError("the request names no item; add ns=…&key=… to the query")
-    permitted = await authorize_namespace(call, requested.ns or call.memories, key=requested.key)
+    permitted = await authorize_namespace_and_get_permitted_fields(
+        call, requested.ns or call.memories, key=requested.key
+    )
     return ItemTarget(permitted["namespace"], permitted["key"])
 
 
@@ -145,15 +147,17 @@ ChangeableItem = Annotated[ItemTarget, Depends(_permit_item_change)]
 # -- namespaces and their items
 
 
-@routes.page("/ui/store", "store:list_namespaces")
+@routes.add_page_and_json_routes("/ui/store", "store:list_namespaces")
 async def show_namespaces(
     request: Request, call: CurrentCall, requested: RequestedItem, start: NonNegativeNumber = 0
 ) -> Response:
     """Show the child namespaces of a namespace, with the number and size of their items."""
     ns = requested.ns
-    prefix = (await authorize_namespace(call, ns, limit=_NAMESPACES_PER_PAGE, offset=start))[
-        "namespace"
-    ]
+    prefix = (
+        await authorize_namespace_and_get_permitted_fields(
+            call, ns, limit=_NAMESPACES_PER_PAGE, offset=start
+        )
+    )["namespace"]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
     options: dict[str, Any] = {
         "max_depth": depth,
@@ -208,15 +212,17 @@ async def _list_readable_team_namespaces(call: Call) -> list[Namespace]:
     for team in sorted(call.identity.teams):
         with suppress(Forbidden):
             permitted_namespaces.append(
-                (await authorize_namespace(call.with_action("store:search"), (TEAMS, team)))[
-                    "namespace"
-                ]
+                (
+                    await authorize_namespace_and_get_permitted_fields(
+                        call.with_action("store:search"), (TEAMS, team)
+                    )
+                )["namespace"]
             )
     sizes = await call.store.anamespace_sizes(permitted_namespaces) if permitted_namespaces else []
     return [size.namespace for size in sizes if size.namespaces]
 
 
-@routes.page("/ui/store/items", "store:search")
+@routes.add_page_and_json_routes("/ui/store/items", "store:search")
 async def show_items(
     request: Request,
     call: CurrentCall,
@@ -238,7 +244,7 @@ async def show_items(
         start: The number of items to skip.
     """
     value_filter = parse_json_object(filter, "the filter") if filter.strip() else None
-    permitted = await authorize_namespace(
+    permitted = await authorize_namespace_and_get_permitted_fields(
         call, requested.ns, query=q.strip() or None, filter=value_filter
     )
     ns, options = permitted["namespace"], {name: permitted[name] for name in ("query", "filter")}
@@ -259,7 +265,7 @@ async def show_items(
         start=start,
         items=[build_item_template_values(item) for item in found_items[:ITEMS_PER_PAGE]],
         more=len(found_items) > ITEMS_PER_PAGE,
-        may_add=_may_change(ns),
+        may_add=_may_edit_items_of_namespace(ns),
     )
 
 
@@ -276,7 +282,7 @@ def build_item_template_values(item: Any) -> PageValues:
 # -- one item
 
 
-@routes.page("/ui/memory", "store:get")
+@routes.add_page_and_json_routes("/ui/memory", "store:get")
 async def show_item(
     request: Request,
     call: CurrentCall,
@@ -320,8 +326,8 @@ async def _load_item_page(
         "count": len(history),
         "versions": versions[:_VERSIONS_PER_PAGE],
         "more": len(history) > start + _VERSIONS_PER_PAGE,
-        "is_memory": _is_memory(call, last_version),
-        "may_change": _may_change(target.ns),
+        "is_memory": _is_item_memory_of_user_or_team(call, last_version),
+        "may_change": _may_edit_items_of_namespace(target.ns),
         "to_edit": escape_unprintable(json.dumps(last_version.value, indent=2, ensure_ascii=False)),
         "done": "",
         "wrong": "",
@@ -369,7 +375,7 @@ def _build_version_rows(versions: list[Any]) -> list[PageValues]:
     ]
 
 
-def _is_memory(call: Call, item: Any) -> bool:
+def _is_item_memory_of_user_or_team(call: Call, item: Any) -> bool:
     """Return whether a store item is a memory of a user or of a team."""
     is_text = isinstance(item.value.get("text"), str)
     return is_text and (
@@ -377,7 +383,7 @@ def _is_memory(call: Call, item: Any) -> bool:
     )
 
 
-def _may_change(namespace: Namespace) -> bool:
+def _may_edit_items_of_namespace(namespace: Namespace) -> bool:
     """Return whether the items of a namespace may be edited on the server's pages.
 
     The namespaces for internal data of perdure are read-only.
@@ -389,7 +395,7 @@ def _may_change(namespace: Namespace) -> bool:
 
 
 @routes.post("/ui/memory")
-@action("store:put")
+@set_required_action("store:put")
 async def edit_item(
     request: Request,
     call: CurrentCall,
@@ -448,23 +454,23 @@ async def edit_item(
         return render_page(request, "memory.html", http_status(exc), **values)
 
 
-@routes.page("/ui/forget", "store:delete")
+@routes.add_page_and_json_routes("/ui/forget", "store:delete")
 async def show_forget_form(request: Request, call: CurrentCall, target: PermittedItem) -> Response:
     """Show a preview of the erasure of an item, with a button that erases the item."""
     last_version = (await _load_item_versions(call, target))[-1]
     preview = await call.store.aforget(target.ns, key=target.key, dry_run=True)
     page_fields = {
         "last": build_item_template_values(last_version),
-        "is_memory": _is_memory(call, last_version),
+        "is_memory": _is_item_memory_of_user_or_team(call, last_version),
     }
     return render_page(request, "forget.html", **target._asdict(), preview=preview, **page_fields)
 
 
 @routes.post("/ui/forget")
-@action("store:delete")
+@set_required_action("store:delete")
 async def forget_item(request: Request, call: CurrentCall, target: ChangeableItem) -> Response:
     """Erase an item with all its versions."""
-    if _is_memory(call, (await _load_item_versions(call, target))[-1]):
+    if _is_item_memory_of_user_or_team(call, (await _load_item_versions(call, target))[-1]):
         collection, config = build_collection(call, target.ns)
         receipt = await collection.aforget(target.key, config=config)
     else:
@@ -475,7 +481,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """Return the `Collection` of a namespace's memories, and the config for its methods."""
-    template, config = build_literal_namespace_template_and_config(namespace)
+    template, config = escape_namespace_as_template_and_config(namespace)
     return Collection(call.store, template), config
 
 
@@ -485,7 +491,7 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
     If an admin changes the memory of another person, the provenance names "an admin" instead of the
     admin's user id. The audit log contains the user id of the admin.
     """
-    person, author = call.identity.person, call.find_team_author(namespace)
+    person, author = call.identity.person, call.find_author_to_record_in_team_namespace(namespace)
     is_own_change = author is not None or person in namespace[1:2]
     actor = person if is_own_change else _ADMIN_ACTOR
     return Provenance(actor=actor, trust="user", at=datetime.now(UTC), author=author)

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
 from perdure.memory.recall import NAMESPACE
-from perdure.server.access import Forbidden, action
-from perdure.server.call import Call, CurrentCall, build_literal_namespace_template_and_config
+from perdure.server.access import Forbidden, set_required_action
+from perdure.server.call import Call, CurrentCall, escape_namespace_as_template_and_config
 from perdure.server.pages import (
     FormText,
     NonNegativeNumber,
@@ -32,7 +32,7 @@ from perdure.server.pages_items import (
     ITEMS_PER_PAGE,
     ItemTarget,
     RequestedItem,
-    authorize_namespace,
+    authorize_namespace_and_get_permitted_fields,
     build_collection,
     build_item_template_values,
 )
@@ -82,14 +82,17 @@ async def _permit_memories(
         name: value for name, value in (("query", q), ("key", requested.key)) if value
     }
     return ItemTarget(
-        (await authorize_namespace(call, namespace, **request_fields))["namespace"], requested.key
+        (await authorize_namespace_and_get_permitted_fields(call, namespace, **request_fields))[
+            "namespace"
+        ],
+        requested.key,
     )
 
 
 PermittedMemories = Annotated[ItemTarget, Depends(_permit_memories)]
 
 
-@routes.page("/ui/memories", "store:search")
+@routes.add_page_and_json_routes("/ui/memories", "store:search")
 async def show_memories(
     request: Request,
     call: CurrentCall,
@@ -145,7 +148,7 @@ async def show_memories(
         "more": False,
     }
     if q.strip():
-        template, config = build_literal_namespace_template_and_config(ns)
+        template, config = escape_namespace_as_template_and_config(ns)
         store = call.store.without_refresh()
         options: dict[str, Any] = {"store": store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
@@ -187,7 +190,9 @@ async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
         return []
     users, list_call = {ns[-1], call.identity.person}, call.with_action("store:list_namespaces")
     with suppress(Forbidden):
-        prefix = (await authorize_namespace(list_call, ns[:-1]))["namespace"]
+        prefix = (await authorize_namespace_and_get_permitted_fields(list_call, ns[:-1]))[
+            "namespace"
+        ]
         options: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _MAX_USERS + 1}
         user_namespaces = await list_call.store.alist_namespaces(prefix=prefix, **options)
         users |= {labels[-1] for labels in user_namespaces if len(labels) > len(prefix)}
@@ -201,7 +206,7 @@ async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
 # -- quarantine
 
 
-@routes.page("/ui/quarantine", "store:search")
+@routes.add_page_and_json_routes("/ui/quarantine", "store:search")
 async def show_quarantine(
     request: Request, target: PermittedMemories, call: CurrentCall
 ) -> Response:
@@ -219,7 +224,7 @@ async def show_quarantine(
 
 
 @routes.post("/ui/quarantine/release")
-@action("store:put")
+@set_required_action("store:put")
 async def release_entry(call: CurrentCall, target: PermittedMemories) -> Response:
     """Release a quarantined candidate, which stores the candidate as a memory."""
     quarantine, config = _build_quarantine(call, target)
@@ -228,7 +233,7 @@ async def release_entry(call: CurrentCall, target: PermittedMemories) -> Respons
 
 
 @routes.post("/ui/quarantine/discard")
-@action("store:delete")
+@set_required_action("store:delete")
 async def discard_quarantined_memory(call: CurrentCall, target: PermittedMemories) -> Response:
     """Erase a quarantined candidate."""
     quarantine, config = _build_quarantine(call, target)
@@ -241,14 +246,14 @@ def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, Runna
 
     The methods of the returned `Quarantine` must be called with the returned `RunnableConfig`.
     """
-    template, config = build_literal_namespace_template_and_config(target.ns)
+    template, config = escape_namespace_as_template_and_config(target.ns)
     return Quarantine(call.store, template), config
 
 
 # -- erasing all memories
 
 
-@routes.page("/ui/forget-all", "store:delete")
+@routes.add_page_and_json_routes("/ui/forget-all", "store:delete")
 async def show_forget_all_form(
     request: Request, call: CurrentCall, target: PermittedMemories
 ) -> Response:
@@ -267,7 +272,7 @@ async def show_forget_all_form(
 
 
 @routes.post("/ui/forget-all")
-@action("store:delete")
+@set_required_action("store:delete")
 async def forget_all_memories(
     request: Request, call: CurrentCall, target: PermittedMemories, typed: FormText = ""
 ) -> Response:
@@ -291,6 +296,6 @@ async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[st
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]
     ]
     return [
-        (await authorize_namespace(call, ns))["namespace"]
+        (await authorize_namespace_and_get_permitted_fields(call, ns))["namespace"]
         for ns in (target.ns, *related_namespaces)
     ]

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from perdure.errors import ConfigurationError
 from perdure.memory.run_config import TEAMS
-from perdure.server.access import action
+from perdure.server.access import set_required_action
 from perdure.server.api_people import (
     build_report_json,
     erase_person,
@@ -21,7 +21,7 @@ from perdure.server.runs import ServerRuns
 routes = Pages()
 
 
-@routes.page("/ui/person", "threads:read")
+@routes.add_page_and_json_routes("/ui/person", "threads:read")
 async def show_person(request: Request, call: CurrentCall, user: str = "") -> Response:
     """Show the data that belongs to the user who sends the request.
 
@@ -37,7 +37,7 @@ async def show_person(request: Request, call: CurrentCall, user: str = "") -> Re
 
 
 @routes.post("/ui/person")
-@action("threads:delete")
+@set_required_action("threads:delete")
 async def erase_confirmed_person(
     request: Request,
     call: CurrentCall,

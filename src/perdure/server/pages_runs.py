@@ -20,7 +20,7 @@ from perdure.checkpointers.runs import LIVE_STATES
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.graphs import questions
-from perdure.server.access import Forbidden, Refused, action
+from perdure.server.access import Forbidden, Refused, set_required_action
 from perdure.server.api_runs import get_permitted_run, start_run
 from perdure.server.assistants import choose_thread_assistant
 from perdure.server.call import Call, CurrentCall
@@ -149,7 +149,7 @@ def build_run_row(row: RunRow) -> PageValues:
     return {
         **build_run_json(row),
         "error": row.error,
-        **_build_people_fields(row),
+        **_build_caller_person_and_deed_fields(row),
         "is_live": live.status in LIVE_STATES,
         "begins_at": datetime.fromtimestamp(row.not_before or 0, UTC) if is_delayed else None,
         "events": f"/threads/{thread_path}/runs/{live.run_id}/stream?stream_mode=messages-tuple",
@@ -157,7 +157,7 @@ def build_run_row(row: RunRow) -> PageValues:
     }
 
 
-def _build_people_fields(row: RunRow) -> PageValues:
+def _build_caller_person_and_deed_fields(row: RunRow) -> PageValues:
     """Build the fields `caller`, `person` and `deed` of a run.
 
     The caller is the user who started the run. The person is the user whose memories the run uses.
@@ -231,7 +231,7 @@ async def find_permitted_metadata_of_new_thread(call: Call) -> PageValues | None
 
 
 @routes.post("/ui/new")
-@action("threads:create")
+@set_required_action("threads:create")
 async def create_thread(call: CurrentCall) -> Response:
     """Create a thread and redirect to its page, which has a box for the first message."""
     metadata = await find_permitted_metadata_of_new_thread(call)
@@ -246,7 +246,7 @@ async def create_thread(call: CurrentCall) -> Response:
 
 
 @routes.post("/ui/answer")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def answer_question(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
@@ -272,7 +272,7 @@ async def answer_question(
 
 
 @routes.post("/ui/say")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def send_message(
     call: CurrentCall,
     runs: ServerRuns,
@@ -291,7 +291,7 @@ async def send_message(
 
 
 @routes.post("/ui/again")
-@action("threads:create_run")
+@set_required_action("threads:create_run")
 async def retry_or_continue(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
@@ -322,7 +322,7 @@ async def retry_or_continue(
 
 
 @routes.post("/ui/stop")
-@action("threads:update")
+@set_required_action("threads:update")
 async def stop_run(
     call: CurrentCall,
     runs: ServerRuns,
@@ -347,7 +347,7 @@ async def stop_run(
     return redirect_to("/ui/runs") if listed else response
 
 
-@routes.page("/ui/runs", "threads:search")
+@routes.add_page_and_json_routes("/ui/runs", "threads:search")
 async def show_runs(
     request: Request,
     call: CurrentCall,

@@ -15,7 +15,7 @@ from perdure.errors import ConfigurationError, MissingDependency
 from perdure.graphs.configured import build_configured_model
 from perdure.memory import Extraction, ModelExtractor
 from perdure.memory.recall import NAMESPACE
-from perdure.server.access import action
+from perdure.server.access import set_required_action
 from perdure.server.call import Call, CurrentCall
 from perdure.server.pages import FormText, Pages, redirect_to, render_page
 from perdure.server.pages_threads import load_thread_titles
@@ -48,7 +48,7 @@ AdminCall = Annotated[Call, Depends(_permit_admin)]
 ServerSettings = Annotated[Settings, Depends(_get_settings)]
 
 
-@routes.page("/ui/storage", "admin")
+@routes.add_page_and_json_routes("/ui/storage", "admin")
 async def show_storage(request: Request, call: AdminCall, settings: ServerSettings) -> Response:
     """Show sizes by kind, the largest threads and namespaces, and growth by month."""
     thread_stats, item_stats, thread_usage, item_usage = await asyncio.gather(
@@ -76,7 +76,7 @@ async def show_storage(request: Request, call: AdminCall, settings: ServerSettin
     )
 
 
-@routes.page("/ui/storage/retention", "admin")
+@routes.add_page_and_json_routes("/ui/storage/retention", "admin")
 async def show_retention_plan(
     request: Request, call: AdminCall, settings: ServerSettings
 ) -> Response:
@@ -93,7 +93,7 @@ async def show_retention_plan(
 
 
 @routes.post("/ui/storage/retention")
-@action("admin")
+@set_required_action("admin")
 async def apply_retention(
     request: Request, call: AdminCall, settings: ServerSettings, typed: FormText = ""
 ) -> Response:
@@ -119,7 +119,7 @@ def _list_set_rules(rules: Rules) -> dict[str, Any]:
 # -- jobs
 
 
-@routes.page("/ui/jobs", "admin")
+@routes.add_page_and_json_routes("/ui/jobs", "admin")
 async def show_jobs(
     request: Request, call: AdminCall, settings: ServerSettings, queued: str = ""
 ) -> Response:
@@ -145,7 +145,7 @@ async def show_jobs(
 
 
 @routes.post("/ui/jobs")
-@action("admin")
+@set_required_action("admin")
 async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: str) -> Response:
     """Queue a thread for extraction by the next free worker."""
     await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, thread)

@@ -53,7 +53,7 @@ _MESSAGES_AFTER_TARGET: Final = 20
 # -- the list of threads
 
 
-@routes.page("/ui/threads", "threads:search")
+@routes.add_page_and_json_routes("/ui/threads", "threads:search")
 async def show_threads(
     request: Request,
     call: CurrentCall,
@@ -225,7 +225,7 @@ PermittedThread = Annotated[ThreadTarget, Depends(_permit_thread)]
 """The type of an endpoint's parameter that receives the permitted thread."""
 
 
-@routes.page("/ui/thread", "threads:read")
+@routes.add_page_and_json_routes("/ui/thread", "threads:read")
 async def show_thread(
     request: Request,
     target: PermittedThread,
@@ -280,7 +280,7 @@ async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Respons
 # -- a model view and a message in full
 
 
-@routes.page("/ui/seen", "threads:read")
+@routes.add_page_and_json_routes("/ui/seen", "threads:read")
 async def show_model_view(request: Request, target: PermittedThread, view: str) -> Response:
     """Show the messages that a model was given in one call."""
     await target.call.require_model_view_access(target.id)
@@ -303,7 +303,7 @@ async def show_model_view(request: Request, target: PermittedThread, view: str) 
     )
 
 
-@routes.page("/ui/message", "threads:read")
+@routes.add_page_and_json_routes("/ui/message", "threads:read")
 async def show_message(
     request: Request, target: PermittedThread, position: NonNegativeNumber
 ) -> Response:
@@ -385,7 +385,7 @@ async def load_page_of_turns(
     steps, is_cut = await _load_steps_and_whether_truncated(
         saver, thread_id, ns, before_checkpoint_order, turns[0][0].position if has_earlier else 0
     )
-    turn_steps = _group_steps_by_turn(turns, steps, has_earlier)
+    turn_steps = _group_checkpoints_by_turn(turns, steps, has_earlier)
     if is_cut:
         # `_MAX_STEPS` has limited the number of loaded checkpoints, so some checkpoints of the
         # first turn may be missing. Begin the page with the next turn that has checkpoints.
@@ -447,8 +447,8 @@ async def _load_steps_and_whether_truncated(
     return steps[::-1], True
 
 
-def _group_steps_by_turn(
-    turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], has_earlier: bool
+def _group_checkpoints_by_turn(
+    turns: Sequence[Sequence[HistoryItem]], steps: Iterable[Step], has_earlier_turns: bool
 ) -> list[list[Step]]:
     """Assign checkpoints to turns.
 
@@ -458,15 +458,15 @@ def _group_steps_by_turn(
     Args:
         turns: The items of each turn, oldest first.
         steps: The checkpoints, oldest first.
-        has_earlier: Whether the thread has earlier turns than the first turn in `turns`. If True,
-            the first checkpoints are dropped, because they may belong to an earlier turn.
+        has_earlier_turns: Whether the thread has earlier turns than the first turn in `turns`. If
+            True, the first checkpoints are dropped, because they may belong to an earlier turn.
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
     # The turn of the current checkpoint in the loop. At the beginning, the turn is unknown (None)
     # if the thread has turns before `turns`, because the first checkpoints in `steps` may belong to
     # a turn before `turns`.
-    current_turn = None if has_earlier else 0
+    current_turn = None if has_earlier_turns else 0
     # Checkpoints whose turn is not known yet. A checkpoint that stores an input belongs to the turn
     # of the next message. The checkpoint with the input stays in `unassigned` until the loop
     # reaches a checkpoint that has added a message.
@@ -577,14 +577,19 @@ def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[s
     """Build the template data of an item in a thread's history.
 
     The field `mark` describes the relation of the item to the thread's state; see
-    `find_relation_to_state`. The field `at` is the time in the metadata of a message. If a message
-    has no time, `at` is the time at which the item was stored for the first time.
+    `classify_item_as_seen_removed_or_on_branch`. The field `at` is the time in the metadata of a
+    message. If a message has no time, `at` is the time at which the item was stored for the first
+    time.
     """
     row = build_message_row(item.value, max_chars)
-    return {**row, "at": row["at"] or item.stored_at, "mark": find_relation_to_state(item)}
+    return {
+        **row,
+        "at": row["at"] or item.stored_at,
+        "mark": classify_item_as_seen_removed_or_on_branch(item),
+    }
 
 
-def find_relation_to_state(item: HistoryItem) -> str:
+def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
     """Return the relation of a history item to the current state of its thread.
 
     The result is "seen" if the item is in the state, "removed" if it was removed from the state,

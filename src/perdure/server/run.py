@@ -162,7 +162,7 @@ class Run:
         return self.log if self.feed is None else self.feed
 
     @property
-    def number_before_events(self) -> int:
+    def event_number_before_first_event(self) -> int:
         """Return the event number directly before the first event of the run.
 
         All events with a number above the returned number belong to this run or to a later run.
@@ -188,7 +188,9 @@ class Run:
         log = self.events
         events = [*log.events_after(self.last_stored, limit), *closing]
         last_lost = (
-            log.last_lost if log.last_lost > max(self.number_before_events, self.last_stored) else 0
+            log.last_lost
+            if log.last_lost > max(self.event_number_before_first_event, self.last_stored)
+            else 0
         )
         if not events:
             # If there are no new events, but events were dropped before they were stored, store a
@@ -228,11 +230,11 @@ class Run:
         while self._stored_batches and self._stored_batches[0][0] <= batch.delete_until:
             self._stored_batches.popleft()
 
-    def cancel(self, action: str = "interrupt") -> None:
+    def cancel(self, cancel_action: str = "interrupt") -> None:
         """Stop the run. With `rollback`, also remove everything that the run has stored."""
         # A run that has not started yet checks the attribute `cancelled` when it starts.
-        if self.cancelled is None or action == "rollback":
-            self.cancelled = action
+        if self.cancelled is None or cancel_action == "rollback":
+            self.cancelled = cancel_action
         self.changed.set()
         self._cancel_task()
 
@@ -244,7 +246,7 @@ class Run:
     def _cancel_task(self) -> None:
         """Cancel the run's task if the task may be cancelled now.
 
-        See `allow_cancelling_and_record_outcome`.
+        See `allow_task_cancellation_and_record_run_outcome`.
         """
         if self._is_playing and self.task is not None:
             self._is_playing = False
@@ -286,7 +288,7 @@ class Run:
             self._is_executing, self.may_have_started = False, True
 
     @contextlib.contextmanager
-    def allow_cancelling_and_record_outcome(self) -> Iterator[None]:
+    def allow_task_cancellation_and_record_run_outcome(self) -> Iterator[None]:
         """Accept cancellations of the run's asyncio task while the `with` block is running.
 
         If the `with` block is cancelled or raises an error, the outcome of the run is recorded.

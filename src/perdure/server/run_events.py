@@ -37,7 +37,7 @@ class StoredEvents:
 
     # -- runs of this process
 
-    async def start_recording(self, run: Run, live: LiveRun) -> None:
+    async def start_storing_events_of_run(self, run: Run, live_run: LiveRun) -> None:
         """Store the events of a run from now on.
 
         If an earlier process has started the run, its new events follow the events that are already
@@ -45,27 +45,31 @@ class StoredEvents:
         """
         if not run.recorded:
             return
-        log, number_before = run.events, run.number_before_events
+        log, number_before = run.events, run.event_number_before_first_event
         log.is_recorded = True
         # Other processes may have emitted events of earlier runs of the thread. The log in this
         # process may lack the events of earlier runs.
         is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
         if run.may_have_started or is_behind:
             synchronize = (
-                self.fetch_events
+                self.append_stored_events_of_other_processes
                 if log.has_readers
                 else self.empty_outdated_log_and_find_newest_event
             )
             await synchronize(log, run.thread_key, run.seq_range)
         reserved = None
         if run.may_have_started:
-            reserved = await self._table.reserve_event_numbers(live, number_before)
+            reserved = await self._table.reserve_event_numbers_after_takeover(
+                live_run, number_before
+            )
         last, skip_until = reserved or (number_before, number_before)
         log.skip_to(skip_until)
         run.last_stored = log.last
         if last > number_before and run.feed is None:
-            log.add(METADATA_EVENT, {"run_id": run.run_id, "attempt": live.attempt}, METADATA_EVENT)
-        self._recorded[run] = live
+            log.add(
+                METADATA_EVENT, {"run_id": run.run_id, "attempt": live_run.attempt}, METADATA_EVENT
+            )
+        self._recorded[run] = live_run
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._store_periodically(), context=Context())
 
@@ -75,7 +79,7 @@ class StoredEvents:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
                 try:
-                    while await self._store_waiting_events():
+                    while await self._store_pending_events_and_check_if_more():
                         pass
                 except StorageError as exc:
                     # Do not raise the storage error, because the loop tries again to store the
@@ -84,7 +88,7 @@ class StoredEvents:
                     error_type = type(exc).__name__
                     _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
-    async def _store_waiting_events(self) -> bool:
+    async def _store_pending_events_and_check_if_more(self) -> bool:
         """Store events of the recorded runs that are not stored yet, in one transaction.
 
         Return True if the size limit of the transaction was reached. If the size limit was reached,
@@ -135,7 +139,7 @@ class StoredEvents:
 
     # -- runs of other processes
 
-    async def fetch_events(
+    async def append_stored_events_of_other_processes(
         self, log: EventLog, thread_key: int, seq_range: tuple[int, int]
     ) -> None:
         """Append to a log the events that other processes have stored in the database.
@@ -189,7 +193,7 @@ class StoredEvents:
             log.clear_until(newest[1])
         return newest
 
-    async def load_events(self, run: Run) -> None:
+    async def load_stored_events_that_process_lacks(self, run: Run) -> None:
         """Let readers of a run receive events that the database has and this process lacks."""
         if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
             log = EventLog() if run.events_dropped else run.log
@@ -269,7 +273,7 @@ class StoredEvents:
             )
             if not batches.read:
                 return
-            for reached, events in batches.iter_events_with_last_number_after(
+            for reached, events in batches.iter_last_number_and_events_of_batches_after(
                 position, is_new_reader
             ):
                 is_new_reader, position = False, reached
@@ -298,13 +302,16 @@ class StoredBatches:
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
             account.make_room_and_count(self, size)
-        self.total_when_added, self.safety_of_dropping_oldest_event = account.memory.total_added, 1
+        self.total_when_added, self.oldest_event_drop_safety_from_0_to_2 = (
+            account.memory.total_added,
+            1,
+        )
 
     def __del__(self) -> None:
         if self.size:
-            self._account.subtract_garbage_collected_bytes_later(self.size)
+            self._account.schedule_subtraction_of_garbage_collected_bytes(self.size)
 
-    def iter_events_with_last_number_after(
+    def iter_last_number_and_events_of_batches_after(
         self, position: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
         """Yield the events after `position`, until events are dropped from memory.

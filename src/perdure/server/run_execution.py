@@ -43,7 +43,7 @@ from perdure.server.run_log import LoggedEvent
 from perdure.server.run_progress import (
     find_run_progress,
     is_input_stored,
-    store_counts_and_writes_before_run,
+    store_start_checkpoint_data_for_rollback,
     undo_update_that_cannot_be_applied,
     undo_writes_of_run,
 )
@@ -167,7 +167,7 @@ class RunExecution:
         run, live = self._run, self._live
         with run.mark_executing():
             async with self._lock:
-                with run.allow_cancelling_and_record_outcome():
+                with run.allow_task_cancellation_and_record_run_outcome():
                     run.raise_if_stopped()
                     if live.attempt > MAX_ATTEMPTS:
                         raise RunAbandoned(
@@ -181,7 +181,7 @@ class RunExecution:
                     )
                     await self._take_lock(END_TIMEOUT_S if is_first else None)
                     if self._runs.stop_runs_if_lock_is_lost():
-                        await self._runs.events.start_recording(run, live)
+                        await self._runs.events.start_storing_events_of_run(run, live)
                         await self._run_graph_and_count_writes()
                 if isinstance(run.failure, StorageUnavailable):
                     self._runs.stop_runs_if_lock_is_lost()
@@ -248,8 +248,8 @@ class RunExecution:
         )
         run.waits_for_answer = progress == "asks"
         if progress is None:
-            await store_counts_and_writes_before_run(saver, run, config)
-        with run.allow_cancelling_and_record_outcome(), self._runs.server.measure_run():
+            await store_start_checkpoint_data_for_rollback(saver, run, config)
+        with run.allow_task_cancellation_and_record_run_outcome(), self._runs.server.measure_run():
             run.raise_if_stopped()
             if progress != "asks":
                 graph_context = self._runs.server.graphs.open_graph(
@@ -311,7 +311,7 @@ class RunExecution:
                 if not run.thread_is_clean:
                     await self._carry_out_cancellation_and_clean_up_thread()
                     run.thread_is_clean = True
-                if (end := await self._try_store_end()) is not None:
+                if (end := await self._store_run_end_unless_cancelled_again()) is not None:
                     return end
                 # A new cancellation of the run has arrived, so clean up the thread again.
                 run.thread_is_clean = False
@@ -341,7 +341,7 @@ class RunExecution:
             await self._mark_interrupted()
         self._webhook = None
         if run.request.webhook and not run.rolled_back:
-            await self._prepare_or_store_webhook(run.request.webhook)
+            await self._store_webhook_now_or_with_run_end(run.request.webhook)
         if run.temporary:
             with contextlib.suppress(UnknownThread):
                 await self._threads.delete_while_holding_lock(
@@ -373,7 +373,7 @@ class RunExecution:
             # successful run.
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
-    async def _prepare_or_store_webhook(self, url: str) -> None:
+    async def _store_webhook_now_or_with_run_end(self, url: str) -> None:
         """Prepare the statement that stores the webhook together with the end of the run.
 
         The webhook of a temporary run is stored immediately, because the thread of a temporary run
@@ -407,7 +407,7 @@ class RunExecution:
                 known_cancel=run.carried_out,
             )
 
-    async def _try_store_end(self) -> _StoredEnd | None:
+    async def _store_run_end_unless_cancelled_again(self) -> _StoredEnd | None:
         """Store the end of the run.
 
         If the run was cancelled again, and the new cancellation was not carried out yet, store

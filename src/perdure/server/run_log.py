@@ -296,7 +296,7 @@ class EventLog:
 
     def __del__(self) -> None:
         if self.size and self._account is not None:
-            self._account.subtract_garbage_collected_bytes_later(self.size)
+            self._account.schedule_subtraction_of_garbage_collected_bytes(self.size)
 
     @property
     def is_empty(self) -> bool:
@@ -322,10 +322,10 @@ class EventLog:
         return self._entries[0].total_when_added
 
     @property
-    def safety_of_dropping_oldest_event(self) -> int:
+    def oldest_event_drop_safety_from_0_to_2(self) -> int:
         """Return the priority for dropping events of this log.
 
-        See `EventHolder.safety_of_dropping_oldest_event`.
+        See `EventHolder.oldest_event_drop_safety_from_0_to_2`.
         """
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
@@ -427,7 +427,7 @@ class EventLog:
         self._wake_readers()
         self._allow_dropping_events_if_unused()
 
-    def add_writer(self) -> None:
+    def register_event_writer(self) -> None:
         """Register a writer of events.
 
         The caller must call `remove_writer` when the writer ends.
@@ -436,7 +436,7 @@ class EventLog:
         self._mark_in_use()
 
     def remove_writer(self) -> None:
-        """Unregister a writer; see `add_writer`."""
+        """Unregister a writer; see `register_event_writer`."""
         self._writers -= 1
         self._allow_dropping_events_if_unused()
 

@@ -65,7 +65,7 @@ class _AnswerAndUpdateCounts(NamedTuple):
         return cls(answers, updates)
 
 
-async def store_counts_and_writes_before_run(
+async def store_start_checkpoint_data_for_rollback(
     saver: Checkpointer, run: Run, config: RunnableConfig
 ) -> None:
     """Store the data that are needed to find the progress of a run and to roll it back.
@@ -97,7 +97,7 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
     The caller holds the lock of the thread, and has removed the checkpoints of the run.
     """
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    start = await _find_start_checkpoint(saver, config, run)
+    start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
     if start is None:
         return
     update_count = start[1].updates
@@ -143,7 +143,7 @@ async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, 
     if run.request.command is None:
         return
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    start = await _find_start_checkpoint(saver, config, run)
+    start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
     if start is None:
         return
     try:
@@ -167,7 +167,7 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
         return "overtaken"
     if run.request.command is None:
         return None
-    start = await _find_start_checkpoint(saver, config, run)
+    start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
     if start is None:
         return None
     checkpoint, counts_before = start
@@ -195,7 +195,7 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
     return any(task == NULL_TASK and channel == RESUME for task, channel, _ in writes)
 
 
-async def _find_start_checkpoint(
+async def _find_start_checkpoint_and_stored_counts(
     saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _AnswerAndUpdateCounts] | None:
     """Return the checkpoint from which a run started, and the counts that the run stored there."""

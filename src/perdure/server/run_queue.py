@@ -125,12 +125,14 @@ class DatabaseRuns:
         self._lock: Any = None
         self._ended_runs: deque[Run] = deque()
         self._pause_s, self._cleaned_up_at = SWEEP_S, 0.0
-        self.task = asyncio.create_task(self._hold_lock_and_sweep(), context=Context())
+        self.task = asyncio.create_task(
+            self._hold_liveness_lock_and_sweep_run_rows(), context=Context()
+        )
         self.due_work = asyncio.create_task(asyncio.sleep(0), context=Context())
 
     # -- liveness
 
-    async def _hold_lock_and_sweep(self) -> None:
+    async def _hold_liveness_lock_and_sweep_run_rows(self) -> None:
         """Hold the lock that shows that this process is alive, and sweep the rows of runs."""
         while True:
             owner = str(uuid4())
@@ -141,7 +143,7 @@ class DatabaseRuns:
                     self.owner = owner
                     self.ready.set()
                     while True:
-                        await self._read_run_rows_and_advance_runs()
+                        await self._start_cancel_and_finish_runs_by_their_rows()
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
@@ -182,7 +184,7 @@ class DatabaseRuns:
             self._wake.set()
         return bool(self.owner)
 
-    async def _read_run_rows_and_advance_runs(self) -> None:
+    async def _start_cancel_and_finish_runs_by_their_rows(self) -> None:
         """Read the rows of runs, and then start, take over, cancel and finish runs."""
         self._start_due_crons_and_webhooks()
         read_at = time.monotonic()
@@ -212,7 +214,9 @@ class DatabaseRuns:
         feeds = self.server.feeds_with_readers(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
         for thread_id in feeds.keys() - executing_here:
-            await self.events.fetch_events(feeds[thread_id], feeds[thread_id].thread_key, ALL_RUNS)
+            await self.events.append_stored_events_of_other_processes(
+                feeds[thread_id], feeds[thread_id].thread_key, ALL_RUNS
+            )
         awaited = {
             run.thread_id for run in self.runs_by_id.values() if not run.has_ended
         } | feeds.keys()
@@ -247,10 +251,14 @@ class DatabaseRuns:
         try:
             for row in await self.table.list_runs(live.thread_id, live.run_id):
                 strategy = row.details["multitask_strategy"]
-                await self.table.start_delayed_run(live, self.owner, CANCEL_ACTIONS.get(strategy))
+                await self.table.queue_delayed_run_that_is_due(
+                    live, self.owner, CANCEL_ACTIONS.get(strategy)
+                )
         except CorruptRecord as exc:
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
-            await self.table.cancel_runs(live.thread_id, live.run_id, "interrupt")
+            await self.table.cancel_runs_and_list_their_ids(
+                live.thread_id, live.run_id, "interrupt"
+            )
         return True
 
     async def _load_run(self, live: LiveRun) -> None:
@@ -310,7 +318,9 @@ class DatabaseRuns:
             if not rows and self.runs_by_id.get(run.run_id) is run:
                 del self.runs_by_id[run.run_id]
         if run.log.has_readers and run.is_elsewhere:
-            await self.events.fetch_events(run.log, run.thread_key, run.seq_range)
+            await self.events.append_stored_events_of_other_processes(
+                run.log, run.thread_key, run.seq_range
+            )
         # The run has ended while its row was read.
         if run.row.live.status not in LIVE_STATES:
             return
@@ -368,7 +378,9 @@ class DatabaseRuns:
                     elif run.cancelled and live.cancel_action is None:
                         # The process that owns the run reads the cancellation from the row of the
                         # run.
-                        await self.table.cancel_runs(run.thread_id, run.run_id, run.cancelled)
+                        await self.table.cancel_runs_and_list_their_ids(
+                            run.thread_id, run.run_id, run.cancelled
+                        )
                         await self.update_run_from_row(run)
                     else:
                         run.changed.clear()

@@ -213,7 +213,7 @@ class RunRequest(WithoutNulls):
     langsmith_tracer: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _check_field_combinations(self) -> Self:
+    def _refuse_unsupported_and_fill_related_fields(self) -> Self:
         """Refuse unsupported fields and combinations, and set fields from related fields."""
         for field in _UNSUPPORTED_FIELDS:
             if value := getattr(self, field):
@@ -228,11 +228,11 @@ class RunRequest(WithoutNulls):
                 "after_seconds cannot be combined with multitask_strategy 'reject', because no "
                 "client is left to receive the rejection; choose another strategy"
             )
-        self._drop_empty_command_or_superfluous_input()
-        self.check_metadata()
+        self._drop_command_if_empty_else_drop_input()
+        self.validate_metadata_of_run_checkpoints()
         return self
 
-    def _drop_empty_command_or_superfluous_input(self) -> None:
+    def _drop_command_if_empty_else_drop_input(self) -> None:
         """Drop an empty `command` from the request. Drop the `input` if the `command` is not empty.
 
         Some clients send an `input` together with a `command` that answers an interrupt. The
@@ -243,7 +243,7 @@ class RunRequest(WithoutNulls):
         if self.command is not None and self.input is not None:
             self.input = None
 
-    def check_metadata(self) -> None:
+    def validate_metadata_of_run_checkpoints(self) -> None:
         """Check the metadata with which the checkpoints of the run will be stored.
 
         Raises:
@@ -301,7 +301,7 @@ class RunRequest(WithoutNulls):
                 "context": {**assistant["context"], **(self.context or {})} or self.context,
             }
         )
-        combined.check_metadata()
+        combined.validate_metadata_of_run_checkpoints()
         return combined
 
     def check_reserved_names(self, thread_id: str, user: str) -> None:

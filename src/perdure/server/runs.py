@@ -253,21 +253,19 @@ class Runs:
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
             elif log.last_dropped or not log.is_empty:
-                await self._drop_erased_events_and_return_check_time(
-                    runs, log, thread_key, checked_at
-                )
+                await self._drop_events_if_messages_were_erased(runs, log, thread_key, checked_at)
             async for events in runs.events.read_after(
                 log, number, check_access, thread_key, seq_range, account
             ):
                 earliest = time.monotonic() - ERASURE_CHECK_S
                 if checked_at <= earliest:
-                    checked_at = await self._drop_erased_events_and_return_check_time(
+                    checked_at = await self._drop_events_if_messages_were_erased(
                         runs, log, thread_key, earliest
                     )
                 yield events
 
-    async def _drop_erased_events_and_return_check_time(
-        self, runs: DatabaseRuns, log: EventLog, thread_key: int, not_read_before: float
+    async def _drop_events_if_messages_were_erased(
+        self, runs: DatabaseRuns, log: EventLog, thread_key: int, earliest_read_time: float
     ) -> float:
         """Drop the events of a thread from memory if messages were erased from the thread.
 
@@ -275,7 +273,8 @@ class Runs:
             runs: The runs of the database.
             log: The events.
             thread_key: The key of the thread.
-            not_read_before: The earliest time at which the number of erasures may have been read.
+            earliest_read_time: The earliest time at which the number of erasures may have been
+                read.
 
         Returns:
             When the number was read, by `time.monotonic`.
@@ -285,7 +284,7 @@ class Runs:
                 the messages before is still in progress.
         """
         number, read_at = (
-            await runs.erasures.read_count(thread_key, not_read_before),
+            await runs.erasures.read_count(thread_key, earliest_read_time),
             runs.erasures.read_at,
         )
         if number is None or log.removals is None:
@@ -333,10 +332,10 @@ class Runs:
             raise Refused(message, 404)
         return run
 
-    async def load_events(self, run: Run) -> None:
-        """Make the events of a run available to readers; see `StoredEvents.load_events`."""
+    async def load_stored_events_that_process_lacks(self, run: Run) -> None:
+        """Let readers of a run receive events that the database has and this process lacks."""
         runs = await self.get_database_runs(run.tenant)
-        await runs.events.load_events(run)
+        await runs.events.load_stored_events_that_process_lacks(run)
         if run.is_elsewhere:
             runs.wake()
 
@@ -529,7 +528,9 @@ class Runs:
         Return False if the run has already ended.
         """
         runs = await self.get_database_runs(tenant)
-        stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
+        stopped = await runs.table.cancel_runs_and_list_their_ids(
+            live.thread_id, live.run_id, action
+        )
         if run := runs.runs_by_id.get(live.run_id):
             await runs.update_run_from_row(run)
         return bool(stopped)
@@ -541,7 +542,7 @@ class Runs:
             Refused: A run does not end, because one of its nodes continues after the cancellation.
         """
         runs, deadline = await self.get_database_runs(tenant), time.monotonic() + END_TIMEOUT_S
-        await runs.table.cancel_runs(thread_id, "", "interrupt")
+        await runs.table.cancel_runs_and_list_their_ids(thread_id, "", "interrupt")
         for run in [run for run in runs.runs_by_id.values() if run.thread_id == thread_id]:
             await runs.update_run_from_row(run)
         while ids := await runs.table.list_live_run_ids(thread_id):

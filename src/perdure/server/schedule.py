@@ -22,7 +22,7 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow, DueCron
 from perdure.errors import ConfigurationError, StorageFull, StorageUnavailable
 from perdure.server.access import Access, Identity, Refused
-from perdure.server.api_runs import prepare_run
+from perdure.server.api_runs import check_run_request_and_get_start_function
 from perdure.server.auth_file import HandlerUser
 from perdure.server.call import Call
 from perdure.server.databases import Databases
@@ -158,7 +158,7 @@ class Schedule:
         effect on due times. Without the tolerance of `CLOCK_SKEW_S` seconds, a run could be started
         twice: early by a server whose clock is fast, and again by a server whose clock is correct.
         """
-        for cron in await table.list_not_due_before(time.time() + CLOCK_SKEW_S):
+        for cron in await table.list_crons_due_after_or_never(time.time() + CLOCK_SKEW_S):
             try:
                 now, payload = time.time(), {**cron.content["payload"], "metadata": {}}
                 options = CronRequest.model_validate(payload)
@@ -221,5 +221,7 @@ class Schedule:
         identity = await refresh_identity(creator) if refresh_identity else creator
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)
         with call.keep_database_open():
-            start = await prepare_run(call, self._runs, request, due.cron.thread_id, due=due)
+            start = await check_run_request_and_get_start_function(
+                call, self._runs, request, due.cron.thread_id, due=due
+            )
             await start()

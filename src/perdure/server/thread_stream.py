@@ -14,8 +14,8 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
 from perdure.checkpointers.runs import LIVE_STATES, RunState
-from perdure.server.access import Refused, action
-from perdure.server.api_runs import SERVER_CLOSING, require_unchanged_identity
+from perdure.server.access import Refused, set_required_action
+from perdure.server.api_runs import SERVER_CLOSING, require_valid_credentials_of_same_user
 from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.run_events import METADATA_EVENT
@@ -31,7 +31,7 @@ _EVENT_ID: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")
 
 
 @routes.get("/threads/{thread_id}/stream")
-@action("threads:read")
+@set_required_action("threads:read")
 async def join_thread(
     call: CurrentCall,
     runs: ServerRuns,
@@ -135,7 +135,7 @@ class ThreadFrames:
         """
         if monotonic() - self._access_checked_at >= ACCESS_CHECK_S:
             self._access_checked_at = monotonic()
-            await require_unchanged_identity(self._request)
+            await require_valid_credentials_of_same_user(self._request)
             await self._call.threads.get(self._thread_id)
 
     async def _iter_run_frames(
@@ -150,7 +150,7 @@ class ThreadFrames:
             modes: The kinds of events that the reader wants.
         """
         run = await self._runs.get(self._tenant, self._thread_id, run_id)
-        await self._runs.load_events(run)
+        await self._runs.load_stored_events_that_process_lacks(run)
         has_lifecycle = not {"run_modes", "lifecycle"}.isdisjoint(modes)
         if has_lifecycle and number is None:
             yield b"id: %d.0\n%b" % (
@@ -158,7 +158,11 @@ class ThreadFrames:
                 build_frame(METADATA_EVENT, {"run_id": run_id, "attempt": 1}),
             )
         if "run_modes" in modes and not run.events_dropped and run.protocol == "run":
-            position = number, partial(require_unchanged_identity, self._request), run.seq_range
+            position = (
+                number,
+                partial(require_valid_credentials_of_same_user, self._request),
+                run.seq_range,
+            )
             identity = self._call.identity
             async for entries in self._runs.read_events(
                 identity, run.thread_key, run.log, *position

@@ -42,7 +42,7 @@ from perdure.errors import (
 from perdure.memory.thread_search import ThreadHits, TranscriptSearch, VisibleThreads
 from perdure.server.access import (
     Filter,
-    build_containment_check,
+    build_predicate_for_json_that_contains,
     matches_filter,
     require_filter_match,
 )
@@ -251,7 +251,7 @@ class Threads:
         require_filter_match("a thread", {**thread["metadata"], **metadata}, self._filter)
 
         def merge_metadata(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
-            client, last_status = _choose_client_metadata_and_run_status(thread)
+            client, last_status = _get_client_metadata_and_run_status_to_store(thread)
             merged = validate_metadata({**client.metadata, **metadata})
             return client._replace(metadata=_copy_storable_metadata(merged)), last_status
 
@@ -290,7 +290,7 @@ class Threads:
             return
         await self._list.aupdate(
             thread_id,
-            lambda thread: (_choose_client_metadata_and_run_status(thread)[0], status),
+            lambda thread: (_get_client_metadata_and_run_status_to_store(thread)[0], status),
             may_wait=is_waiting,
         )
 
@@ -563,7 +563,7 @@ class Threads:
 
     def _build_thread_matcher(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
         """Build a function that converts a row to a thread if it matches the query."""
-        has_metadata = build_containment_check(dict(query.metadata or {}))
+        has_metadata = build_predicate_for_json_that_contains(dict(query.metadata or {}))
 
         def match(row: ListedThread) -> Thread | None:
             thread = _build_thread(row)
@@ -642,7 +642,7 @@ def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[s
     return condition
 
 
-def _choose_client_metadata_and_run_status(
+def _get_client_metadata_and_run_status_to_store(
     thread: ListedThread,
 ) -> tuple[ClientMetadata, RunStatus]:
     """Return the two values to store in a thread's row: the client metadata, and the run status.
@@ -653,14 +653,14 @@ def _choose_client_metadata_and_run_status(
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
         return client, thread.last_run_status
-    if thread.is_described_by_client_metadata:
+    if thread.is_client_metadata_about_stored_conversation:
         return client._replace(is_reserved=False), thread.last_run_status
     return ClientMetadata({}), "idle"
 
 
 def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
     """Return whether the stored fields of a thread need no change after a run has ended."""
-    return (_choose_client_metadata_and_run_status(thread)[0], status) == (
+    return (_get_client_metadata_and_run_status_to_store(thread)[0], status) == (
         thread.client,
         thread.last_run_status,
     )
@@ -668,8 +668,9 @@ def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
 
 def _build_thread(thread: ListedThread) -> Thread:
     """Return a thread in the form of langgraph's API."""
-    status = _choose_status(
-        thread.status, thread.last_run_status if thread.is_described_by_client_metadata else "idle"
+    status = _combine_head_status_and_last_run_status(
+        thread.status,
+        thread.last_run_status if thread.is_client_metadata_about_stored_conversation else "idle",
     )
     ttl = thread.ttl and {
         "strategy": "keep_latest" if thread.ttl.keeps_latest else "delete",
@@ -693,15 +694,19 @@ def _build_thread(thread: ListedThread) -> Thread:
     }
 
 
-def _choose_status(status: ThreadStatus, last_run_status: RunStatus) -> RunStatus:
+def _combine_head_status_and_last_run_status(
+    head_status: ThreadStatus, last_run_status: RunStatus
+) -> RunStatus:
     """Return the status of a thread from its head and from the end of its last run on this server.
 
     Other programs may have continued the thread after its last run on this server.
     """
-    if status.state == "waiting":
+    if head_status.state == "waiting":
         return "interrupted"
     return (
-        "idle" if status.state == "idle" and last_run_status == "interrupted" else last_run_status
+        "idle"
+        if head_status.state == "idle" and last_run_status == "interrupted"
+        else last_run_status
     )
 
 

@@ -54,7 +54,7 @@ class WebSocketSender:
         total_when_added: `EventMemory.total_added` when the sender began to send the message.
     """
 
-    safety_of_dropping_oldest_event = 0
+    oldest_event_drop_safety_from_0_to_2 = 0
 
     def __init__(self, websocket: WebSocket, account: EventAccount) -> None:
         self.size = self.total_when_added = 0
@@ -62,20 +62,20 @@ class WebSocketSender:
         self._lock = asyncio.Lock()
         self._timeout: asyncio.Timeout | None = None
 
-    async def send(self, read: Callable[[], bytes]) -> None:
+    async def send(self, convert_object_to_message: Callable[[], bytes]) -> None:
         """Send a message.
 
-        The sender calls `read` only after all earlier messages were sent.
+        The sender calls `convert_object_to_message` only after all earlier messages were sent.
 
         Args:
-            read: Returns the message.
+            convert_object_to_message: Returns the message.
 
         Raises:
             TimeoutError: The client does not read, or there is no memory left for a client that is
                 behind.
         """
         async with self._lock:
-            data = read()
+            data = convert_object_to_message()
             self._account.make_room_and_count(self, len(data))
             text = data.decode()
             del data

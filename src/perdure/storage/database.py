@@ -93,7 +93,8 @@ class Watch:
 
     Attributes:
         own_commits: The number of transactions that the owner of the cache has committed.
-        epoch: The epoch after the last transaction of the owner; see `Database.get_write_epoch`.
+        epoch: The epoch after the last transaction of the owner; see
+            `Database.get_epoch_of_writes_by_others`.
     """
 
     own_commits: int = 0
@@ -292,7 +293,7 @@ class Database(Protocol):
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """Queue a write and return immediately. If the write fails, no error is reported."""
 
-    def get_write_epoch(self, watch: Watch) -> object | None:
+    def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
         """Return a value that changes when somebody else has written rows of the component.
 
         The owner of a cache passes its `watch`. Writes by this owner do not change the returned
@@ -300,10 +301,10 @@ class Database(Protocol):
         epoch cannot be determined without waiting.
         """
 
-    async def wait_for_write_epoch(self, watch: Watch) -> object | None:
+    async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
         """Wait a short time for a transaction in progress, and return the write epoch.
 
-        The write epoch is the value that `get_write_epoch` returns.
+        The write epoch is the value that `get_epoch_of_writes_by_others` returns.
 
         Return None if the transaction is still in progress after the wait.
         """

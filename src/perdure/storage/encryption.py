@@ -93,7 +93,7 @@ class ChecksumSeal(Seal):
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """See `Seal.unseal`."""
-        checksum = type(data) is bytes and _compute_checksum(
+        checksum = type(data) is bytes and _compute_checksum_of_data_and_associated_parts(
             data[:-_CRC_BYTES],
             _compute_checksum_of_associated_data(associated_data[:-1]),
             associated_data[-1],
@@ -111,7 +111,9 @@ class ChecksumSeal(Seal):
         for position, body in enumerate(bodies, first_position):
             if (
                 type(body) is not bytes
-                or _compute_checksum(body[:-_CRC_BYTES], prefix_checksum, position)
+                or _compute_checksum_of_data_and_associated_parts(
+                    body[:-_CRC_BYTES], prefix_checksum, position
+                )
                 != body[-_CRC_BYTES:]
             ):
                 self.unseal(body, (*shared_data, position))
@@ -127,7 +129,7 @@ def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int
     return zlib.crc32(repr(associated_data).encode())
 
 
-def _compute_checksum(
+def _compute_checksum_of_data_and_associated_parts(
     data: bytes, prefix_checksum: int, last_associated_part: str | int | None
 ) -> bytes:
     """Return the checksum of the bytes and of the associated data of a row.

@@ -184,7 +184,7 @@ class ProcessLocks(Protocol):
     def release(self, name: str) -> None:
         """Release a lock."""
 
-    def update_session_if_lost(self) -> None:
+    def change_session_number_if_connection_was_lost(self) -> None:
         """Change the number `session` if the connection that held the locks was lost."""
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class FileLocks(ProcessLocks):
                 with contextlib.suppress(OSError):
                     _unlock_byte(self._fd, offset)
 
-    def update_session_if_lost(self) -> None:
+    def change_session_number_if_connection_was_lost(self) -> None:
         """Do nothing, because file locks last as long as the process."""
 
     def close(self) -> None:
@@ -296,7 +296,7 @@ class Locks:
         with self._wait_in_queue(hold, None) as ticket:
             ticket.turn.result(hold.remaining_s())
             while not self._try_take(hold):
-                time.sleep(self._compute_pause_s(hold))
+                time.sleep(self._compute_pause_before_next_lock_attempt_s(hold))
         return hold
 
     async def aacquire(self, name: str, timeout_s: float | None) -> LockHold:
@@ -311,7 +311,7 @@ class Locks:
                     await asyncio.wrap_future(ticket.turn)
             # No event reports when another process releases the lock, so poll.
             while not await self._try_take_async(hold):  # noqa: ASYNC110
-                await asyncio.sleep(self._compute_pause_s(hold))
+                await asyncio.sleep(self._compute_pause_before_next_lock_attempt_s(hold))
         return hold
 
     async def _try_take_async(self, hold: LockHold) -> bool:
@@ -333,7 +333,7 @@ class Locks:
                 f"{hold.name!r} is already locked by this run, which would wait for itself; take "
                 "the lock once, around all code that needs it"
             )
-        ticket = hold.ticket = self._queues.join(hold.name, loop=loop)
+        ticket = hold.ticket = self._queues.append_ticket_to_queues(hold.name, loop=loop)
         try:
             yield ticket
         except BaseException as exc:
@@ -369,7 +369,7 @@ class Locks:
             self._process_locks.release(hold.name)
         return hold.is_taken
 
-    def _compute_pause_s(self, hold: LockHold) -> float:
+    def _compute_pause_before_next_lock_attempt_s(self, hold: LockHold) -> float:
         """Return the pause in seconds before the next attempt to take a lock.
 
         Raises:
@@ -405,7 +405,7 @@ class Locks:
         checked_holds = holds or _holds_of_run.get()
         if not checked_holds or self._process_locks is None:
             return
-        self._process_locks.update_session_if_lost()
+        self._process_locks.change_session_number_if_connection_was_lost()
         for hold in checked_holds:
             if hold.is_taken and hold.owner is self and hold.session != self._process_locks.session:
                 raise StorageUnavailable(

@@ -269,7 +269,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                 )
                 self._run_transaction(server, self._begin, *transaction_start)
         except BaseException:
-            server.remove_user()
+            server.decrement_user_count_and_shut_down_if_unused()
             raise
         return server
 
@@ -376,7 +376,9 @@ class PostgresDatabase(LazyDatabase[Server]):
         for name in exclusive_names or ():
             self._close_write_group(name)
         group = _WriteGroup(
-            [job], self._queues.join(*exclusive_names or ()), Event() if may_wait else None
+            [job],
+            self._queues.append_ticket_to_queues(*exclusive_names or ()),
+            Event() if may_wait else None,
         )
         if may_wait and exclusive_names:
             self._open_groups[exclusive_names[0]] = group
@@ -433,12 +435,12 @@ class PostgresDatabase(LazyDatabase[Server]):
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
                 job.finish_with_commit()
 
-    def get_write_epoch(self, watch: Watch) -> object | None:
+    def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
         """Return None, because Postgres has no epoch that can be read without I/O."""
         return None
 
-    async def wait_for_write_epoch(self, watch: Watch) -> object | None:
-        """Return None; see `get_write_epoch`."""
+    async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
+        """Return None; see `get_epoch_of_writes_by_others`."""
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:

@@ -252,7 +252,7 @@ class OwnPool(Connections):
             return self._pool.getconn(deadline - time.monotonic())
         except PoolTimeout as exc:
             if reason is None and len(self._lent) < self._size:
-                self._source.check_last_dsn_call(self._timeout_s / 2)
+                self._source.raise_if_last_dsn_call_failed_or_hangs(self._timeout_s / 2)
                 self._try_connecting(_EXPECTED_WAIT_S)
             raise reason or StorageUnavailable(
                 f"{self.name}: no connection was free within {self._timeout_s} s, because all "
@@ -507,8 +507,8 @@ class AdvisoryLocks(ProcessLocks):
         ((is_done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(is_done)
 
-    def update_session_if_lost(self) -> None:
-        """See `ProcessLocks.update_session_if_lost`.
+    def change_session_number_if_connection_was_lost(self) -> None:
+        """See `ProcessLocks.change_session_number_if_connection_was_lost`.
 
         If the server has closed the connection, its socket is readable, but no data can be read.
         """

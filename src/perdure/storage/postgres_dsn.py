@@ -79,7 +79,7 @@ def normalize_dsn(dsn: object) -> str:
         if not is_odd and "\0" not in dsn:
             overrides = {
                 "client_encoding": "UTF8",
-                **_build_ascii_host_parameter(parts.get("host")),
+                **_build_dsn_parameter_with_ascii_hosts(parts.get("host")),
             }
             return make_conninfo(dsn, **{**_DEFAULTS, **parts, **overrides})
     # The error message does not contain the DSN, because the DSN may contain a password.
@@ -89,7 +89,7 @@ def normalize_dsn(dsn: object) -> str:
     )
 
 
-def _build_ascii_host_parameter(hosts: Any) -> dict[str, str]:
+def _build_dsn_parameter_with_ascii_hosts(hosts: Any) -> dict[str, str]:
     """Return the parameter `host` of a DSN with all host names in ASCII.
 
     If all host names of the DSN are in ASCII already, return an empty dict, because the parameter
@@ -161,7 +161,7 @@ class DsnSource(Protocol):
                 seconds.
         """
 
-    def check_last_dsn_call(self, timeout_s: float) -> None:
+    def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
         """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
 
         An unfinished attempt to get a DSN is treated as hanging after `timeout_s` seconds.
@@ -188,7 +188,7 @@ class FixedDsn(DsnSource):
         """See `DsnSource.locate_database`."""
         return self._address
 
-    def check_last_dsn_call(self, timeout_s: float) -> None:
+    def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
         """Raise no error, because the DSN is a fixed string and no function is called to get it."""
 
     def close(self) -> None:
@@ -286,8 +286,8 @@ class DsnFunction(DsnSource):
         except BaseException as exc:
             return None, f"raised {type(exc).__name__}, whose text may contain a password"
 
-    def check_last_dsn_call(self, timeout_s: float) -> None:
-        """See `DsnSource.check_last_dsn_call`."""
+    def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
+        """See `DsnSource.raise_if_last_dsn_call_failed_or_hangs`."""
         now = time.monotonic()
         with self._guard:
             hangs = any(now - began > timeout_s for began in self._pending.values())

@@ -100,7 +100,7 @@ class Requests(ABC):
     settings: Sequence[Statement] = ()
     transformer: abc.Transformer
 
-    def _set_transformer(self, transformer: abc.Transformer) -> None:
+    def _set_transformer_and_clear_statement_names(self, transformer: abc.Transformer) -> None:
         """Set the object that adapts values for this connection.
 
         Clear the cached names of prepared statements.
@@ -147,7 +147,7 @@ class Requests(ABC):
             result_keys = [
                 key
                 for index, run in runs
-                for key in self._send_statement_and_yield_expected_results(limit, index, *run)
+                for key in self._send_statement_and_iter_ids_of_expected_results(limit, index, *run)
             ]
             self.pgconn.pipeline_sync()
             results = self._read_results()
@@ -179,7 +179,7 @@ class Requests(ABC):
         params = transformer.dump_sequence(row, [PyFormat.AUTO] * len(row))
         return (sql, transformer.types or ()), params, transformer.formats or ()
 
-    def _send_statement_and_yield_expected_results(
+    def _send_statement_and_iter_ids_of_expected_results(
         self,
         max_prepared: int,
         statement_number: int,
@@ -245,7 +245,7 @@ class Pipelined(Requests, psycopg.Connection[Row]):
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
         psycopg.Connection.__init__(self, pgconn, *args)
         _add_perdure_adapters(self.adapters)
-        self._set_transformer(Transformer.from_context(self))
+        self._set_transformer_and_clear_statement_names(Transformer.from_context(self))
 
     def discard_connection(self) -> None:
         """See `Requests.discard_connection`."""
@@ -288,7 +288,7 @@ class Borrowed(Requests):
     def __init__(self, conn: psycopg.Connection[Any], transformer: abc.Transformer) -> None:
         self.conn: psycopg.Connection[Any] | None = conn  # None after its return
         self.pgconn = conn.pgconn
-        self._set_transformer(transformer)
+        self._set_transformer_and_clear_statement_names(transformer)
 
     def discard_connection(self) -> None:
         """See `Requests.discard_connection`."""

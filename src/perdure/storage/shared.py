@@ -81,7 +81,7 @@ class SharedResource(ABC):
             self.check_usable()
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
-    def remove_user(self) -> None:
+    def decrement_user_count_and_shut_down_if_unused(self) -> None:
         """Decrease the number of databases that use the resource.
 
         If no database uses the resource any more, shut the resource down.
@@ -197,7 +197,7 @@ class LazyDatabase(ABC, Generic[S]):
             self._closed = True
             resource, self._resource = self._resource, None
         if resource is not None:
-            resource.remove_user()
+            resource.decrement_user_count_and_shut_down_if_unused()
 
 
 @atexit.register

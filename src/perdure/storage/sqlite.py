@@ -30,11 +30,11 @@ from perdure.storage.sqlite_connection import (
     REUSES_WAL,
     Connector,
     Synchronous,
-    check_and_decode_path,
+    check_database_path_and_convert_to_text,
     check_path_can_be_database,
     convert_sqlite_errors,
     execute_flow_request,
-    read_own_tables,
+    parse_component_and_common_tables,
 )
 from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, deliver_promise_results
@@ -152,7 +152,10 @@ class SQLiteFile(SharedResource):
         reads in progress.
         """
         super().pause_for_fork()
-        all_idle = [readers.pause() for readers in (self.readers, self.async_readers)]
+        all_idle = [
+            readers.pause_and_check_if_reads_ended()
+            for readers in (self.readers, self.async_readers)
+        ]
         self.was_idle = all(all_idle)
 
     def resume_after_fork(self) -> None:
@@ -161,7 +164,7 @@ class SQLiteFile(SharedResource):
             readers.resume()
         super().resume_after_fork()
 
-    def close_inherited(self) -> None:
+    def close_connections_inherited_by_fork(self) -> None:
         """Close the connections to a file that a forked process has inherited from its parent.
 
         Closing the inherited connections does not write to the file. Closing them does not release
@@ -208,7 +211,7 @@ def _close_inherited_connections(path: str) -> None:
         if not isinstance(file, SQLiteFile):
             continue
         if file.was_idle:
-            file.close_inherited()
+            file.close_connections_inherited_by_fork()
             inherited_resources.remove(file)
         elif os.path.realpath(file.path) == os.path.realpath(path):
             raise StorageUnavailable(
@@ -262,13 +265,13 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         read_only = True if untrusted else read_only
         if synchronous not in get_args(Synchronous):
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
-        text = check_and_decode_path(path, read_only)
+        text = check_database_path_and_convert_to_text(path, read_only)
         connector = Connector(text, synchronous, read_only, timeout_s, factory)
         if schema is None:
             connector = connector.with_guard(dict.fromkeys(tables), max_value_bytes)
         elif untrusted:
             check_version = partial(connector.has_component, schema=schema)
-            table_sql = read_own_tables(schema.script)
+            table_sql = parse_component_and_common_tables(schema.script)
             connector = connector.with_guard(table_sql, max_value_bytes, check_version)
         self._connector = connector
         self._schema = schema
@@ -323,7 +326,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
                 # full disk.
                 file.submit(Job(self._begin, deletes_rows=True, is_async=False)).result()
         except BaseException:
-            file.remove_user()
+            file.decrement_user_count_and_shut_down_if_unused()
             raise
         return file
 
@@ -411,19 +414,19 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         await self.aconnect()
         return await self._connect_once().aread(make_flow(), snapshot=snapshot)
 
-    def get_write_epoch(self, watch: Watch) -> object | None:
-        """See `Database.get_write_epoch`."""
+    def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
+        """See `Database.get_epoch_of_writes_by_others`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return file.writer.get_write_epoch(self._component, watch)
+        return file.writer.get_epoch_of_writes_by_others(self._component, watch)
 
-    async def wait_for_write_epoch(self, watch: Watch) -> object | None:
-        """See `Database.wait_for_write_epoch`."""
+    async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
+        """See `Database.wait_for_epoch_of_writes_by_others`."""
         file = self._resource
         if file is None or self.read_only:
             return None
-        return await file.writer.wait_for_write_epoch(self._component, watch)
+        return await file.writer.wait_for_epoch_of_writes_by_others(self._component, watch)
 
     # -- maintenance
 
@@ -488,7 +491,7 @@ class _PausableReads:
         self._is_pausing = False
         self._changed = threading.Condition()
 
-    def pause(self) -> bool:
+    def pause_and_check_if_reads_ended(self) -> bool:
         """Block new reads until `resume`, and return whether all current reads have ended."""
         self._changed.acquire()
         self._is_pausing = True
@@ -611,15 +614,15 @@ class AsyncReaders(_PausableReads):
             if not promise.start_unless_cancelled():
                 return
             try:
-                async with self._count_read():
+                async with self._count_read_during_block():
                     with convert_sqlite_errors(self._connector.path):
-                        promise.result = await self._read(flow, snapshot)
+                        promise.result = await self._run_flow_on_idle_connection(flow, snapshot)
             except BaseException as exc:
                 promise.error = exc
         deliver_promise_results([promise])
 
     @asynccontextmanager
-    async def _count_read(self) -> AsyncIterator[None]:
+    async def _count_read_during_block(self) -> AsyncIterator[None]:
         """Wait while the process is being forked, then count a read until the `with` block ends.
 
         Waiting for a fork does not block the event loop, because reads that are in progress must be
@@ -641,7 +644,7 @@ class AsyncReaders(_PausableReads):
             self._active_reads += not self._is_pausing
             return not self._is_pausing
 
-    async def _read(self, flow: Flow[T], snapshot: bool) -> T:
+    async def _run_flow_on_idle_connection(self, flow: Flow[T], snapshot: bool) -> T:
         """Run a flow on an idle connection, or on a new connection if there is no idle one."""
         connection = (
             self._idle_connections.pop()
@@ -685,7 +688,7 @@ class AsyncReaders(_PausableReads):
     async def _wait_for_reads_and_close_connections(self) -> None:
         """Wait for all reads, and close the connections."""
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-        async with self._count_read():
+        async with self._count_read_during_block():
             for connection in self._idle_connections:
                 await connection.conn.close()
 

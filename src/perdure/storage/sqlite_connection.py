@@ -116,7 +116,7 @@ class DiskReserve:
             if free_bytes < _LOW_SPACE_BYTES:
                 self._fill_reserve_file()
             elif free_bytes > 2 * _LOW_SPACE_BYTES:
-                self._remove()
+                self._remove_reserve_file()
 
     def _fill_reserve_file(self) -> None:
         """Extend the reserve file to its full size."""
@@ -126,7 +126,7 @@ class DiskReserve:
                 file.write(os.urandom(missing_bytes))
                 os.fsync(file.fileno())
 
-    def _remove(self) -> None:
+    def _remove_reserve_file(self) -> None:
         """Remove the reserve file, if it exists."""
         # The reserve file may not exist.
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ class DiskReserve:
     @contextlib.contextmanager
     def release_during_block(self) -> Iterator[None]:
         """Release the reserved disk space until the `with` block ends, then reserve it again."""
-        self._remove()
+        self._remove_reserve_file()
         try:
             yield
         finally:
@@ -249,7 +249,7 @@ class Connector:
 
     def _open_first_writer(self, schema: Schema) -> sqlite3.Connection:
         """Open and configure the connection that writes, and create missing tables."""
-        with self.lock_processes():
+        with self.hold_lock_between_processes():
             conn = self._open_connection()
             try:
                 is_new = not self._is_perdure_database(conn)
@@ -288,7 +288,7 @@ class Connector:
 
     def add_component(self, conn: sqlite3.Connection, schema: Schema) -> None:
         """Create the tables of one more component in an open database, unless the tables exist."""
-        with self.lock_processes():
+        with self.hold_lock_between_processes():
             if not self._has_tables(conn, schema):
                 self.reserve.retry_with_reserve_if_disk_is_full(
                     partial(self._create_tables, conn, schema)
@@ -332,7 +332,7 @@ class Connector:
 
     def _has_tables(self, conn: sqlite3.Connection, schema: Schema) -> bool:
         """Return whether a database of perdure has the tables of a component."""
-        for name in find_impostors(conn, read_own_tables(schema.script)):
+        for name in find_impostors(conn, parse_component_and_common_tables(schema.script)):
             raise NotADatabase(
                 f"{self.path!r} has a view or a virtual table in place of the table {name!r}; "
                 "expected a file that perdure created"
@@ -365,7 +365,7 @@ class Connector:
         raise NotADatabase(f"{self.path!r} is an SQLite database of another application; {hint}")
 
     @contextlib.contextmanager
-    def lock_processes(self, wait_s: float | None = None) -> Iterator[None]:
+    def hold_lock_between_processes(self, wait_s: float | None = None) -> Iterator[None]:
         """Hold an exclusive lock between processes, to create tables or to empty the WAL.
 
         Args:
@@ -423,12 +423,12 @@ class Connector:
 
 
 @lru_cache(maxsize=16)
-def read_own_tables(script: str) -> dict[str, TableSQL]:
+def parse_component_and_common_tables(component_script: str) -> dict[str, TableSQL]:
     """Return a dict from each table name of a component to the SQL of the table.
 
     The dict also contains the tables that all components share.
     """
-    return read_tables(_COMMON_TABLES + script)
+    return read_tables(_COMMON_TABLES + component_script)
 
 
 def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
@@ -465,7 +465,7 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
     return rows
 
 
-def check_and_decode_path(path: Any, read_only: bool) -> str:
+def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
     """Return a path as text, without access to the disk.
 
     Raises:

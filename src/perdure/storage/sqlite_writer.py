@@ -46,10 +46,11 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
 # Seconds between two checks that the path still leads to the open file
 FILE_CHECK_INTERVAL_S: Final = 1.0
-# Maximum number of seconds for which `get_write_epoch` waits for a thread that reads the epoch
+# Maximum number of seconds for which `get_epoch_of_writes_by_others` waits for a thread that reads
+# the epoch
 _EPOCH_LOCK_WAIT_S: Final = 0.001
-# Maximum number of seconds to wait for the end of a transaction. After that, `wait_for_write_epoch`
-# returns None.
+# Maximum number of seconds to wait for the end of a transaction. After that,
+# `wait_for_epoch_of_writes_by_others` returns None.
 EPOCH_WAIT_S: Final = 0.02
 # Maximum number of seconds for which a scrub waits for connections that still read an earlier state
 # of the database
@@ -132,7 +133,7 @@ class SQLiteWriter:
                     self._free_pages_and_empty_wal()
                 while self._epoch_requests:
                     with self._hold_connection_lock():
-                        deliver_promise_results(self._pop_and_answer_epoch_requests())
+                        deliver_promise_results(self._answer_and_list_waiting_epoch_requests())
             # Delete the reference to the finished jobs, so that their results do not stay in memory
             # until the next job.
             del jobs
@@ -187,9 +188,9 @@ class SQLiteWriter:
             flow.send(rows)
         except StopIteration as stop:
             job.result = stop.value
-        self._count_commits([job])
+        self._count_commits_by_component([job])
         job.finish_with_commit()
-        deliver_promise_results([job, *self._pop_and_answer_epoch_requests()])
+        deliver_promise_results([job, *self._answer_and_list_waiting_epoch_requests()])
         return True
 
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
@@ -227,7 +228,7 @@ class SQLiteWriter:
             if time.monotonic() - self._file_checked_at >= FILE_CHECK_INTERVAL_S:
                 self._check_file_was_not_replaced()
             conn.execute("BEGIN IMMEDIATE")
-            self._count_foreign_change_if_any()
+            self._count_change_by_other_connection_if_any()
             run_request = partial(execute_flow_request, conn)
             for running in jobs:
                 running.result = run_flow(running.make_flow(), run_request)
@@ -243,23 +244,23 @@ class SQLiteWriter:
                 for job in jobs:
                     self._commit_jobs([job])
             elif is_full and jobs[0].deletes_rows and not uses_reserve:
-                with self._use_disk_reserve():
+                with self._release_disk_reserve_during_block():
                     self._commit_jobs(jobs, uses_reserve=True)
             else:
                 self._fail_jobs(jobs, error)
         else:
-            self._count_commits(jobs)
+            self._count_commits_by_component(jobs)
             for job in jobs:
                 job.finish_with_commit()
-            deliver_promise_results([*jobs, *self._pop_and_answer_epoch_requests()])
+            deliver_promise_results([*jobs, *self._answer_and_list_waiting_epoch_requests()])
 
     def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Deliver an error to jobs."""
         for job in jobs:
             job.finish_with_error(error)
-        deliver_promise_results([*jobs, *self._pop_and_answer_epoch_requests()])
+        deliver_promise_results([*jobs, *self._answer_and_list_waiting_epoch_requests()])
 
-    def _count_commits(self, jobs: list[Job[Any]]) -> None:
+    def _count_commits_by_component(self, jobs: list[Job[Any]]) -> None:
         """For each job, count one commit of its component, and update the job's `watch`."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
@@ -267,7 +268,7 @@ class SQLiteWriter:
                 job.watch.own_commits += 1
                 job.watch.epoch = self._foreign_changes, commits - job.watch.own_commits
 
-    def _pop_and_answer_epoch_requests(self) -> list[_EpochRequest]:
+    def _answer_and_list_waiting_epoch_requests(self) -> list[_EpochRequest]:
         """Set the results of all waiting epoch requests, and return the requests.
 
         The requests are removed from the queue before their results are set, because a coroutine
@@ -281,9 +282,11 @@ class SQLiteWriter:
         # If the epoch cannot be read, the results of the requests that were not answered stay None.
         with suppress(Exception):
             if requests:
-                self._count_foreign_change_if_any()
+                self._count_change_by_other_connection_if_any()
             for request in requests:
-                request.result = self._build_epoch(request.component, request.watch)
+                request.result = self._build_epoch_of_writes_by_others(
+                    request.component, request.watch
+                )
         return requests
 
     def _check_file_was_not_replaced(self) -> None:
@@ -301,7 +304,7 @@ class SQLiteWriter:
         self._file_checked_at = time.monotonic()
         self._connector.reserve.create_or_remove_as_needed()
 
-    def _count_foreign_change_if_any(self) -> None:
+    def _count_change_by_other_connection_if_any(self) -> None:
         """Increase `_foreign_changes` if another connection has committed since the last call.
 
         SQLite documents the pragma: https://www.sqlite.org/pragma.html#pragma_data_version
@@ -311,7 +314,7 @@ class SQLiteWriter:
             self._data_version = version
             self._foreign_changes += 1
 
-    def _build_epoch(self, component: str, watch: Watch) -> object:
+    def _build_epoch_of_writes_by_others(self, component: str, watch: Watch) -> object:
         """Return two counts of changes that the owner of `watch` has not made.
 
         The first count is the number of changes by other connections to the file. The second count
@@ -320,8 +323,8 @@ class SQLiteWriter:
         """
         return self._foreign_changes, self._commit_counts[component] - watch.own_commits
 
-    def get_write_epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.get_write_epoch`.
+    def get_epoch_of_writes_by_others(self, component: str, watch: Watch) -> object | None:
+        """See `Database.get_epoch_of_writes_by_others`.
 
         The method returns None while the writing connection is in use.
         """
@@ -330,8 +333,8 @@ class SQLiteWriter:
         ):
             return None
         try:
-            self._count_foreign_change_if_any()
-            return self._build_epoch(component, watch)
+            self._count_change_by_other_connection_if_any()
+            return self._build_epoch_of_writes_by_others(component, watch)
         # Reading the epoch fails if the connection is broken, or if a test tool forbids SQL in an
         # event loop.
         except Exception:
@@ -339,8 +342,10 @@ class SQLiteWriter:
         finally:
             self.lock.release()
 
-    async def wait_for_write_epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.wait_for_write_epoch`.
+    async def wait_for_epoch_of_writes_by_others(
+        self, component: str, watch: Watch
+    ) -> object | None:
+        """See `Database.wait_for_epoch_of_writes_by_others`.
 
         If the writing connection is in use, the coroutine queues a request for the epoch. The
         thread that uses the connection sets the result of the request.
@@ -349,7 +354,7 @@ class SQLiteWriter:
         self._epoch_requests.append(request)
         try:
             # The connection may have become free before the request was queued.
-            epoch = self.get_write_epoch(component, watch)
+            epoch = self.get_epoch_of_writes_by_others(component, watch)
             if epoch is not None:
                 return epoch
             timeout = asyncio.get_running_loop().call_later(
@@ -441,11 +446,11 @@ class SQLiteWriter:
         except sqlite3.OperationalError as exc:
             if not is_disk_full(exc):
                 raise
-            with self._use_disk_reserve():
+            with self._release_disk_reserve_during_block():
                 return False
 
     @contextmanager
-    def _use_disk_reserve(self) -> Iterator[None]:
+    def _release_disk_reserve_during_block(self) -> Iterator[None]:
         """Release the reserved disk space until the `with` block ends, and then shrink the file.
 
         Within the `with` block, SQLite does not overwrite deleted rows, because overwriting the
@@ -485,7 +490,7 @@ class SQLiteWriter:
         """Checkpoint the WAL while other processes are locked out. Return whether it is empty."""
         is_moved = False
         try:
-            with self._connector.lock_processes(wait_s):
+            with self._connector.hold_lock_between_processes(wait_s):
                 conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 is_moved = not busy
@@ -522,7 +527,7 @@ class SQLiteWriter:
                     raise
                 # The disk has no room for a copy of the file, so free only the pages of deleted
                 # rows.
-                with self._use_disk_reserve():
+                with self._release_disk_reserve_during_block():
                     return False
             is_moved = self._empty_wal_if_possible(
                 conn, min(_SCRUB_WAIT_S, self._connector.timeout_s)
@@ -556,7 +561,7 @@ class SQLiteWriter:
 
     def close(self) -> None:
         """Close the connection. The last connection to a file also moves the WAL into it."""
-        with self.lock, self._connector.lock_processes():
+        with self.lock, self._connector.hold_lock_between_processes():
             self._closed = True
             self._conn.close()
 

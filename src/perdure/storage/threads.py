@@ -248,7 +248,9 @@ class Queues:
         self._lock = threading.Lock()  # This lock protects `_queues`.
         self._queues: dict[str, deque[Ticket]] = {}
 
-    def join(self, *names: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
+    def append_ticket_to_queues(
+        self, *names: str, loop: asyncio.AbstractEventLoop | None = None
+    ) -> Ticket:
         """Append a new ticket to each of the queues with these names, and return the ticket."""
         ticket = Ticket(self, tuple(dict.fromkeys(names)), loop)
         with self._lock:
