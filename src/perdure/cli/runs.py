@@ -101,7 +101,7 @@ def crons(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the crons of the server, ordered by the time of their next run.
+    """List the crons of the server, the next due first.
 
     The exit code is 1 if no cron matches the options.
     """

@@ -134,7 +134,7 @@ def put(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Store an item. If the item exists, its earlier value is kept as an old version."""
+    """Store an item. The earlier value becomes an old version."""
     namespace = parse_namespace(ns)
     if (value is None) == (text is None):
         raise ConfigurationError("pass the value either as JSON, with - for stdin, or with --text")

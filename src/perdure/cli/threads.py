@@ -75,7 +75,7 @@ def threads(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List threads, the most recently changed first, or search the messages of threads.
+    """List threads, the latest change first, or search their text.
 
     If a thread has no title, the first words of its first human message are shown. The last
     activity of an imported thread is the time of its last message. The exit code is 1 if no thread
