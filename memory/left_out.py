@@ -1,4 +1,4 @@
-"""Tell the model how many steps of the newest turn were left out of a request."""
+"""Tell the model how many steps of the latest turn were omitted from a request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.memory.tool_calls import REQUEST_ONLY
 
-# Key in the additional_kwargs of a human message. The value under the key is the number of left-out
-# steps that the last line of the human message reports.
+# Key in a human message's additional_kwargs for the number of omitted steps, which the last line of
+# the message reports.
 _COUNT: Final = "perdure_left_out"
 
 
 def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
-    """Return a copy of a question with a line that tells the model how many steps were left out.
+    """Return a copy of a question with a line that tells the model how many steps were omitted.
 
-    A step is one message, or several messages that belong together, after the question in the same
-    turn. If the last line of the question already states a number of left-out steps, `count` is
-    added to that number. If `question` is None, a new message is returned that contains only the
-    line about left-out steps. The content before the line about left-out steps is not changed, so
-    that the provider's cache of the content remains valid.
+    A step is one message, or a group of messages that belong together, after the question in the
+    same turn. If the last line of the question already reports omitted steps, `count` is added to
+    the reported number. If `question` is None, the returned message contains only the line about
+    omitted steps. The question's existing content is not changed, so that the provider's prompt
+    cache stays valid.
     """
     if question is None:
         question = HumanMessage("", additional_kwargs={REQUEST_ONLY: True})
@@ -39,7 +39,7 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
 
 
 def _format_left_out_line(count: int) -> str:
-    """Return the line that tells the model that `count` steps of its work were left out."""
+    """Return the line that tells the model that `count` steps of its work were omitted."""
     steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
     return (
         f"[{count} earlier {steps} of your work on this message left out to save room. "
@@ -48,7 +48,7 @@ def _format_left_out_line(count: int) -> str:
 
 
 def _remove_left_out_line(content: Any, left_out_count: int) -> Any:
-    """Return a question's content without the last line, which reports the left-out steps."""
+    """Return a question's content without its last line, which reports the omitted steps."""
     line = _format_left_out_line(left_out_count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}

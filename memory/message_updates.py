@@ -1,4 +1,4 @@
-"""Merge messages that have the same id, and build updates for a channel that contains messages."""
+"""Merge messages that have the same id, and build updates for message channels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perdure.memory.conversation import Messages
 def merge_duplicate_messages(messages: Messages) -> Messages:
     """Return the messages with unique ids, in the order of the first occurrence of each id.
 
-    If several messages have the same id, the last of these messages is kept, as in an update with
-    `add_messages`. Messages without an id are all kept. `RemoveMessage`s are dropped. If no two
-    messages have the same id, the list `messages` itself is returned and not a copy.
+    If several messages have the same id, the last one is kept, as `add_messages` does. Messages
+    without an id are all kept. `RemoveMessage`s are dropped. If there is nothing to merge or drop,
+    the list `messages` itself is returned, not a copy.
     """
     if _has_unique_ids(messages):
         return messages
@@ -33,8 +33,8 @@ def build_update_from_current_to_target_messages(
 ) -> list[BaseMessage]:
     """Return the update that changes the channel `messages_key` from `current` to `target`.
 
-    The returned update contains a `RemoveMessage` for each message that is only in `current`, and
-    the messages of `target` that are new or changed. If nothing has to change, the update is empty.
+    The update contains a `RemoveMessage` for each message that is only in `current`, followed by
+    the messages in `target` that are new or changed. If nothing has to change, the update is empty.
     If two messages in `current` have the same id, the update replaces the whole list, because
     neither `add_messages` nor a `DeltaChannel` can remove one of two messages with the same id.
 
@@ -57,7 +57,8 @@ def build_update_from_current_to_target_messages(
 def check_messages_removable_by_id(messages: Messages, key: str) -> None:
     """Check that each message of the channel `key` can be removed by its id.
 
-    Raise InvalidMessages if a message has no id or is a stored `RemoveMessage`.
+    Raise InvalidMessages if a message has no id, or if the channel's reducer stored a
+    `RemoveMessage` instead of applying it.
     """
     ids = {message.id for message in messages}
     if None in ids:

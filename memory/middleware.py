@@ -35,8 +35,8 @@ try:
 except ImportError:  # an older version of langchain
     ExtendedModelResponse = None  # type: ignore[assignment, misc]
 
-# Maximum number of entries in each cache of a middleware. One cache has an entry for each agent,
-# and another cache has an entry for each model name.
+# Maximum number of entries in each of a middleware's two caches. One cache is keyed by agent, and
+# the other by model name.
 _MAX_CACHE_ENTRIES: Final = 256
 
 
@@ -45,8 +45,8 @@ class MemoryState(AgentState[Any]):
 
     summary: NotRequired[Annotated[Summary | None, merge_summaries]]
     summarized: NotRequired[Annotated[list[str], append_new]]
-    # The channel for feedback on the run is not stored, because feedback applies only to the
-    # current run.
+    # The feedback channel is not saved in checkpoints, because feedback applies only to the current
+    # run.
     feedback: NotRequired[Annotated[Any, UntrackedValue]]
 
 
@@ -79,15 +79,14 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
         self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
-        # A tuple of the tools of the last request, the model of the last request, and a copy of the
-        # view that counts tokens for these tools and this model.
+        # The last request's tools and model, and the copy of the view that counts tokens for them.
+        # A request with the same tools and model reuses the copy.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # For each agent, a list of copies of the view's `Summarize` parts. The copies of the parts
-        # store the size of the tools and of the system prompt in the agent's last request. The key
-        # of the dict is the agent's key from `_get_agent_key_and_name`.
+        # Maps an agent's key (see `_get_agent_key_and_name`) to copies of the view's `Summarize`
+        # parts. The copies remember the size of the tools and system prompt in the agent's last
+        # request.
         self._agents: dict[Any, list[Summarize]] = {}
-        # A dict from the model name in a request to the model name that the answer to the request
-        # reported.
+        # Maps the model name in a request to the model name that the provider's response reported.
         self._reported_names: dict[str, str] = {}
 
     async def _summarize_state_before_model_if_due(
@@ -95,8 +94,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> dict[str, Any] | None:
         """Summarise the messages in the state if a summary is due.
 
-        Whether a summary is due depends on the size of the next request. The tools and the system
-        prompt of the next request are assumed to be as large as in the agent's last request.
+        Whether a summary is due depends on the size of the next request. The next request's tools
+        and system prompt are assumed to have the same size as those of the agent's last request.
         """
         if not self._summaries:
             return None
@@ -108,12 +107,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> dict[str, Any] | None:
         """Summarise the messages in the state if a summary is due.
 
-        A summary removes messages from the state, so learners, such as `remember_turns`, must read
-        the messages before the summary is made. If the summary would remove a part of the current
-        turn, all learners, which are nodes that learn from messages, run before the summary is
-        made. If the summary would remove only whole earlier turns, only the learner
-        `remember_turns` runs before the summary is made, because all learners ran at the end of
-        each earlier turn. If a learner fails, no summary is made.
+        A summary removes messages from the state, so learners (nodes that learn from messages, such
+        as `remember_turns`) must read the messages first. If the summary would remove part of the
+        current turn, all learners run before the messages are summarised. If the summary would
+        remove only complete earlier turns, only `remember_turns` runs first, because all learners
+        already ran at the end of each earlier turn. If a learner fails, no summary is made.
         """
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
@@ -132,11 +130,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         """Call the model with the messages that the view selects.
 
-        Before the first request of an agent, the size of the agent's tools and system prompt is
-        unknown, so it is not known whether a summary is due. An agent's first request is built
-        before `_summarize_if_due` checks whether a summary is due, so that the size of the request
-        is known. If the agent's first request is so large that a summary is due, the messages are
-        summarised, and the request is built again from the summary and the remaining messages.
+        Before an agent's first request, the size of the agent's tools and system prompt is unknown.
+        Therefore an agent's first request is built before `_summarize_if_due` is called, so that
+        the request's size is known. If the first request is large enough to need a summary, the
+        messages are summarised, and the request is rebuilt from the summary and the remaining
+        messages.
         """
         name = get_model_name(request.model)
         adjusted_view = self._get_view_for_tools_and_model(
@@ -178,10 +176,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return request.override(system_message=first, messages=rest)
 
     def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
-        """Return the `Summarize` parts of the running agent.
+        """Return the running agent's copies of the view's `Summarize` parts.
 
-        The returned `Summarize` parts store the size of the tools and of the system prompt in the
-        agent's last request.
+        The copies remember the size of the tools and system prompt in the agent's last request, if
+        the agent has sent one.
         """
         agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
@@ -191,7 +189,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> bool:
         """Store the size of a request's tools and system message, for the next trigger check.
 
-        Return True if no request size was stored before for the running agent.
+        Return True if this is the first request size stored for the running agent.
         """
         if not self._summaries:
             return False
@@ -212,10 +210,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry(self._reported_names, name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
-        """Run the nodes that learn from messages, and schedule summaries to be made after the run.
+        """Run the learners, and schedule background summaries to be made after the run.
 
-        A node that learns from messages is, for example, `remember_turns`, which stores messages as
-        memories.
+        Learners are nodes that learn from messages, such as `remember_turns`, which stores messages
+        as memories.
         """
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
@@ -231,11 +229,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_run_learners_and_schedule_summaries)
 
     def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
-        """Return a copy of the middleware's view for requests with the given tools and model.
+        """Return a copy of the middleware's view that counts tokens for the given tools and model.
 
-        The copy of the view includes `tools` in the size of a request, and estimates the number of
-        tokens for the model `model`. None is returned if the middleware has no parts that select
-        messages. The copy of the view that was made for the last request is cached.
+        The copy of the view counts `tools` as part of a request and estimates token counts for
+        `model`. Return None if the middleware has no parts that select messages. The view copy made
+        for the last request is cached.
         """
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
@@ -246,10 +244,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
-    """Return a key that identifies the running agent, and the name of the agent.
+    """Return the running agent's key and name.
 
-    Several agents may share a middleware, so the returned key distinguishes the agents from each
-    other.
+    The key distinguishes agents that share a middleware.
     """
     metadata = config.get("metadata") or {}
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
@@ -261,15 +258,15 @@ def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
 def _replaces_all_messages(update: dict[str, Any]) -> bool:
     """Return whether a state update removes all messages of the state.
 
-    A state update that removes all messages would also remove the model's answer, so the update
-    must not be applied together with the answer.
+    An update that removes all messages must not be combined with the model's response, because it
+    would remove the response too.
     """
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)
 
 
 def _apply_summary_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
-    """Apply the state update of a `Summarize` part to the messages and the state of a request."""
+    """Apply the state update from a `Summarize` part to a request's messages and state."""
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
     messages = [message for message in request.messages if message.id not in removed]
@@ -282,8 +279,7 @@ def _apply_summary_update(request: ModelRequest[Any], update: dict[str, Any]) ->
 def _set_cache_entry(cache: dict[Any, Any], key: Any, value: Any) -> None:
     """Set an entry of `cache`.
 
-    If the cache has too many entries, remove the oldest entries from it. The maximum number of
-    entries is `_MAX_CACHE_ENTRIES`.
+    If the cache then has more than `_MAX_CACHE_ENTRIES` entries, evict the oldest.
     """
     cache.pop(key, None)
     cache[key] = value

@@ -36,7 +36,7 @@ The key is used if the messages for the model differ from the messages that the 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The messages for one request to a model, in the form that the nodes of a view transform.
+    """The messages of one model request, grouped into turns for the nodes of a view to transform.
 
     Attributes:
         system: The system message, in which all system messages are joined, or None.
@@ -103,63 +103,61 @@ class Node(Runnable[Any, Any]):
 class MessagesNode(Node):
     """A node that selects or changes the messages that are sent to a model.
 
-    In a graph, `node.invoke(state)` returns a state update. The nodes `trim`, `clear_tool_outputs`
-    and `summarize` return an update that changes the messages in the state. Nodes other than
-    `trim`, `clear_tool_outputs` and `summarize` leave the messages in the state unchanged, and
-    return an update that contains the messages for the model under the key `MODEL_INPUT_KEY`. If a
-    node is called directly, as in `node(state)` or `node(messages)`, the node returns the messages
-    for the model. In a chain such as `node | model`, the node passes the messages for the model to
-    the model.
+    In a graph, `node.invoke(state)` returns a state update. The update from `trim`,
+    `clear_tool_outputs` or `summarize` modifies the messages in the state. The update from any
+    other node leaves the messages in the state unchanged and contains the messages for the model
+    under the key `MODEL_INPUT_KEY`. A node that is called directly, as in `node(state)` or
+    `node(messages)`, returns the messages for the model. In a chain such as `node | model`, the
+    node passes the selected messages to the model.
     """
 
     @abstractmethod
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the model input after the node has selected or changed its messages."""
+        """Return the model input, with its messages selected or modified by the node."""
 
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Return the result of `transform_input`.
 
-        A node that does I/O overrides `atransform_input`.
+        Nodes that do I/O override `atransform_input`.
         """
         return self.transform_input(model_input, state, config)
 
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return the node, or a copy that counts the tokens of `tools` and of `system_prompt`.
+        """Return the node, or a copy whose token counts include `tools` and `system_prompt`.
 
-        A node with a token budget subtracts the tokens of the tools and of `system_prompt` from the
+        A node with a token budget subtracts the tokens of `tools` and `system_prompt` from the
         budget. `system_prompt` is a system prompt that is sent with the request and is not among
         the messages.
         """
         return self
 
     def for_model(self, model: str | None) -> Self:
-        """Return the node, or a copy of the node for requests to the model `model`.
+        """Return the node, or a copy that estimates token counts for requests to `model`.
 
-        The copy of the node scales its token estimates only by the token usage that `model` has
-        reported. If the `token_counter` of the node was created for a named model, no copy is
-        needed, and the node itself is returned.
+        The copy calibrates its token estimates only with token usage that `model` has reported. If
+        the node's `token_counter` was created for a specific model, the node itself is returned,
+        because no copy is needed.
         """
         return self
 
     def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
-        """Return the node, or a copy for a view in which `following_parts` follow the node.
+        """Return the node, or a copy for use in a view in which `following_parts` run after it.
 
-        In a view, the nodes `following_parts` are applied after the node itself. A subclass
-        overrides `copy_for_view_with_following_parts` if the result of its nodes depends on the
-        messages that remain after `following_parts` are applied.
+        Subclasses override `copy_for_view_with_following_parts` if a node's result depends on the
+        messages that remain after `following_parts` have run.
         """
         return self
 
     async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """Return the messages for the model.
 
-        The argument `input` is a state, a prompt or a list of messages.
+        `input` is a state, a prompt or a list of messages.
         """
         input = input.to_messages() if isinstance(input, PromptValue) else input
         messages = read_messages(input, self.messages_key)
@@ -168,7 +166,7 @@ class MessagesNode(Node):
         return await self._transform_messages_of_state_for_model(messages, input, config)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """Return a state update, or the messages for the model if the input is a message list."""
+        """Return a state update or, if the input is a message list, the messages for the model."""
         input = input.to_messages() if isinstance(input, PromptValue) else input
         if is_message_list(input):
             return await self._call(input, config)
@@ -214,7 +212,7 @@ class MessagesNode(Node):
 class Learner(Node):
     """A node that learns from messages, such as `update_instructions(…)`.
 
-    A learner stores what it learns outside of the graph's state, and does not change the state.
+    A learner stores what it learns outside the graph's state and does not change the state.
     """
 
     @abstractmethod
@@ -227,7 +225,7 @@ class Learner(Node):
         """
 
     async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """Call `learn_from_messages` with the messages in a state or list.
+        """Pass the messages in a state or list to `learn_from_messages`.
 
         Return the messages unchanged.
         """
@@ -236,7 +234,7 @@ class Learner(Node):
         return list(messages)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """Call `learn_from_messages` with the messages in the input.
+        """Pass the input's messages to `learn_from_messages`.
 
         If the input is a graph state, return an empty state update. If the input is a list of
         messages, return the messages unchanged.
@@ -277,15 +275,12 @@ class View(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the view that counts the tokens of `tools` and of `system_prompt`."""
+        """Return a copy of the view whose token counts include `tools` and `system_prompt`."""
         arguments = (tools,) if system_prompt is None else (tools, system_prompt)
         return type(self)(*(part.with_tools(*arguments) for part in self.parts))
 
     def for_model(self, model: str | None) -> Self:
-        """Return a copy of the view for requests to the model `model`.
-
-        The copy of the view estimates the number of tokens in a request for the model `model`.
-        """
+        """Return a copy of the view that estimates token counts for requests to `model`."""
         return type(self)(*(part.for_model(model) for part in self.parts))
 
     async def _transform_input(
@@ -335,7 +330,7 @@ def is_message_list(value: Any) -> bool:
 
 
 def read_channel(state: Any, channel: str) -> Any:
-    """Return the value of a state's channel, or None if the state does not have the channel.
+    """Return the value of a channel in a state, or None if the state has no such channel.
 
     The state can be a dict, a dataclass or a pydantic model.
     """
@@ -345,8 +340,8 @@ def read_channel(state: Any, channel: str) -> Any:
 def to_messages(values: Any, value_description: str) -> Messages:
     """Return the values as messages.
 
-    A dict, or a pair of a role and a text, is converted to a message. `value_description` says in
-    the error message what the values are.
+    Dicts and (role, text) pairs are converted to messages. `value_description` says in the error
+    message what the values are.
 
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to a message.

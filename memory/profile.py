@@ -79,7 +79,7 @@ def check_patch_operations(patch: Any) -> list[Document]:
 def apply_patch(
     document: Document, operations: Sequence[Document], *, by_model: bool = False
 ) -> Document:
-    """Return a copy of a document to which a patch was applied.
+    """Return a copy of a document with a patch applied.
 
     Args:
         document: The document.
@@ -95,16 +95,16 @@ def apply_patch(
     for number, operation in enumerate(operations, 1):
         unpatched = patched
         try:
-            # The document's size is checked after each operation of the patch, because each copy
-            # operation may double the document.
+            # Check the document's size after each operation of the patch, because a single copy
+            # operation can double it.
             patched = copy_and_check_json(
                 jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile"
             )
             if by_model and operation["op"] != "remove":
                 _refuse_lost_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
-            # The messages of jsonpatch's other errors are not used, because they quote the
-            # document, which may contain secrets.
+            # Do not use the messages of other jsonpatch errors, because they quote the document,
+            # which may contain secrets.
             quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
             fault = str(exc) if quotable else "it does not fit the document"
             description = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
@@ -131,7 +131,7 @@ def _refuse_lost_fields(before: Document, after: Document, moved_path: str | Non
 
 
 def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each field that is in `previous` but missing in `new`.
+    """Yield the path and value of each field in `previous` that is missing from `new`.
 
     The elements of two lists are compared only if both lists have the same length.
 
@@ -156,7 +156,7 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
 def are_patched_fields_unchanged(
     operations: Sequence[Document], seen_document: Document, current_document: Document
 ) -> bool:
-    """Return whether the top-level fields that a patch changes are equal in two documents.
+    """Return whether the top-level fields that a patch changes have equal values in two documents.
 
     Args:
         operations: The operations of the patch.
@@ -181,7 +181,7 @@ def are_patched_fields_unchanged(
 
 
 def is_same_json(left: Any, right: Any) -> bool:
-    """Return whether two JSON values are equal. The JSON values true and 1 are different."""
+    """Return whether two JSON values are equal. Unlike in Python, true and 1 are not equal."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
@@ -220,9 +220,9 @@ class Leaf(NamedTuple):
 
     @property
     def label_for_detectors(self) -> str:
-        """A label for the leaf's value that consists of the field names that lead to the leaf.
+        """A label for the leaf's value, made up of the field names on the path to the leaf.
 
-        Detectors of secrets check the label together with the leaf's value.
+        Secret detectors check the label and the value together.
 
         For example, the detectors do not recognise `4711` by itself as a secret, but they recognise
         `pin: 4711`.
@@ -232,9 +232,9 @@ class Leaf(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The value of the profile's leaf as text.
+        """The leaf's value as text, for search and for the checks of the gate.
 
-        The text is "" if the value is null, or an empty text, list or object.
+        The text is "" if the value is null or an empty string, list or object.
         """
         if isinstance(self.value, bool):
             return "yes" if self.value else "no"
@@ -285,10 +285,10 @@ def dump_profile(profile: BaseModel) -> Document:
 
 
 def validate_profile(schema: type[M], document: Document) -> M:
-    """Validate a document against the schema of the profile. Return an instance of the schema.
+    """Validate a document against the profile's schema. Return an instance of the schema.
 
-    Validation is strict: text is not accepted as a number, for example, and unknown fields are
-    refused.
+    Validation is strict. For example, a string is not accepted as a number, and unknown fields are
+    rejected.
 
     Raises:
         InvalidPatch: The document does not fit the schema.
@@ -369,11 +369,11 @@ class ProfileVersion:
 
 
 class Profile(Generic[M]):
-    """A profile in a store. Each user has a separate profile if the namespace has a user label.
+    """A profile in a store. If the namespace has a user label, each user has a separate profile.
 
-    Each change of the profile is validated against the schema and checked by the gate. If a change
-    is refused or cannot be applied, `InvalidPatch` is raised and nothing is written. If two changes
-    are made at the same time, neither change is lost, except in a store without versions.
+    Each profile change is validated against the schema and checked by the gate. If a change is
+    refused or cannot be applied, `InvalidPatch` is raised and nothing is written. If two changes
+    are made concurrently, neither is lost, except in a store that does not keep versions.
 
     Args:
         schema: A pydantic model.
@@ -398,8 +398,8 @@ class Profile(Generic[M]):
             self.json_schema: Document = schema.model_json_schema()
             if not isinstance(schema, type) or issubclass(schema, RootModel):
                 raise TypeError("it has no fields")
-        # `model_json_schema` raises an error if the schema is not a pydantic model, or if the
-        # schema has a field that JSON cannot express.
+        # `model_json_schema` raises an error if the schema is not a pydantic model or has a field
+        # that cannot be expressed in JSON.
         except Exception as exc:
             expected = "a pydantic model that has fields and a JSON schema"
             raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
@@ -413,8 +413,8 @@ class Profile(Generic[M]):
     ) -> M:
         """Return the current profile or, with `as_of`, a past one.
 
-        If no profile is stored, or if the run must not use memories, a profile with the default
-        values of the schema is returned.
+        If no profile is stored, or if memory is disabled for the run, the returned profile contains
+        the schema's default values.
 
         Raises:
             ConfigurationError: The stored document does not fit the schema, or there is no profile
@@ -478,8 +478,8 @@ class Profile(Generic[M]):
         """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
-            # Check that the stored item is a profile. If the item is not a profile,
-            # `_copy_document` raises an error before anything is erased.
+            # Make sure that the stored item is a profile before erasing anything. `_copy_document`
+            # raises an error if the item is not a profile.
             _copy_document(version)
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
@@ -494,10 +494,9 @@ class Profile(Generic[M]):
     forget, aforget = blocking(_forget), awaiting(_forget)
 
     def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
-        """Return a handle to the item that stores a run's profile.
+        """Return a handle to the store item that holds a run's profile.
 
-        If a change is written through the returned handle, the provenance of the change names the
-        user as the actor.
+        Changes written through the handle record the user as the actor in their provenance.
         """
         namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
         user = Provenance(*read_thread_and_checkpoint_id_of_run(config), actor="user", trust="user")
@@ -508,8 +507,8 @@ class Profile(Generic[M]):
     ) -> ProfileState[M]:
         """Read the profile and its document.
 
-        If the document does not fit the schema, the field `profile` of the result is None, and the
-        field `fault` contains the reason.
+        If the document does not match the schema, the result's `profile` is None, and its `fault`
+        gives the reason.
         """
         item = await handle.read(as_of)
         document = _copy_document(item) if item else dump_profile(self.schema.model_construct())
@@ -523,13 +522,10 @@ class Profile(Generic[M]):
     async def plan_patch(
         self, handle: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
-        """Plan the puts that apply a model's patch to the stored profile.
+        """Build the put operations that apply a model's patch to the stored profile.
 
-        The model made the patch for the document `seen`.
-
-        The profile in the store may have changed since the model saw the document.
-
-        The patch is applied to the stored profile.
+        The model generated the patch from the document `seen`, and the stored profile may have
+        changed since then. The patch is applied to the stored profile.
 
         Raises:
             InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
@@ -552,7 +548,8 @@ class Profile(Generic[M]):
     ) -> M:
         """Apply a change to the stored profile, write the result, and return the new profile."""
         handle = self.get_handle(config)
-        # The nested function `plan` sets the variable `profile`.
+        # Declare `profile` here, because the nested function `plan` assigns it and the method
+        # returns it.
         profile: M
 
         async def plan() -> ChangePlan:
@@ -572,8 +569,8 @@ class Profile(Generic[M]):
         """Return the puts that write a change of the profile, and the profile after the change."""
         try:
             new_document = change(state.document)
-        # The error message may quote field names that the gate has not checked, so secrets in the
-        # message are redacted.
+        # Redact secrets in the error message, because it may quote field names that the gate has
+        # not checked.
         except InvalidPatch as exc:
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
         # Values that are stored already are not checked again, even if they move within a list.
@@ -601,7 +598,7 @@ class Profile(Generic[M]):
 
 
 def _copy_document(item: Memory) -> Document:
-    """Return a copy of the profile document in a stored item.
+    """Return a copy of the profile document stored in an item.
 
     Raises:
         ConfigurationError: The item is not a profile.
@@ -618,10 +615,9 @@ def _copy_document(item: Memory) -> Document:
 async def _list_leaf_values_after_gate_checks(
     gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle
 ) -> list[Any]:
-    """Check the values of profile leaves with the gate, and return the values to store.
+    """Check the values of a profile's leaves with the gate, and return the values to store.
 
-    The returned list contains, for each leaf in `leaves`, the value that the profile must store for
-    the leaf.
+    The returned list contains one value for each leaf in `leaves`, in the same order.
     """
     candidates = [_build_candidate_of_profile_value(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
@@ -647,15 +643,14 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
         if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label_for_detectors):
             return verdict.text.removeprefix(leaf.label_for_detectors)
     path = ""
-    # If a detector raised an error while the gate checked the leaf's value, leave the path of the
-    # leaf out of the message. The redaction of the path would call the detector again, and the
-    # detector would raise the error again.
+    # If a detector failed while checking the leaf's value, omit the leaf's path from the message,
+    # because redacting the path would call the detector again, which would fail again.
     if verdict.check != "detectors":
         redacted = gate.sensitive.redact
         # A field name can be a secret by itself.
         names = [redacted(str(part)) for part in leaf.path]
-        # Several field names of the path can form a secret when they are joined. If the joined
-        # field names contain a secret, leave the whole path out of the message.
+        # Field names that are harmless separately can form a secret when they are joined. If the
+        # joined field names contain a secret, omit the whole path from the message.
         label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
@@ -665,9 +660,9 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
 
 
 def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candidate:
-    """Build a candidate from a profile leaf's value, so that the gate can check the value."""
-    # An email address or a phone number is kept if the application writes it to the profile, or if
-    # a user's message contains it.
+    """Build a candidate from the value of a profile leaf so that the gate can check it."""
+    # Email addresses and phone numbers are kept if the application writes them to the profile, or
+    # if a user's message contains them.
     text, explicit = leaf.label_for_detectors + leaf.text, handle.user_texts is None
     if handle.user_texts is not None:
         messages = [_normalize_letters(message) for message in handle.user_texts]

@@ -1,10 +1,10 @@
 """Record in a store which namespace templates were used, so that a person's data can be found.
 
 When perdure first reads or writes memories under a template such as `("notes", "{user_id}")` in a
-store, perdure records the template in that store. The record of a template is an item in the
-namespace `("perdure", "templates")`. The item contains the template, but no user id. A template
-whose first label is in `PERSONAL_LABELS` and whose second label is `{user_id}` is not recorded,
-because its namespaces are found without a record.
+store, perdure records the template in that store. A template's record is stored as an item in the
+namespace `("perdure", "templates")`. The record contains the template, but no user id. Templates
+whose first label is in `PERSONAL_LABELS` and whose second label is `{user_id}` are not recorded,
+because their namespaces can be found without a record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ USER_LABEL: Final = "{user_id}"
 PERSONAL_LABELS: Final = ("memories", "profiles", "instructions", "examples")
 """First labels of namespaces whose second label is the id of a user."""
 _NAMESPACE: Final = (tombstones.ROOT, tombstones.TEMPLATES)
-# Maximum number of recorded templates that are read from a store.
+# Maximum number of recorded templates to read from a store.
 _MAX_TEMPLATES: Final = 1_000
 _RECORDED: WeakKeyDictionary[Any, set[tuple[bytes, Namespace]]] = WeakKeyDictionary()
 """Cache of recorded templates. The key is a database or a store.
@@ -40,10 +40,10 @@ or tried to record.
 
 
 def must_template_be_recorded_in_store(template_labels: Sequence[str]) -> bool:
-    """Return whether a template contains `{user_id}` and must therefore be recorded in the store.
+    """Return whether a template must be recorded so that its namespaces can be found.
 
-    A template of the form `(label, "{user_id}", ...)`, with a label from `PERSONAL_LABELS`, need
-    not be recorded.
+    Templates that contain `{user_id}` must be recorded, except templates of the form `(label,
+    "{user_id}", ...)` with a label from `PERSONAL_LABELS`.
     """
     return USER_LABEL in template_labels and not (
         template_labels[0] in PERSONAL_LABELS and tuple(template_labels[1:2]) == (USER_LABEL,)
@@ -51,7 +51,7 @@ def must_template_be_recorded_in_store(template_labels: Sequence[str]) -> bool:
 
 
 async def record_templates(store: BaseStore, templates: Sequence[Template]) -> None:
-    """Record templates in a store, unless the store has recorded them already.
+    """Record templates in a store, unless they are already recorded there.
 
     If the store raises an error, for example because the store is read-only or the disk is full,
     the error is ignored.
@@ -71,7 +71,7 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
 
 
 async def _record_template_in_store(store: BaseStore, template_labels: Namespace) -> None:
-    """Write the record of a template, unless the store already contains the record.
+    """Record a template in the store, unless it is already recorded there.
 
     The record never expires.
     """
@@ -89,8 +89,8 @@ async def _record_template_in_store(store: BaseStore, template_labels: Namespace
 async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store.
 
-    The returned list includes templates that this process failed to record in the store because the
-    store raised an error.
+    The list also contains templates that this process tried but failed to record because of a store
+    error.
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
@@ -106,10 +106,10 @@ async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]
 def _get_cached_template_records_and_scope_prefix(
     store: Any,
 ) -> tuple[set[tuple[bytes, Namespace]], bytes]:
-    """Return the cached records of a store's database, and the scope prefix of the store.
+    """Return the cached template records of a store's database, and the store's scope prefix.
 
-    The scope prefix is the namespace prefix to which the store is limited. If the store is not
-    limited to a prefix, the scope prefix is b"".
+    The scope prefix is the namespace prefix to which the store is restricted. If the store is not
+    restricted to a prefix, the scope prefix is b"".
     """
     parts = getattr(store, "_parts", None)
     database = getattr(store, "database", None) or store
