@@ -58,7 +58,7 @@ class Cluster:
 
         if ACCOUNT is not None:
             ensure_user_exists(ACCOUNT)
-        self.programs = postgres_server.programs()
+        self.programs = postgres_server.programs_folder()
         self.folder, self.port, self.data = folder, port, folder / "data"
         self.socket = folder.parent
         folder.mkdir(parents=True, exist_ok=True)

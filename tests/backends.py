@@ -1,4 +1,4 @@
-"""The checkpointers under contract, and both doors into them."""
+"""The checkpointer backends of the tests, and the databases in which they are."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ KEY = b"0123456789abcdef0123456789abcdef"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a database of a test is, in any process: a file, or the schema that stands for it."""
+    """The location of a test's database, valid in any process: a file, or a schema of Postgres."""
 
     path: Path
     dsn: str = ""
 
-    def database(self, owner: Any, in_postgres: Any, **options: Any) -> Any:
-        """Open it as one of two classes."""
+    def database(self, file_class: Any, postgres_class: Any, **options: Any) -> Any:
+        """Open the database with the class for files, or with the class for Postgres."""
         if not self.dsn:
-            return owner.open(self.path, **options)
-        options.pop("synchronous", None)  # of files
-        schema = postgres_server.schema(self.path)
-        return in_postgres.open(self.dsn, **{"schema": schema, "pool_size": 4, **options})
+            return file_class.open(self.path, **options)
+        options.pop("synchronous", None)  # an option of files only
+        schema = postgres_server.schema_name(self.path)
+        return postgres_class.open(self.dsn, **{"schema": schema, "pool_size": 4, **options})
 
     def saver(self, **options: Any) -> SQLiteCheckpointer:
-        """A checkpointer there."""
-        found = self.database(SQLiteCheckpointer, PostgresCheckpointer, **options)
-        return cast(SQLiteCheckpointer, found)
+        """Return an open checkpointer for this database."""
+        saver = self.database(SQLiteCheckpointer, PostgresCheckpointer, **options)
+        return cast(SQLiteCheckpointer, saver)
 
     def store(self, **options: Any) -> SQLiteStore:
-        """A store there."""
+        """Return an open store for this database."""
         return cast(SQLiteStore, self.database(SQLiteStore, PostgresStore, **options))
 
 
 def places(folder: Path) -> dict[str, Callable[[], Place]]:
-    """Places in a folder."""
+    """Return functions that make the locations of databases in a folder, by backend."""
     path = folder / "x.db"
     return {
         "file": lambda: Place(path),
@@ -55,21 +55,24 @@ def places(folder: Path) -> dict[str, Callable[[], Place]]:
     }
 
 
-def _langgraph_encrypted(folder: Path, **options: Any) -> SQLiteCheckpointer:
+def _open_langgraph_encrypted(folder: Path, **options: Any) -> SQLiteCheckpointer:
     serde = EncryptedSerializer.from_pycryptodome_aes(
         serde=JsonPlusSerializer(allowed_msgpack_modules=None), key=KEY[:16]
     )
     return SQLiteCheckpointer.open(folder / "lg.db", serde=serde, **options)
 
 
-def _postgres(folder: Path, **options: Any) -> Any:
-    schema = postgres_server.schema(folder)
-    dsn = postgres_server.dsn_of("an_owner") if "tenant" in options else postgres_server.dsn()
+def _open_in_postgres(folder: Path, **options: Any) -> Any:
+    schema = postgres_server.schema_name(folder)
+    dsn = postgres_server.dsn_of_role("an_owner") if "tenant" in options else postgres_server.dsn()
     return PostgresCheckpointer.open(dsn, schema=schema, pool_size=4, **options)
 
 
-def _user_pool(folder: Path, **options: Any) -> Any:
-    pool, schema = shared_pool(postgres_server.dsn_of("an_owner")), postgres_server.schema(folder)
+def _open_in_user_pool(folder: Path, **options: Any) -> Any:
+    pool, schema = (
+        shared_pool(postgres_server.dsn_of_role("an_owner")),
+        postgres_server.schema_name(folder),
+    )
     return PostgresCheckpointer.open(pool, schema=schema, tenant="acme", **options)
 
 
@@ -79,18 +82,18 @@ BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
     "sealed": lambda folder, **options: SQLiteCheckpointer.open(
         folder / "sealed.db", key=KEY, **options
     ),
-    "langgraph-encrypted": _langgraph_encrypted,
-    "postgres": _postgres,
-    "postgres-sealed": lambda folder, **options: _postgres(
+    "langgraph-encrypted": _open_langgraph_encrypted,
+    "postgres": _open_in_postgres,
+    "postgres-sealed": lambda folder, **options: _open_in_postgres(
         folder, key=KEY, tenant="acme", **options
     ),
-    "postgres-pool": _user_pool,
+    "postgres-pool": _open_in_user_pool,
 }
 SLOW = {"postgres-pool"}  # differs from "postgres-sealed" in how connections are made and lent
 
 
-class Blocking(SQLiteCheckpointer):
-    """The blocking door: each `a` method is answered by its blocking twin in a thread."""
+class BlockingCheckpointer(SQLiteCheckpointer):
+    """A checkpointer whose async methods call the sync methods in a thread."""
 
     async def aget_tuple(self, config: Any) -> Any:
         return await asyncio.to_thread(self.get_tuple, config)

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from perdure.checkpointers import SQLiteCheckpointer
 from tests import postgres_server, programs
 from tests.backends import BACKENDS, SLOW, Place, places
-from tests.rounds import do_all, rounds
+from tests.rounds import rounds, run_all_rounds
 
 # Files of tests lie in memory where there is room (a container may have 64 MB): half of the time
 # went into waiting for the disk. Processes are killed, never the machine, so no test gets weaker.
@@ -39,7 +39,7 @@ SKIPPED = "perdure/skipped"  # in pytest's cache: tests that waited for a progra
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options by which slow tests, and all rounds of what repeats, are run."""
+    """Add the options that run slow tests and all rounds of repeated tests."""
     group = parser.getgroup("perdure")
     group.addoption("--all", action="store_true", help="slow tests too, and all rounds")
     group.addoption(
@@ -52,9 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # --hypothesis-profile goes before
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the rounds, before a module of tests is imported."""
+    """Choose the number of rounds before a test module is imported."""
     if config.option.all or config.option.rest:
-        do_all()
+        run_all_rounds()
     settings.register_profile(
         "default",
         deadline=None,
@@ -67,13 +67,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """Twice as many workers as cores: a third of the time of tests is waiting."""
+    """Return twice the number of cores, because tests wait for a third of their time."""
     return 2 * (yield)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by what they need, and leave out those that the options do not ask for."""
+    """Mark tests by the servers that they need, and deselect those that the options exclude."""
     for item in items:
         if "postgres" in item.nodeid or "pgbouncer" in item.nodeid:
             item.add_marker("postgres")
@@ -98,26 +98,26 @@ def _is_chosen(item: pytest.Item, skipped: set[str], *, rest: bool) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """See above."""
+    """Exclude all objects that exist now from garbage collections."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Keep tests without the marker from Postgres."""
-    postgres_server.allow(item.get_closest_marker("postgres") is not None)
+    """Refuse the Postgres server to tests without its marker."""
+    postgres_server.allow_use(item.get_closest_marker("postgres") is not None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other summaries
 def pytest_terminal_summary(
     terminalreporter: Any, config: pytest.Config
 ) -> Generator[None, None, None]:
-    """End with what was skipped for a missing program, and keep it for `--rest`."""
+    """Print which tests were skipped for a missing program, and store their ids for `--rest`."""
     yield
     stats: dict[str, list[Any]] = terminalreporter.stats
-    skipped = programs.missing(stats.get("skipped", []))
-    for line in programs.summary(skipped):
+    skipped = programs.find_tests_without_program(stats.get("skipped", []))
+    for line in programs.summarize_missing_programs(skipped):
         terminalreporter.write_line(line, yellow=True)
     if cache := getattr(config, "cache", None):
         ran = {getattr(report, "nodeid", "") for reports in stats.values() for report in reports}
@@ -127,7 +127,10 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One certificate authority; each client of HTTP reads all that there are, which takes long."""
+    """A file with one certificate authority.
+
+    HTTP clients read all authorities, which takes long.
+    """
     first, end, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERT")
     path = tmp_path_factory.mktemp("authority") / "one.pem"
     path.write_text(f"{first}{end}IFICATE-----\n", encoding="utf-8")
@@ -145,10 +148,12 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, authority: Pat
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
 
 
-EACH = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(BACKENDS)]
+BACKEND_PARAMS = [
+    pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(BACKENDS)
+]
 
 
-@pytest.fixture(params=EACH)
+@pytest.fixture(params=BACKEND_PARAMS)
 def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteCheckpointer]:
     """A checkpointer on each backend."""
     with BACKENDS[request.param](tmp_path) as opened:
@@ -157,7 +162,7 @@ def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteChec
 
 @pytest.fixture(params=["file", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where a database may be that other processes open too."""
+    """The location of a database that other processes may open too."""
     return places(tmp_path)[request.param]()
 
 

@@ -1,4 +1,4 @@
-"""Conversations in files, and the commands that import them."""
+"""Exported conversations in files, and the commands that import them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,40 @@ EXPORT = Path(__file__).parent / "data" / "conversations.json"
 CONVERSATIONS: list[dict[str, Any]] = json.loads(EXPORT.read_text(encoding="utf-8"))
 
 
-def run(db: Path, *arguments: str) -> Result:
+def run_command(db: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, "--db", str(db)])
 
 
-def imported(db: Path, file: Path, *options: str) -> tuple[int, int, int]:
-    """The conversations, new messages and unchanged conversations that an import reports."""
-    result = run(db, "import", str(file), "--json", *options)
+def import_file(db: Path, file: Path, *options: str) -> tuple[int, int, int]:
+    """Import a file, and return the counts that the import reports.
+
+    The counts are of conversations, new messages and unchanged conversations.
+    """
+    result = run_command(db, "import", str(file), "--json", *options)
     assert result.exception is None, result.exception
-    found = json.loads(result.stdout)
+    report = json.loads(result.stdout)
     names = ["conversations", "messages", "unchanged", "empty", "left_out"]
-    assert list(found) == [*names, "memories", "quarantined"]
-    return found["conversations"], found["messages"], found["unchanged"]
+    assert list(report) == [*names, "memories", "quarantined"]
+    return report["conversations"], report["messages"], report["unchanged"]
 
 
-def written(path: Path, value: Any) -> Path:
+def write_json(path: Path, value: Any) -> Path:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
     return path
 
 
-def lines(path: Path, values: list[dict[str, Any]]) -> Path:
+def write_json_lines(path: Path, values: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
     return path
 
 
-def conversation(
+def make_chatgpt_conversation(
     parents: dict[str, str | None], current: str, empty: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """A conversation as in ChatGPT's export: a node for each key, under ChatGPT's own root."""
+    """Return a conversation as in ChatGPT's export.
+
+    The conversation has a node for each key, under ChatGPT's own root.
+    """
     mapping: dict[str, Any] = {"root": {"id": "root", "parent": None, "children": []}}
     for number, (key, parent) in enumerate(parents.items()):
         message = {

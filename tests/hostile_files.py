@@ -1,4 +1,4 @@
-"""SQLite files as somebody might make them who wants to harm those that import them."""
+"""SQLite files as an attacker might make them, to harm those who import them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import closing
 from pathlib import Path
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {} FROM n"
-_FAN_OUT = 100  # how often each page of an endless tree leads to the next
+_FAN_OUT = 100  # links from each page of an endless tree to the next page
 _DEPTH = 12
 _INTERIOR = 5  # https://sqlite.org/fileformat.html#b_tree_pages
 
 
-def change(path: Path, *statements: str) -> None:
+def execute_sql(path: Path, *statements: str) -> None:
     """Execute SQL in a file."""
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         for sql in statements:
@@ -32,7 +32,7 @@ def edit_schema(path: Path, name: str, edit: Callable[[str], str]) -> None:
 
 
 def replace_by_view(path: Path, table: str) -> None:
-    """Put a view without an end in the place of a table."""
+    """Replace a table by a view with endless rows."""
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         columns = [row[1] for row in conn.execute(f"PRAGMA table_info({table})")]
         conn.execute(f"DROP TABLE {table}")
@@ -41,9 +41,9 @@ def replace_by_view(path: Path, table: str) -> None:
 
 
 def make_tree_endless(path: Path, table: str) -> None:
-    """Link the pages of a table so that each leads to the next many times: 100^12 rows.
+    """Link the pages of a table so that each page leads to the next one many times (100^12 rows).
 
-    `sqlite_schema` is the table of all tables, which SQLite reads before anything else.
+    `sqlite_schema` is the table of all tables, which SQLite reads first.
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         conn.execute("PRAGMA journal_mode = DELETE")
@@ -61,14 +61,14 @@ def make_tree_endless(path: Path, table: str) -> None:
         data += data[first : first + size]
         child = len(data) // size
     for _ in range(_DEPTH):
-        data += _interior_page(child, size, 0)
+        data += _build_interior_page(child, size, 0)
         child = len(data) // size
-    data[first + head : first + size] = _interior_page(child, size, head)[head:]
+    data[first + head : first + size] = _build_interior_page(child, size, head)[head:]
     struct.pack_into(">I", data, 28, len(data) // size)
     path.write_bytes(data)
 
 
-def _interior_page(child: int, size: int, head: int) -> bytes:
+def _build_interior_page(child: int, size: int, head: int) -> bytes:
     page, at = bytearray(size), size
     for number in range(_FAN_OUT):
         at -= 5
@@ -81,11 +81,13 @@ def _interior_page(child: int, size: int, head: int) -> bytes:
 Attack = Callable[[Path], None]
 
 
-def attacks_on(table: str, column: str, text_type: str = "TEXT") -> dict[str, Attack]:
-    """Ways to make a table that has a text column something else."""
+def list_attacks(table: str, column: str, text_type: str = "TEXT") -> dict[str, Attack]:
+    """Return functions that replace or change a table with a text column, by name of the attack."""
 
     def virtual(path: Path) -> None:
-        change(path, f"DROP TABLE {table}", f"CREATE VIRTUAL TABLE {table} USING fts5({column})")
+        execute_sql(
+            path, f"DROP TABLE {table}", f"CREATE VIRTUAL TABLE {table} USING fts5({column})"
+        )
 
     def edited(old: str, new: str) -> Attack:
         return lambda path: edit_schema(path, table, lambda sql: _replace_once(sql, old, new))
@@ -94,7 +96,7 @@ def attacks_on(table: str, column: str, text_type: str = "TEXT") -> dict[str, At
     return {
         "view": lambda path: replace_by_view(path, table),
         "virtual": virtual,
-        "generated": lambda path: change(
+        "generated": lambda path: execute_sql(
             path, f"ALTER TABLE {table} ADD COLUMN more TEXT AS (upper({column}))"
         ),
         "check": edited(text, f"{text}CHECK (length(randomblob(9)) > 0) "),

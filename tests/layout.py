@@ -1,4 +1,4 @@
-"""The repository's layout, as pyproject.toml tells it to setuptools."""
+"""The layout of the repository, as pyproject.toml describes it to setuptools."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LAYOUT: dict[str, str] = _SETUPTOOLS["package-dir"]
 PACKAGES: list[str] = _SETUPTOOLS["packages"]
 
 
-def folder_of(package: str) -> Path:
-    """Where a package's files lie."""
+def package_folder(package: str) -> Path:
+    """Return the folder of a package's files."""
     root = max((name for name in LAYOUT if f"{package}.".startswith(f"{name}.")), key=len)
     return ROOT / LAYOUT[root] / package[len(root) + 1 :].replace(".", "/")
 
 
-def modules() -> list[str]:
-    """Every module by its dotted name."""
+def list_modules() -> list[str]:
+    """Return the dotted names of all modules."""
     return sorted(
         package if path.stem == "__init__" else f"{package}.{path.stem}"
         for package in PACKAGES
-        for path in folder_of(package).glob("*.py")
+        for path in package_folder(package).glob("*.py")
     )

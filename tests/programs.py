@@ -1,6 +1,6 @@
-"""Programs that some tests need, and that a machine may lack.
+"""Programs that some tests need, and that may not be installed.
 
-Without one its tests are skipped; with PERDURE_REQUIRE_PROGRAMS=1 they fail.
+Tests that need a missing program are skipped, or fail with PERDURE_REQUIRE_PROGRAMS=1.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _REASON = "Skipped: needs "
 
 @dataclass(frozen=True)
 class Program:
-    """A program, by the names that it may have, and the Debian package that brings it."""
+    """A program with its possible names and its Debian package."""
 
     title: str
     package: str
     names: tuple[str, ...]
 
     def path(self) -> str:
-        """Where it is; skips the test if it is nowhere."""
+        """Return the path of the program, or skip the test if the program is not installed."""
         for name in self.names:
             if path := shutil.which(name, path=_PATH):
                 return path
@@ -43,8 +43,11 @@ PGBOUNCER = Program("PgBouncer", "pgbouncer", ("pgbouncer",))
 NODE = Program("Node.js with npm", "nodejs npm", ("npm",))
 
 
-def missing(skipped: Iterable[Any]) -> dict[str, str]:
-    """By id of a test that was skipped for a missing program: the program and its package."""
+def find_tests_without_program(skipped: Iterable[Any]) -> dict[str, str]:
+    """Return the tests that were skipped for a missing program.
+
+    The keys are test ids. The values name the program and its package.
+    """
     return {
         report.nodeid: report.longrepr[2].removeprefix(_REASON)
         for report in skipped
@@ -52,8 +55,8 @@ def missing(skipped: Iterable[Any]) -> dict[str, str]:
     }
 
 
-def summary(skipped: dict[str, str]) -> list[str]:
-    """A line for each program that was missing."""
+def summarize_missing_programs(skipped: dict[str, str]) -> list[str]:
+    """Return a line for each missing program."""
     return [
         f"skipped: {count} tests need {program}"
         for program, count in sorted(Counter(skipped.values()).items())

@@ -1,7 +1,8 @@
-"""How often what repeats is done: kills, races, the examples of properties.
+"""The number of rounds of repeated tests, such as kills, races and random examples.
 
-`make test` does a quarter; `--all` and `--rest` do all. A test that uses `rounds` is marked
-`repeats`, so that `--rest` runs it again; tests of Hypothesis need no mark.
+`make test` runs a quarter of the rounds, and `--all` and `--rest` run all of them. A test that uses
+`rounds` has the marker `repeats`, so that `--rest` runs it again. Tests of Hypothesis need no
+marker.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ _SHARE = 4
 _all = False
 
 
-def do_all() -> None:
-    """Do every round; called before the modules of tests are imported."""
+def run_all_rounds() -> None:
+    """Make `rounds` return full numbers. Call this before test modules are imported."""
     global _all
     _all = True
 
 
 def rounds(full: int) -> int:
-    """How many of so many rounds this run does, one at least."""
+    """Return how many of `full` rounds this test run does, at least one."""
     return full if _all else max(1, full // _SHARE)

@@ -1,4 +1,4 @@
-"""The stores under contract, both doors into them, and what they are opened with."""
+"""The store backends of the tests, their options, and their sync and async use."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from tests.backends import KEY, Place
 from tests.user_pool import shared_pool
 
 DIMS = 512
-KINDRED = {"automobile": "car", "physician": "doctor", "journey": "trip"}
+SYNONYMS = {"automobile": "car", "physician": "doctor", "journey": "trip"}
 
 
-class Words:
-    """An embedder with an axis for each word, kindred words on the same one.
+class WordEmbedder:
+    """An embedder with one dimension for each word. Synonyms have the same dimension.
 
-    Texts near in it share words. `calls` holds what it was given, `failing` makes it raise.
+    Texts with common words are near. `calls` records the texts, and `failing` makes each call
+    raise.
     """
 
     name = "words"
@@ -56,12 +57,12 @@ class Words:
     def vector(text: str) -> np.ndarray[Any, Any]:
         out = np.zeros(DIMS)
         for word in re.findall(r"\w+", text.lower()):
-            out[zlib.crc32(KINDRED.get(word, word).encode()) % DIMS] += 1
+            out[zlib.crc32(SYNONYMS.get(word, word).encode()) % DIMS] += 1
         return out
 
 
 class Clock:
-    """Tells what it is told."""
+    """A clock that shows the time that it was set to."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now
@@ -70,18 +71,21 @@ class Clock:
         return self.now
 
     def at(self, ago_s: float = 0) -> datetime:
-        """The moment so many seconds ago."""
+        """Return the moment `ago_s` seconds ago."""
         return datetime.fromtimestamp(0, UTC) + timedelta(seconds=self.now - ago_s)
 
     def forward(self, seconds: float = 1.0) -> datetime:
-        """Go on; returns the new moment."""
+        """Advance the clock, and return the new moment."""
         self.now += seconds
         return self.at()
 
 
-def of_words(**options: Any) -> dict[str, Any]:
-    """The options of a store that embeds with `Words` and waits for no disk; others go before."""
-    return {"index": {"embed": Words(), "dims": DIMS}, "synchronous": "normal", **options}
+def make_options(**options: Any) -> dict[str, Any]:
+    """Return options of a store with a `WordEmbedder` that does not wait for the disk.
+
+    `options` take precedence.
+    """
+    return {"index": {"embed": WordEmbedder(), "dims": DIMS}, "synchronous": "normal", **options}
 
 
 def open_store(
@@ -91,7 +95,7 @@ def open_store(
     connections: type[sqlite3.Connection] = sqlite3.Connection,
     **options: Any,
 ) -> SQLiteStore:
-    """A store that tells the time by a clock, over connections of a class."""
+    """Return a store with this clock and this class of connections."""
 
     class Store(SQLiteStore):
         _clock = staticmethod(clock)
@@ -100,59 +104,67 @@ def open_store(
     return Store.open(path, **options)
 
 
-def store_at(
+def open_store_at(
     place: Place, *, clock: Callable[[], float] = time.time, **options: Any
 ) -> SQLiteStore:
-    """A store at a place that tells the time by a clock, and embeds with `Words`."""
+    """Return a store in a test's database, with this clock and a `WordEmbedder`."""
 
     class Store(SQLiteStore):
         _clock = staticmethod(clock)
 
-    class InPostgres(PostgresStore):
+    class PostgresStoreWithClock(PostgresStore):
         _clock = staticmethod(clock)
 
-    return cast(SQLiteStore, place.database(Store, InPostgres, **of_words(**options)))
+    return cast(
+        SQLiteStore, place.database(Store, PostgresStoreWithClock, **make_options(**options))
+    )
 
 
-def _user_pool(folder: Path, *, clock: Callable[[], float] = time.time, **options: Any) -> Any:
+def _open_in_user_pool(
+    folder: Path, *, clock: Callable[[], float] = time.time, **options: Any
+) -> Any:
     class InPool(PostgresStore):
         _clock = staticmethod(clock)
 
-    given = {key: value for key, value in of_words(**options).items() if key != "synchronous"}
-    pool = shared_pool(postgres_server.dsn_of("an_owner"))
-    return InPool.open(pool, schema=postgres_server.schema(folder), tenant="acme", **given)
+    pool_options = {
+        key: value for key, value in make_options(**options).items() if key != "synchronous"
+    }
+    pool = shared_pool(postgres_server.dsn_of_role("an_owner"))
+    return InPool.open(
+        pool, schema=postgres_server.schema_name(folder), tenant="acme", **pool_options
+    )
 
 
-def _postgres(folder: Path, **options: Any) -> SQLiteStore:
-    dsn = postgres_server.dsn_of("an_owner") if "tenant" in options else postgres_server.dsn()
-    return store_at(Place(folder, dsn), **options)
+def _open_in_postgres(folder: Path, **options: Any) -> SQLiteStore:
+    dsn = postgres_server.dsn_of_role("an_owner") if "tenant" in options else postgres_server.dsn()
+    return open_store_at(Place(folder, dsn), **options)
 
 
 BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
-    "memory": lambda folder, **options: open_store(":memory:", **of_words(**options)),
-    "file": lambda folder, **options: open_store(folder / "plain.db", **of_words(**options)),
+    "memory": lambda folder, **options: open_store(":memory:", **make_options(**options)),
+    "file": lambda folder, **options: open_store(folder / "plain.db", **make_options(**options)),
     "sealed": lambda folder, **options: open_store(
-        folder / "sealed.db", key=KEY, **of_words(**options)
+        folder / "sealed.db", key=KEY, **make_options(**options)
     ),
     "keyed": lambda folder, **options: open_store(
-        folder / "keyed.db", key=KEY, text_index="keyed", **of_words(**options)
+        folder / "keyed.db", key=KEY, text_index="keyed", **make_options(**options)
     ),
-    "postgres": _postgres,
-    "postgres-sealed": lambda folder, **options: _postgres(
+    "postgres": _open_in_postgres,
+    "postgres-sealed": lambda folder, **options: _open_in_postgres(
         folder, key=KEY, tenant="acme", **options
     ),
-    "postgres-pool": _user_pool,
+    "postgres-pool": _open_in_user_pool,
 }
 
 
-def like_langgraph(folder: Path) -> Any:
-    """The store whose meaning ours has, where it claims a feature."""
-    words = Words()
+def open_langgraph_store(folder: Path) -> Any:
+    """Return a langgraph store, whose behaviour perdure's stores must have."""
+    words = WordEmbedder()
     return InMemoryStore(index={"embed": words.embed, "dims": DIMS})
 
 
-class Awaited:
-    """The door of coroutines: each method is answered by its `a` form, on one event loop."""
+class AwaitedStore:
+    """A store whose methods are called in their async form, on one event loop."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -165,32 +177,32 @@ class Awaited:
         return lambda *args, **named: self._runner.run(twin(*args, **named))
 
     def end(self) -> None:
-        """Let the event loop go."""
+        """Close the event loop."""
         self._runner.close()
 
 
-DOORS = ("blocking", "awaited")
+CALL_MODES = ("blocking", "awaited")
 
 
-# for what every door checks in the same way: each backend through one of them
-FEWER = pytest.mark.parametrize(
+# for tests that need not run in both call modes: each backend in one of them
+ONE_CALL_MODE_PER_BACKEND = pytest.mark.parametrize(
     "store",
     ["memory-blocking", "file-awaited", "sealed-blocking", "keyed-awaited"],
     indirect=True,
 )
 
 
-def through(door: str, store: Any) -> SQLiteStore:
-    """The store as seen through a door."""
-    return cast(SQLiteStore, Awaited(store) if door == "awaited" else store)
+def with_call_mode(call_mode: str, store: Any) -> SQLiteStore:
+    """Return the store, or a wrapper that calls its async methods."""
+    return cast(SQLiteStore, AwaitedStore(store) if call_mode == "awaited" else store)
 
 
-def keys(found: Sequence[Any]) -> list[str]:
-    """The keys of items, in order."""
-    return [item.key for item in found]
+def list_item_keys(items: Sequence[Any]) -> list[str]:
+    """Return the keys of items, in order."""
+    return [item.key for item in items]
 
 
-def write(store: SQLiteStore, namespace: tuple[str, ...], **texts: str) -> None:
-    """Put texts under keys."""
+def put_texts(store: SQLiteStore, namespace: tuple[str, ...], **texts: str) -> None:
+    """Put each text under its key."""
     for key, text in texts.items():
         store.put(namespace, key, {"text": text})

@@ -1,4 +1,4 @@
-"""Conversations as a run of a graph puts them, at times of their own."""
+"""Conversations that are stored like those of a graph's run, with times of their own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from langgraph.checkpoint.base.id import uuid6
 from perdure.checkpointers.checkpointer import Checkpointer
 
 
-def talk(
+def store_conversation(
     saver: Checkpointer,
     thread_id: str,
     days: float = 0.0,
     turns: int = 2,
-    said: Sequence[str] = (),
+    texts: Sequence[str] = (),
     **metadata: str,
 ) -> None:
-    """A conversation that went on last so many days ago, with two checkpoints a turn.
+    """Store a conversation that ended `days` days ago, with two checkpoints per turn.
 
-    The state has the newest two messages, older ones are history.
+    The state has the two newest messages. Older messages are in the history only.
     """
     messages: list[HumanMessage] = []
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    texts = said or [f"{thread_id} {number}" for number in range(2 * turns)]
+    texts = texts or [f"{thread_id} {number}" for number in range(2 * turns)]
     for number, text in enumerate(texts):
         checkpoint = empty_checkpoint()
         at = datetime.now(UTC) - timedelta(days=days, seconds=len(texts) - number)

@@ -1,4 +1,4 @@
-"""A pool of psycopg_pool that a user owns, and that checks how its connections come back."""
+"""A psycopg_pool that a user owns, which checks that its connections come back unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
-SESSION = {  # none of these is what perdure needs
+SESSION_SETTINGS = {  # each of these differs from what perdure needs
     "DateStyle": "German, DMY",
     "TimeZone": "Asia/Tokyo",
     "client_encoding": "LATIN1",
@@ -39,40 +39,40 @@ _STATE = (
 
 
 class WatchedPool(ConnectionPool[Any]):
-    """A pool whose connections differ in everything from those that perdure makes.
+    """A pool whose connections differ in all settings from those that perdure makes.
 
-    `putconn` fails if a connection does not come back as it was lent: its settings, prepared
-    statements, locks, transaction and attributes. `changes` has all differences so far.
+    `putconn` fails if the settings, prepared statements, locks, transaction or attributes of a
+    connection have changed since it was lent. `changes` has all differences so far.
     """
 
     def __init__(self, dsn: str, **options: Any) -> None:
         self.changes: list[Any] = []
         self.lent = self.most_lent = 0
         self._states: WeakKeyDictionary[psycopg.Connection[Any], Any] = WeakKeyDictionary()
-        given = {"kwargs": {"row_factory": dict_row, "prepare_threshold": 0}, "min_size": 0}
-        given |= {"close_returns": True, "configure": self._prepare, "open": True}
-        super().__init__(make_conninfo(dsn, connect_timeout=5), **{**given, **options})
+        pool_options = {"kwargs": {"row_factory": dict_row, "prepare_threshold": 0}, "min_size": 0}
+        pool_options |= {"close_returns": True, "configure": self._prepare, "open": True}
+        super().__init__(make_conninfo(dsn, connect_timeout=5), **{**pool_options, **options})
 
     def _prepare(self, conn: psycopg.Connection[Any]) -> None:
-        for name, value in SESSION.items():
+        for name, value in SESSION_SETTINGS.items():
             conn.execute("SELECT set_config(%s, %s, false)", (name, value), prepare=False)
         conn.execute("SELECT %s::int", (1,))  # psycopg prepares it
         conn.commit()
         conn.adapters.register_loader("text", psycopg.types.string.TextBinaryLoader)
-        self._states[conn] = state_of(conn)
+        self._states[conn] = read_connection_state(conn)
 
     def getconn(self, timeout: float | None = None) -> Any:
-        """See `ConnectionPool.getconn`."""
+        """Lend a connection, and count it."""
         conn = super().getconn(timeout)
         self.lent += 1
         self.most_lent = max(self.most_lent, self.lent)
         return conn
 
     def putconn(self, conn: Any) -> None:
-        """See `ConnectionPool.putconn`."""
+        """Take a connection back, and check that it is unchanged."""
         self.lent -= 1
         try:
-            changes = changes_between(self._states[conn], state_of(conn))
+            changes = find_state_changes(self._states[conn], read_connection_state(conn))
         except psycopg.OperationalError:  # it is lost
             changes = []
         finally:
@@ -81,7 +81,7 @@ class WatchedPool(ConnectionPool[Any]):
         assert changes == []
 
 
-def state_of(conn: psycopg.Connection[Any]) -> list[Any]:
+def read_connection_state(conn: psycopg.Connection[Any]) -> list[Any]:
     """Return all that a connection must have again when it comes back to its pool."""
     pgconn = conn.pgconn
     if conn.closed:
@@ -104,7 +104,7 @@ def state_of(conn: psycopg.Connection[Any]) -> list[Any]:
     ]
 
 
-def changes_between(before: list[Any], after: list[Any]) -> list[Any]:
+def find_state_changes(before: list[Any], after: list[Any]) -> list[Any]:
     """Return the pairs of parts of two states that differ."""
     return [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
 
@@ -119,7 +119,7 @@ def shared_pool(dsn: str) -> WatchedPool:
 
 @contextmanager
 def watched_pool(dsn: str, **options: Any) -> Iterator[WatchedPool]:
-    """Lend a pool, close it, and make sure that each connection came back as it was lent."""
+    """Yield a pool, close it, and check that each connection came back unchanged."""
     with WatchedPool(dsn, **options) as pool:
         yield pool
         assert pool.lent == 0

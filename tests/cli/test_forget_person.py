@@ -16,16 +16,16 @@ from perdure.checkpointers.thread_list import ThreadList
 from perdure.memory import Collection
 from tests.cli.commands import invoke, run, run_json
 from tests.contracts.puts import put
-from tests.people import empty_database, fill, opened
+from tests.people import empty_database, open_people, store_all_kinds
 
 
 @pytest.fixture(params=["file", "postgres"])
 def two_people_db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """Yield a database with all kinds of rows of two people."""
     with empty_database(request.param, tmp_path) as db:
-        with opened(db) as both:
-            fill(both, "ann", "anns")
-            fill(both, "bob", "bobs")
+        with open_people(db) as both:
+            store_all_kinds(both, "ann", "anns")
+            store_all_kinds(both, "bob", "bobs")
             both.store.put(("cities", "ann"), "home", {"text": "Ghent"})
         yield db
 
@@ -96,7 +96,7 @@ def test_forget_without_user_is_refused(two_people_db: str) -> None:
 
 def test_forget_erases_or_hands_over_items_of_teams(two_people_db: str) -> None:
     """With `--hand-over`, an item stays without the name of its author."""
-    with opened(two_people_db) as both:
+    with open_people(two_people_db) as both:
         for user in ("ann", "bob"):
             config: Any = {"configurable": {"user_id": user, "team": "red"}}
             Collection(both.store, ("teams", "{team}")).insert(f"a kettle of {user}", config=config)
@@ -107,7 +107,7 @@ def test_forget_erases_or_hands_over_items_of_teams(two_people_db: str) -> None:
 
     kept = {part["what"]: part["count"] for part in planned["kept"]}
     assert kept["items of teams without the name"] == 1
-    with opened(two_people_db) as both:
+    with open_people(two_people_db) as both:
         [item] = both.store.search(("teams",))
     assert item.value["text"] == "a kettle of ann"
     assert item.provenance is not None
@@ -116,7 +116,7 @@ def test_forget_erases_or_hands_over_items_of_teams(two_people_db: str) -> None:
 
 def add_threads_with_owner_only(db: str) -> None:
     """Add two threads without a user: one with a message, and one that a client only named."""
-    with opened(db) as both:
+    with open_people(db) as both:
         put(both.saver, {"messages": ["a"]}, thread="acme-1", metadata={"owner": "ann"})
         ThreadList(both.saver).create("acme-2", ClientMetadata({"owner": "ann"}))
 
@@ -154,12 +154,12 @@ def test_owners_are_organisations_if_database_had_an_auth_file(
 ) -> None:
     """This also applies to a copy; `--owners people` makes an owner a person."""
     add_threads_with_owner_only(two_people_db)
-    with opened(two_people_db) as both:
+    with open_people(two_people_db) as both:
         record_that_owners_may_be_organisations(both.saver)
         record_that_owners_may_be_organisations(both.saver)
     copy = str(tmp_path / "copy.db")
     run("copy", "--from", two_people_db, "--to", copy)
-    with opened(copy) as both:
+    with open_people(copy) as both:
         put(both.saver, {"messages": ["a"]}, thread="acme-3", metadata={"owner": "acme"})
     planned = [
         run_json("forget", "--user", "ann", "--dry-run", "--db", db, *options)["by_owner"]
@@ -168,7 +168,7 @@ def test_owners_are_organisations_if_database_had_an_auth_file(
     ]
     unknown = invoke("forget", "--user", "acme", "--yes", "--db", copy)
     run_json("forget", "--user", "ann", "--yes", "--db", copy)
-    with opened(copy) as both:
+    with open_people(copy) as both:
         remaining = [head.thread_id for head in both.saver.heads() if head.owner != "bob"]
 
     assert planned == [[], ["acme-1", "acme-2"]] * 2

@@ -31,7 +31,7 @@ from perdure.cli.app import app
 from perdure.cli.store import format_namespace
 from perdure.graphs import chat_graph
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import Words
+from tests.store_backends import WordEmbedder
 
 Terminal = Callable[..., str]
 
@@ -179,7 +179,7 @@ def hostile_database(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "role": NAME,
         "fields": {},
     }
-    words: Any = Words()
+    words: Any = WordEmbedder()
     with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as store:
         for place in ((LABEL,), ("memories", USER), ("perdure", "quarantine", "memories", USER)):
             store.put(place, KEY, {"text": SPOKEN}, provenance=provenance)

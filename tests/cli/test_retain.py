@@ -11,14 +11,14 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
 from tests.cli.commands import invoke, run, run_json, split_rows
-from tests.talks import talk
+from tests.talks import store_conversation
 
 
 @pytest.fixture(autouse=True)
 def stored_threads(db: Path) -> None:
     with SQLiteCheckpointer.open(db) as saver:
         for thread_id, days in (("old-1", 40), ("old-2", 35), ("new", 0)):
-            talk(saver, thread_id, days)
+            store_conversation(saver, thread_id, days)
     with SQLiteStore.open(db) as store:
         for number in range(3):
             store.put(("notes",), "n", {"text": str(number)})

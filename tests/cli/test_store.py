@@ -22,7 +22,7 @@ from perdure.stores.offline import StaticEmbedder
 from tests.cli import commands
 from tests.cli.commands import invoke, run_and_read_error, split_rows
 from tests.cli.talk import say_on_thread
-from tests.store_backends import Words, open_store
+from tests.store_backends import WordEmbedder, open_store
 
 AT = "users/alice"
 
@@ -237,7 +237,7 @@ def test_forget_selects_items_by_query_filter_or_namespace(message_id: str) -> N
 
 
 def put_items_with_another_embedder(db: Path, count: int = 1) -> Any:
-    words: Any = Words()
+    words: Any = WordEmbedder()
     with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as file:
         for n in range(count):
             file.put(("a",), f"k{n}", {"text": f"a red car {n}"})

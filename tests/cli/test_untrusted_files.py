@@ -23,20 +23,20 @@ from perdure.errors import CorruptRecord, NotADatabase, PerdureError, StorageErr
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
 from tests.cli.commands import run, run_and_read_error, run_json
-from tests.hostile_files import Attack, attacks_on, change, edit_schema, replace_by_view
+from tests.hostile_files import Attack, edit_schema, execute_sql, list_attacks, replace_by_view
 from tests.layout import ROOT
 
 ATTACKS_ON_PERDURE_FILE = {
     f"{table}-{name}": attack
     for table, column in (("threads", "thread_id"), ("store_items", "key"))
-    for name, attack in attacks_on(table, column).items()
+    for name, attack in list_attacks(table, column).items()
 }
 ATTACKS_ON_PERDURE_FILE["schemas-view"] = lambda path: replace_by_view(path, "schemas")
 ATTACKS_ON_PERDURE_FILE["settings-view"] = lambda path: replace_by_view(path, "settings")
-ATTACKS_ON_PERDURE_FILE["column"] = lambda path: change(
+ATTACKS_ON_PERDURE_FILE["column"] = lambda path: execute_sql(
     path, "ALTER TABLE threads ADD COLUMN more TEXT DEFAULT 'x'"
 )
-ATTACKS_ON_LANGGRAPH_FILE = attacks_on("checkpoints", "thread_id")
+ATTACKS_ON_LANGGRAPH_FILE = list_attacks("checkpoints", "thread_id")
 ATTACKS_ON_LANGGRAPH_FILE["writes"] = lambda path: replace_by_view(path, "writes")
 COMMAND = [sys.executable, "-c", "from perdure.cli import main; main()"]
 
@@ -62,7 +62,7 @@ def write_threads(path: Path, *threads: str) -> None:
 
 def remove_wal(path: Path) -> Path:
     """Move the WAL into the file, remove the files next to it, and return the file."""
-    change(path, "PRAGMA journal_mode = DELETE")
+    execute_sql(path, "PRAGMA journal_mode = DELETE")
     for side_file in path.parent.glob(f"{path.name}?*"):
         side_file.unlink()
     return path
@@ -122,7 +122,7 @@ def test_manipulated_table_of_langgraph_file_is_refused(
         saver.import_from(path)
 
 
-ATTACKS_ON_LANGGRAPH_STORE = attacks_on("store", "prefix", "text")
+ATTACKS_ON_LANGGRAPH_STORE = list_attacks("store", "prefix", "text")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_table_with_equivalent_sql_is_accepted(
 
 def test_additional_tables_views_triggers_and_indexes_are_ignored(other_file: Path) -> None:
     """The user may add objects of their own next to perdure's tables, or on these tables."""
-    change(
+    execute_sql(
         other_file,
         "CREATE TABLE notes (threads TEXT, x AS (upper(threads)))",
         "CREATE VIEW endless AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) "
@@ -208,7 +208,7 @@ def test_value_above_size_limit_is_refused(
     sql: str, other_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file is refused before anything is written; the limit can be raised."""
-    change(other_file, sql)
+    execute_sql(other_file, sql)
 
     message = run_and_read_error("import", "other.db", "--max-value-mb", "2", capsys=capsys)
 
@@ -248,7 +248,7 @@ VALUES_OF_WRONG_TYPE = {
 def test_value_of_wrong_type_in_langgraph_file_is_refused(sql: str, tmp_path: Path) -> None:
     """The columns of langgraph's tables take values of any type."""
     path = create_langgraph_database(tmp_path / "other.db")
-    change(path, sql)
+    execute_sql(path, sql)
     with SQLiteCheckpointer.open(tmp_path / "new.db") as saver, pytest.raises(CorruptRecord):
         saver.import_from(path)
 

@@ -17,7 +17,7 @@ from perdure.stores import SQLiteStore
 from tests.cli.commands import invoke, run
 from tests.memory.test_model_extractor import build_facts_answer
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
-from tests.talks import talk
+from tests.talks import store_conversation
 
 NUTS = {"action": "insert", "text": "The user is allergic to nuts.", "messages": [1]}
 SAID = ("I am allergic to nuts", "I will not forget")
@@ -27,7 +27,7 @@ SAID = ("I am allergic to nuts", "I will not forget")
 def waiting_thread(db: Path) -> str:
     """Write a thread that waits for an extraction, and return its id."""
     with SQLiteCheckpointer.open(db) as saver:
-        talk(saver, "trip", said=SAID, user_id="me")
+        store_conversation(saver, "trip", texts=SAID, user_id="me")
     return "trip"
 
 
@@ -45,7 +45,7 @@ def configure_model(monkeypatch: pytest.MonkeyPatch, server: OpenAIServer) -> No
 def test_worker_once_extracts_waiting_threads_of_all_users(db: Path) -> None:
     """Each thread is printed on a line of its own."""
     with SQLiteCheckpointer.open(db) as saver:
-        talk(saver, "home", said=["I live in Ghent"], user_id="ann")
+        store_conversation(saver, "home", texts=["I live in Ghent"], user_id="ann")
     printed = run("worker", "--once")
 
     assert sorted(printed.splitlines()) == [
@@ -83,7 +83,7 @@ def test_worker_applies_retention_after_extraction(db: Path) -> None:
     """A thread that waits for an extraction is removed only after it is extracted."""
     (db.parent / "perdure.toml").write_text("[retention]\nidle_days = 30\n")
     with SQLiteCheckpointer.open(db) as saver:
-        talk(saver, "old", 40, said=["I was in Namur"], user_id="me")
+        store_conversation(saver, "old", 40, texts=["I was in Namur"], user_id="me")
     printed = run("worker", "--once").splitlines()
     again = run("worker", "--once", "--json").splitlines()
 

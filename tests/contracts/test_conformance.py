@@ -10,7 +10,7 @@ import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.backends import BACKENDS, KEY, Blocking
+from tests.backends import BACKENDS, KEY, BlockingCheckpointer
 
 
 @pytest.mark.parametrize("backend", [*sorted(BACKENDS), "blocking", "blocking-sealed"])
@@ -26,7 +26,7 @@ def test_every_capability_passes_langgraph_conformance_tests(backend: str, tmp_p
         opened += 1
         if backend.startswith("blocking"):
             key = KEY if backend.endswith("sealed") else None
-            saver: SQLiteCheckpointer = Blocking.open(folder / "x.db", key=key)
+            saver: SQLiteCheckpointer = BlockingCheckpointer.open(folder / "x.db", key=key)
         else:
             saver = BACKENDS[backend](folder)
         async with saver:

@@ -23,7 +23,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.errors import CorruptRecord
 from perdure.graphs import chat_graph
-from tests.hostile_files import change
+from tests.hostile_files import execute_sql
 
 _FAR = (1 << 31) - 2  # the second-highest position that an item can have
 EditReferences = Callable[[dict[str, Any], int, int], dict[str, Any]]
@@ -118,7 +118,7 @@ def test_import_refuses_rows_with_invalid_times_and_numbers(
     sql: str, other_path: Path, tmp_path: Path
 ) -> None:
     """An invalid time would make every later list of threads fail."""
-    change(other_path, sql)
+    execute_sql(other_path, sql)
     with (
         SQLiteCheckpointer.open(other_path, untrusted=True) as theirs,
         SQLiteCheckpointer.open(tmp_path / "new.db") as saver,

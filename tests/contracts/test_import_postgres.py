@@ -31,7 +31,7 @@ from tests.cli.commands import run, run_and_read_error
 from tests.contracts.puts import put
 from tests.contracts.test_import import compile_graph, read_all_checkpoints
 from tests.contracts.test_types import Profile
-from tests.store_backends import of_words
+from tests.store_backends import make_options
 
 
 def new_schema() -> str:
@@ -136,7 +136,7 @@ def test_postgres_import_refuses_databases_without_langgraph_tables(tmp_path: Pa
     """The error names the database without its password."""
     with (
         BACKENDS["file"](tmp_path) as saver,
-        SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
+        SQLiteStore.open(tmp_path / "s.db", **make_options()) as store,
     ):
         for import_from in (saver.import_from, store.import_from):
             with pytest.raises(NotADatabase, match=r"postgresql://postgres@.* has no table"):
@@ -165,7 +165,7 @@ def test_imported_store_items_keep_creation_and_expiry_times(tmp_path: Path) -> 
             )
         langgraph_store.put(("mortal",), "m", {"text": "milk"}, ttl=60)
         expected_items = {(i.namespace, i.key): i for i in langgraph_store.search((), limit=10)}
-    with SQLiteStore.open(tmp_path / "s.db", **of_words()) as store:
+    with SQLiteStore.open(tmp_path / "s.db", **make_options()) as store:
         report, second_report = store.import_from(dsn), store.import_from(dsn)
         items = {(i.namespace, i.key): i for i in store.search((), limit=10)}
         expiring_item = store.get(("mortal",), "m", refresh_ttl=False)
@@ -195,7 +195,7 @@ def test_keyword_dsn_and_other_date_style_and_time_zone_are_accepted(tmp_path: P
     dsn = make_conninfo(**parts, options=session_options)
     with (
         BACKENDS["file"](tmp_path) as saver,
-        SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
+        SQLiteStore.open(tmp_path / "s.db", **make_options()) as store,
     ):
         report, items = saver.import_from(dsn), store.import_from(dsn).items
         imported_item = store.get(("a",), "k")
@@ -245,7 +245,7 @@ def test_postgres_import_accepts_tables_of_older_langgraph_versions(tmp_path: Pa
         conn.execute("ALTER TABLE store DROP COLUMN expires_at, DROP COLUMN ttl_minutes")
     with (
         BACKENDS["file"](tmp_path) as saver,
-        SQLiteStore.open(tmp_path / "s.db", **of_words()) as store,
+        SQLiteStore.open(tmp_path / "s.db", **make_options()) as store,
     ):
         report = saver.import_from(dsn)
 

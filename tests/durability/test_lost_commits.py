@@ -41,7 +41,7 @@ def save_state(place: Place) -> Callable[[], None]:
         return restore_file
     import psycopg
 
-    schema = postgres_server.schema(place.path)
+    schema = postgres_server.schema_name(place.path)
     with psycopg.connect(place.dsn) as session:
         for table in TABLES:
             session.execute(f"CREATE TABLE {schema}.kept_{table} AS TABLE {schema}.{table}")

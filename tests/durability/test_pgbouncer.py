@@ -43,7 +43,7 @@ def pooler() -> Iterator[PgBouncer]:
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    return {"schema": postgres_server.schema(tmp_path), "pool_size": 6, "timeout_s": 20}
+    return {"schema": postgres_server.schema_name(tmp_path), "pool_size": 6, "timeout_s": 20}
 
 
 def build_graph(saver: PostgresCheckpointer) -> Any:
@@ -105,7 +105,7 @@ def test_saver_and_store_work_through_pgbouncer(
 
 def test_role_with_other_session_settings_works_through_pgbouncer(options: dict[str, Any]) -> None:
     """Each connection that PgBouncer lends has the settings that the client's session set."""
-    dsn = postgres_server.dsn_of("odd_behind_a_pooler")
+    dsn = postgres_server.dsn_of_role("odd_behind_a_pooler")
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         for setting in ("DateStyle TO German", "TimeZone TO 'Asia/Tokyo'"):
             conn.execute(f"ALTER ROLE odd_behind_a_pooler SET {setting}")

@@ -49,7 +49,7 @@ def proxy() -> Iterator[CuttingProxy]:
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     """Return options with a schema for the test."""
-    return {"schema": postgres_server.schema(tmp_path), "pool_size": 4, "timeout_s": 10}
+    return {"schema": postgres_server.schema_name(tmp_path), "pool_size": 4, "timeout_s": 10}
 
 
 def build_graph(saver: PostgresCheckpointer) -> Any:
@@ -287,7 +287,7 @@ def test_dump_of_schema_opens_in_another_database(options: dict[str, Any]) -> No
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {other_name}")
     restored_dsn = make_conninfo(dsn, dbname=other_name)
-    programs = postgres_server.programs()
+    programs = postgres_server.programs_folder()
     dump = subprocess.run(
         [programs / "pg_dump", "-n", schema, dsn], capture_output=True, check=True
     )

@@ -32,7 +32,7 @@ DSNS_WITH_PASSWORD = [
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     """Return options with a schema for the test."""
-    return {"schema": postgres_server.schema(tmp_path), "pool_size": 2}
+    return {"schema": postgres_server.schema_name(tmp_path), "pool_size": 2}
 
 
 def test_open_with_unreachable_server_raises(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_refusal_by_running_server_is_not_reported_as_unreachable(options: dict[
     missing_database_dsn = make_conninfo(postgres_server.dsn(), dbname="not_there")
     with pytest.raises(ConfigurationError, match="check user, password and database"):
         PostgresStore.open(missing_database_dsn, **options)
-    role = postgres_server.dsn_of("may_nothing", owner=False)
+    role = postgres_server.dsn_of_role("may_nothing", owner=False)
     with pytest.raises(StorageError, match="grant the privilege to the role"):
         PostgresStore.open(role, **options)
 
@@ -194,7 +194,7 @@ def dsn_with_settings(dsn: str, settings: dict[str, str]) -> str:
 def role(options: dict[str, Any]) -> Iterator[str]:
     """Create a role for the test, and yield its name."""
     name = f"r{options['schema']}"
-    postgres_server.dsn_of(name)
+    postgres_server.dsn_of_role(name)
     yield name
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         conn.execute(f"DROP OWNED BY {name} CASCADE")
@@ -206,7 +206,7 @@ def test_role_with_odd_session_settings_can_read_search_list_and_lock(
     tenant: str | None, options: dict[str, Any]
 ) -> None:
     """The session settings of a role do not change any result."""
-    dsn = dsn_with_settings(postgres_server.dsn_of("odd"), ODD_SETTINGS)
+    dsn = dsn_with_settings(postgres_server.dsn_of_role("odd"), ODD_SETTINGS)
     text = "tea \\ 'müde' ☃"
     with (
         PostgresCheckpointer.open(dsn, tenant=tenant, **options) as saver,

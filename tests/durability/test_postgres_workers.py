@@ -26,7 +26,7 @@ from perdure.memory.extraction import Extraction
 from perdure.storage.postgres_dsn import format_uri
 from tests import postgres_server
 from tests.durability.processes import PATIENCE_S
-from tests.talks import talk
+from tests.talks import store_conversation
 
 RUN = "from perdure.cli import main; main()"
 THREADS, WORKERS = 12, 2
@@ -52,7 +52,9 @@ def test_two_postgres_workers_do_each_job_once(database: str) -> None:
     """Each memory is in the database once."""
     with PostgresCheckpointer.open(database) as saver, PostgresStore.open(database) as store:
         for number in range(THREADS):
-            talk(saver, f"t{number}", said=[f"I live in town {number}"], user_id=f"u{number % 2}")
+            store_conversation(
+                saver, f"t{number}", texts=[f"I live in town {number}"], user_id=f"u{number % 2}"
+            )
         command = [sys.executable, "-c", RUN, "worker", "--delay", "0", "--json"]
         environment = {**os.environ, "PERDURE_DB": database}
         workers = [
@@ -83,7 +85,7 @@ def test_worker_accepts_keyword_dsn_and_other_date_style(database: str) -> None:
     parts: dict[str, Any] = {**conninfo_to_dict(database)}
     dsn = make_conninfo(**parts)
     with PostgresCheckpointer.open(dsn) as saver:
-        talk(saver, "t", user_id="u0")
+        store_conversation(saver, "t", user_id="u0")
     command = [sys.executable, "-c", RUN, "worker", "--once", "--json", "--database", dsn]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PERDURE_DB": dsn}

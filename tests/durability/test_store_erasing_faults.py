@@ -23,7 +23,7 @@ from perdure.stores import SQLiteStore, transfer
 from tests.durability.test_faults import FAULTS, catch_error
 from tests.durability.test_kill_erasing import KillingConnection
 from tests.durability.test_store_faults import make_other_embedder
-from tests.store_backends import DIMS, Clock, Words, of_words, open_store
+from tests.store_backends import DIMS, Clock, WordEmbedder, make_options, open_store
 
 A, B, WAITING = ("a",), ("b",), ("w",)
 NOW = 1_700_000_000.0
@@ -49,7 +49,7 @@ class Work:
     run: Callable[[SQLiteStore], object]
     done: str
     steps: tuple[int, ...]
-    embedder: Callable[[], Words] = Words
+    embedder: Callable[[], WordEmbedder] = WordEmbedder
 
 
 _ERASED_COUNT_SQL = (
@@ -87,16 +87,16 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perdure.stores.missing, "BATCH_SIZE", PAGE)
 
 
-def open_store_with_embedder(path: Path, embedder: Words, **options: Any) -> SQLiteStore:
+def open_store_with_embedder(path: Path, embedder: WordEmbedder, **options: Any) -> SQLiteStore:
     index = {"embed": embedder, "dims": DIMS}
-    return open_store(path, clock=Clock(NOW), **of_words(index=index, **options))
+    return open_store(path, clock=Clock(NOW), **make_options(index=index, **options))
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a file with three keys to erase, one key to keep, and five items without vectors."""
     path = tmp_path_factory.mktemp("template") / "template.db"
-    words = Words()
+    words = WordEmbedder()
     with open_store_with_embedder(path, words) as store:
         for n in range(2):
             for key in ("k0", "k1", "k2"):

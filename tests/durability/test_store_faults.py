@@ -14,21 +14,21 @@ from langgraph.store.base import GetOp, Op, PutOp, SearchOp
 
 from perdure.stores import Provenance, SQLiteStore, VersionRetention
 from tests.durability.test_faults import FAULTS, catch_error
-from tests.store_backends import Clock, Words, of_words, open_store
+from tests.store_backends import Clock, WordEmbedder, make_options, open_store
 
 A = ("a",)
 NOW = 1_700_000_000.0
 
 
 def open_store_at(path: Path, now: float = NOW, **options: Any) -> SQLiteStore:
-    return open_store(path, clock=Clock(now), **of_words(**options))
+    return open_store(path, clock=Clock(now), **make_options(**options))
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a file with items, versions, expired items, an index and an item without vectors."""
     path = tmp_path_factory.mktemp("template") / "template.db"
-    options = of_words()
+    options = make_options()
     with open_store(path, clock=Clock(NOW - 3600), **options) as store:
         for n in range(4):
             for key in ("k0", "k1", "k2"):
@@ -42,8 +42,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def make_other_embedder() -> Words:
-    words = Words()
+def make_other_embedder() -> WordEmbedder:
+    words = WordEmbedder()
     words.name = "other"
     return words
 

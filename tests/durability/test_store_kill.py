@@ -17,7 +17,7 @@ from langgraph.store.base import PutOp
 from perdure.stores import SQLiteStore
 from tests.durability.processes import run_and_kill, run_integrity_check
 from tests.rounds import rounds
-from tests.store_backends import of_words
+from tests.store_backends import make_options
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
@@ -27,7 +27,7 @@ FILES, KILLS = rounds(4), 7
 
 
 def open_store(path: Path) -> SQLiteStore:
-    return SQLiteStore.open(path, **of_words(synchronous="full"))
+    return SQLiteStore.open(path, **make_options(synchronous="full"))
 
 
 def iter_random_batches(begin: int, chance: random.Random) -> Iterator[list[PutOp]]:

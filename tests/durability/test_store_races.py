@@ -25,7 +25,7 @@ from tests.durability.processes import (
     run_integrity_check,
 )
 from tests.rounds import rounds
-from tests.store_backends import BACKENDS, Clock, Words, keys, store_at
+from tests.store_backends import BACKENDS, Clock, WordEmbedder, list_item_keys, open_store_at
 
 A = ("a",)
 PROCESSES, TURNS = 8, 12
@@ -52,14 +52,14 @@ def use_store_in_process(place: Place, pipe: Connection, number: int) -> None:
     """Put, delete and search in one process, and increment a counter that all processes share."""
     pipe.send("ready")
     pipe.recv()
-    with store_at(place) as store:
+    with open_store_at(place) as store:
         for turn in range(TURNS):
             own = f"own{number}x{turn}"
             store.put((f"p{number}",), f"k{turn}", {"text": f"{own} tea"})
             store.put((f"p{number}",), "gone", {"text": "gone"})
             store.delete((f"p{number}",), "gone")
             increment_counter(store)
-            assert keys(store.search((), query=own, mode="text")) == [f"k{turn}"]
+            assert list_item_keys(store.search((), query=own, mode="text")) == [f"k{turn}"]
             if turn == 6 and number == 0:
                 store.retain(VersionRetention(last=0), prefix=("p0",))
                 if not place.dsn:
@@ -71,7 +71,7 @@ def use_store_in_process(place: Place, pipe: Connection, number: int) -> None:
 def test_concurrent_processes_on_one_store_lose_nothing(place: Place) -> None:
     """Eight processes use a new database, and each finds the item that it has just put."""
     run_in_processes(PROCESSES, use_store_in_process, place)
-    with store_at(place) as store:
+    with open_store_at(place) as store:
         counter = store.get(A, "counter")
         counts = {space: len(store.search(space, limit=100)) for space in store.list_namespaces()}
         by_words = len(store.search((), query="tea", mode="text", limit=1000))
@@ -86,7 +86,7 @@ def test_concurrent_processes_on_one_store_lose_nothing(place: Place) -> None:
 
 def run_orders(place: Place, pipe: Connection) -> None:
     """Call methods of a store in another process, as ordered through the pipe."""
-    with store_at(place) as store:
+    with open_store_at(place) as store:
         for order, *args in iter(pipe.recv, ("end",)):
             getattr(store, order)(*args)
             pipe.send("done")
@@ -97,7 +97,7 @@ def test_search_sees_all_changes_of_another_process(place: Place) -> None:
     """The changes are puts, replacements, deletions and dropped versions."""
     context = forkserver_context()
     ours, theirs = context.Pipe()
-    with store_at(place) as store:
+    with open_store_at(place) as store:
         child = context.Process(target=run_orders, args=(place, theirs), daemon=True)
         child.start()
 
@@ -132,7 +132,7 @@ def test_search_sees_all_changes_of_another_process(place: Place) -> None:
 @pytest.mark.repeats
 def test_concurrent_searches_find_each_item_once_beside_a_writer(place: Place) -> None:
     """Some threads search with a filter and some without."""
-    with store_at(place) as store:
+    with open_store_at(place) as store:
         store.batch([PutOp(A, f"k{n}", {"text": "tea", "n": n}) for n in range(50)])
         stop = threading.Event()
 
@@ -146,7 +146,7 @@ def test_concurrent_searches_find_each_item_once_beside_a_writer(place: Place) -
         def search_repeatedly(number: int) -> bool:
             for _ in range(rounds(60)):
                 filter = {"n": {"$gte": 0}} if number % 2 else None
-                found_keys = keys(store.search(A, query="tea", filter=filter, limit=100))
+                found_keys = list_item_keys(store.search(A, query="tea", filter=filter, limit=100))
                 if len(found_keys) != len(set(found_keys)):
                     return False
             return True
@@ -156,7 +156,7 @@ def test_concurrent_searches_find_each_item_once_beside_a_writer(place: Place) -
             sound = list(pool.map(search_repeatedly, range(6)))
             stop.set()
             turns = writer.result(PATIENCE_S)
-        found_keys = keys(store.search(A, query="tea", limit=100))
+        found_keys = list_item_keys(store.search(A, query="tea", limit=100))
 
     assert sound == [True] * 6
     assert turns > 0
@@ -211,12 +211,12 @@ def test_many_cancelled_calls_leave_no_task_thread_or_partial_write(
         ]
 
     assert tasks == 1
-    assert keys(results) == ["last"]
+    assert list_item_keys(results) == ["last"]
     assert threads_after <= threads + 8  # threads for reads are started by the first call
     assert pairs[0] == pairs[1]
 
 
-class GatedWords(Words):
+class GatedWords(WordEmbedder):
     """An embedder that waits until it is released."""
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ def test_blocking_calls_of_store_return_on_an_event_loop(tmp_path: Path) -> None
         store.put(A, "k", {"text": "zebra"})
         results = store.search(A, query="zebra", limit=1)
         await asyncio.gather(*others)
-        return keys(results)
+        return list_item_keys(results)
 
     for backend in ("memory", "file", "postgres"):
         with BACKENDS[backend](tmp_path) as store:

@@ -47,7 +47,7 @@ def store(
 ) -> Iterator[Any]:
     options: dict[str, Any] = {"index": "offline"}
     if request.param == "postgres":
-        schema = postgres_server.schema(tmp_path_factory.mktemp("floor"))
+        schema = postgres_server.schema_name(tmp_path_factory.mktemp("floor"))
         opened: Any = PostgresStore.open(postgres_server.dsn(), schema=schema, **options)
     else:
         opened = SQLiteStore.open(":memory:", **options)

@@ -20,7 +20,7 @@ from perdure.stores import SQLiteStore
 from tests.backends import Place
 from tests.backends import places as places_in
 from tests.stores.erasing import read_all_bytes
-from tests.talks import talk
+from tests.talks import store_conversation
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
 BOB: Any = {"configurable": {"user_id": "bob", "thread_id": "bobs"}}
@@ -202,7 +202,7 @@ def test_scope_forgets_its_own_person_only(perdure_store: SQLiteStore) -> None:
 
 def test_chat_memory_of_extracted_and_named_conversations_is_forgotten(place: Place) -> None:
     with place.saver() as saver, place.store(index=None) as store:
-        talk(saver, "bobs")
+        store_conversation(saver, "bobs")
         Extraction(saver, store).extract("bobs", BOB)
         for conversation in ("bobs", "anns", "bob", "named"):
             store.put(("chat_memory", conversation), "k", {"text": "said"})

@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Extraction, memories, remember
 from perdure.memory.thread_memories import aforget_thread_memories, forget_thread_memories
 from tests.backends import places as places_in
-from tests.talks import talk
+from tests.talks import store_conversation
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
 BOB: Any = {"configurable": {"user_id": "bob"}}
@@ -26,8 +26,8 @@ def test_forgetting_thread_removes_its_memories_and_watermarks(
     """A thread with the same id is extracted from its beginning again. Other memories stay."""
     place = places_in(tmp_path)[backend]()
     with place.saver() as saver, place.store(index=None) as store:
-        talk(saver, "t")
-        talk(saver, "other")
+        store_conversation(saver, "t")
+        store_conversation(saver, "other")
         extraction = Extraction(saver, store)
         for thread, config in (("t", ANN), ("t", BOB), ("other", ANN)):
             extraction.extract(thread, config)

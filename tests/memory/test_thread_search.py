@@ -39,8 +39,8 @@ from tests.backends import KEY, Place, places
 from tests.contracts.puts import checkpoint_id_of, config_at, put
 from tests.durability.processes import run_and_kill, run_in_processes
 from tests.rounds import rounds
-from tests.store_backends import Words
-from tests.talks import talk
+from tests.store_backends import WordEmbedder
+from tests.talks import store_conversation
 
 SECRET = "zorbaxing"
 
@@ -83,10 +83,14 @@ def database(place: Place) -> Iterator[OpenedDatabase]:
 def store_conversations(database: OpenedDatabase) -> None:
     """Store two conversations of Ann, one of Bob, and one without a user."""
     saver = database.saver
-    talk(saver, "trip", said=["I pack a red tent", "The tents are dry"], user_id="ann")
-    talk(saver, "home", said=["My canoe is called Nutshell", "It leaks"], user_id="ann", topic="b")
-    talk(saver, "work", said=["Bob sells a canoe and a tent", "Good"], user_id="bob")
-    talk(saver, "old", said=["A canoe of nobody", "Yes"])
+    store_conversation(
+        saver, "trip", texts=["I pack a red tent", "The tents are dry"], user_id="ann"
+    )
+    store_conversation(
+        saver, "home", texts=["My canoe is called Nutshell", "It leaks"], user_id="ann", topic="b"
+    )
+    store_conversation(saver, "work", texts=["Bob sells a canoe and a tent", "Good"], user_id="bob")
+    store_conversation(saver, "old", texts=["A canoe of nobody", "Yes"])
 
 
 # -- results
@@ -132,7 +136,7 @@ def test_thread_is_found_only_by_its_newest_owner(database: OpenedDatabase) -> N
     """The new owner may come from the newest checkpoint or from the metadata of a client."""
     store_conversations(database)
     assert database.search("canoe", user="ann") == ["home"]
-    talk(database.saver, "home", said=["It is Zoe's now"], user_id="zoe")
+    store_conversation(database.saver, "home", texts=["It is Zoe's now"], user_id="zoe")
     assert database.search("old", user="zoe") == database.search("canoe", user="ann") == []
     assert database.search("canoe", user="zoe") == ["home"]
     assert database.search("nobody", user="eve") == []
@@ -146,7 +150,7 @@ def test_new_messages_are_found_without_indexing_old_ones_again(database: Opened
     store_conversations(database)
     assert database.search("kayak") == []
     before = database.read_index_keys()
-    talk(database.saver, "kayaks", said=["A kayak!"], user_id="ann")
+    store_conversation(database.saver, "kayaks", texts=["A kayak!"], user_id="ann")
     assert database.search("kayak") == ["kayaks"]
     assert {*before} < {*database.read_index_keys()}
     assert len(database.read_index_keys()) == len(before) + 1
@@ -213,7 +217,7 @@ def test_search_without_waiting_reports_unread_threads(database: OpenedDatabase)
     The indexing continues, and its progress counts all threads.
     """
     for number in range(80):
-        talk(database.saver, f"t{number}", said=[f"canoe {number}"])
+        store_conversation(database.saver, f"t{number}", texts=[f"canoe {number}"])
     steps: list[tuple[int, int]] = []
     first = search_threads(database.saver, database.store, "canoe", wait_s=0)
     hits = search_threads(
@@ -312,10 +316,10 @@ def test_transcript_index_is_invisible_to_store_and_memories(database: OpenedDat
 
 def test_transcripts_are_not_sent_to_embedder(place: Place) -> None:
     """The rule also holds for a later `reembed`."""
-    words = Words()
+    words = WordEmbedder()
     index = {"embed": words, "dims": words.dims}
     with place.saver() as saver, place.store(index=index) as store:
-        talk(saver, "t", said=["a horse"])
+        store_conversation(saver, "t", texts=["a horse"])
         assert len(search_threads(saver, store, "horses")) == 1
         assert store.reembed() == 0
         assert store.stats().pending == 0
@@ -346,7 +350,7 @@ def test_index_is_encrypted_like_threads_by_langgraph_serializer(tmp_path: Path)
     )
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path, serde=serde) as saver, SQLiteStore.open(path) as store:
-        talk(saver, "t", said=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent")
+        store_conversation(saver, "t", texts=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent")
         assert len(search_threads(saver, store, "horse", user="ann-of-ghent")) == 1
     assert not any(text in read_all_files(tmp_path) for text in (b"zorbax", b"t-0"))
 
@@ -382,7 +386,7 @@ def test_index_of_thread_is_deleted_with_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
-    talk(database.saver, "t", said=[f"the {SECRET} horse"], user_id="ann")
+    store_conversation(database.saver, "t", texts=[f"the {SECRET} horse"], user_id="ann")
     assert database.search("horse", user="ann") == ["t"]
     assert len(database.read_rows("transcript_items")) == 1
     remove(database)
@@ -403,7 +407,7 @@ def test_no_byte_of_erased_message_is_left_in_files(
     place = Place(tmp_path / "x.db")
     with closing(OpenedDatabase(place, key=key)) as database:
         said = [f"the {SECRET} horse", "the other horse"]
-        talk(database.saver, "t", said=said, user_id="ann-of-ghent")
+        store_conversation(database.saver, "t", texts=said, user_id="ann-of-ghent")
         assert database.search("horse", user="ann-of-ghent") == ["t"]
         database.saver.database.write(
             lambda: fetch_rows("SELECT 1")
@@ -440,7 +444,9 @@ def read_all_files(folder: Path) -> bytes:
 def test_encrypted_database_has_no_plain_words_users_or_message_ids(tmp_path: Path) -> None:
     place = Place(tmp_path / "x.db")
     with closing(OpenedDatabase(place, key=KEY)) as database:
-        talk(database.saver, "t", said=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent")
+        store_conversation(
+            database.saver, "t", texts=[f"the {SECRET} horse"] * 40, user_id="ann-of-ghent"
+        )
         assert database.search("horse", user="ann-of-ghent") == ["t"]
     assert not any(
         text in read_all_files(tmp_path) for text in (b"zorbax", b"ann-of-ghent", b"t-0")
@@ -472,10 +478,10 @@ def test_delete_transcript_index_removes_all_rows_and_index_is_rebuilt(
 
 
 def test_new_thread_with_same_id_has_new_index(database: OpenedDatabase) -> None:
-    talk(database.saver, "t", said=[f"the {SECRET} horse"])
+    store_conversation(database.saver, "t", texts=[f"the {SECRET} horse"])
     assert database.search("horse") == ["t"]
     database.saver.delete_thread("t")
-    talk(database.saver, "t", said=["a cow"])
+    store_conversation(database.saver, "t", texts=["a cow"])
     assert database.search("horse") == []
     assert database.search("cow") == ["t"]
 
@@ -484,8 +490,8 @@ def test_thread_deleted_while_it_is_indexed_is_not_kept(
     database: OpenedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread is deleted between the read of the thread and the write of the index."""
-    talk(database.saver, "t", said=[f"the {SECRET} horse"])
-    talk(database.saver, "u", said=["the horse stays"])
+    store_conversation(database.saver, "t", texts=[f"the {SECRET} horse"])
+    store_conversation(database.saver, "u", texts=["the horse stays"])
     write = TranscriptSearch._write_index_steps
 
     def delete_thread_then_write(search: TranscriptSearch, steps: Any) -> None:
@@ -501,12 +507,12 @@ def test_thread_that_continues_while_it_is_indexed_counts_as_unread(
     database: OpenedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later search finds the new messages."""
-    talk(database.saver, "t", said=["the horse"])
+    store_conversation(database.saver, "t", texts=["the horse"])
     said, write = ["the horse"], TranscriptSearch._write_index_steps
 
     def add_message_then_write(search: TranscriptSearch, steps: Any) -> None:
         said.append(f"the canoe {len(said)}")
-        talk(database.saver, "t", said=said)
+        store_conversation(database.saver, "t", texts=said)
         write(search, steps)
 
     with monkeypatch.context() as patch:
@@ -524,13 +530,13 @@ def test_finished_and_failed_index_jobs_are_not_kept_in_memory(
     def fail(search: TranscriptSearch, steps: Any) -> None:
         raise OSError("the disk is full")
 
-    talk(database.saver, "t", said=["the horse"], user_id="eve")
+    store_conversation(database.saver, "t", texts=["the horse"], user_id="eve")
     with monkeypatch.context() as patch:
         patch.setattr(TranscriptSearch, "_write_index_steps", fail)
         with pytest.raises(OSError, match="the disk is full"):
             database.search("horse", user="eve")
     for user in ("ann", "bob"):
-        talk(database.saver, f"of {user}", said=["the horse"], user_id=user)
+        store_conversation(database.saver, f"of {user}", texts=["the horse"], user_id=user)
         assert database.search("horse", user=user) == [f"of {user}"]
     assert database.search("horse", user="eve") == ["t"]
     assert TranscriptSearch.for_checkpointer(database.saver, database.store)._jobs == {}
@@ -538,8 +544,8 @@ def test_finished_and_failed_index_jobs_are_not_kept_in_memory(
 
 def test_erased_thread_is_not_found_by_other_connections(place: Place) -> None:
     with closing(OpenedDatabase(place)) as database, closing(OpenedDatabase(place)) as other:
-        talk(database.saver, "t", said=[f"the {SECRET} horse"])
-        talk(database.saver, "u", said=["a horse"])
+        store_conversation(database.saver, "t", texts=[f"the {SECRET} horse"])
+        store_conversation(database.saver, "u", texts=["a horse"])
         assert {*database.search("horse")} == {*other.search("horse")} == {"t", "u"}
         other.saver.erase("t")
         assert database.search("horse") == other.search("horse") == ["u"]
@@ -626,7 +632,7 @@ def _search_in_process(place: Place, pipe: Connection, number: int) -> None:
 def test_concurrent_processes_index_each_message_once(place: Place) -> None:
     with closing(OpenedDatabase(place)) as database:
         for number in range(150):
-            talk(database.saver, f"t{number}", said=["horse", f"cow {number}"])
+            store_conversation(database.saver, f"t{number}", texts=["horse", f"cow {number}"])
     run_in_processes(3, _search_in_process, place)
     with closing(OpenedDatabase(place)) as database:
         assert database.read_index_keys() == list_expected_keys(database)
@@ -638,7 +644,7 @@ def _search_until_killed(place: Place, pipe: Connection) -> None:
     pipe.send("ready")
     while True:
         database.search("horse", limit=1)
-        talk(database.saver, f"more{time.time_ns()}", said=["horse"])
+        store_conversation(database.saver, f"more{time.time_ns()}", texts=["horse"])
         pipe.send("searched")
 
 
@@ -647,7 +653,7 @@ def test_killed_search_loses_and_duplicates_no_messages(place: Place) -> None:
     chance = random.Random(3)
     with closing(OpenedDatabase(place)) as database:
         for number in range(200):
-            talk(database.saver, f"t{number}", said=["horse", f"cow {number}"])
+            store_conversation(database.saver, f"t{number}", texts=["horse", f"cow {number}"])
     for _ in range(rounds(12)):
         run_and_kill(_search_until_killed, (place,), chance, early_share=0.6, max_acks=4)
     with closing(OpenedDatabase(place)) as database:
@@ -669,14 +675,14 @@ def test_search_does_not_change_head_of_thread(database: OpenedDatabase) -> None
 def test_each_tenant_has_its_own_transcript_index(tmp_path: Path) -> None:
     from tests import postgres_server
 
-    dsn = postgres_server.dsn_of("an_owner")
+    dsn = postgres_server.dsn_of_role("an_owner")
     place = Place(tmp_path / "x.db", dsn)
     with (
         closing(OpenedDatabase(place, tenant="acme")) as acme,
         closing(OpenedDatabase(place, tenant="b")) as other,
     ):
-        talk(acme.saver, "t", said=["a horse of acme"], user_id="ann")
-        talk(other.saver, "t", said=["a horse of b"], user_id="ann")
+        store_conversation(acme.saver, "t", texts=["a horse of acme"], user_id="ann")
+        store_conversation(other.saver, "t", texts=["a horse of b"], user_id="ann")
         for database, name in ((acme, "acme"), (other, "b")):
             [hit] = search_threads(database.saver, database.store, "horse", user="ann")
             assert hit.text == f"a horse of {name}"

@@ -25,7 +25,7 @@ from perdure.storage.database import LazyAwaitable, is_in_event_loop
 from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 
-CASES = {
+CASES_BY_BACKEND = {
     "sqlite": {("sync_checkpointer", "sqlite"), ("async_checkpointer", "sqlite_aio")},
     "postgres": {
         *(("sync_checkpointer", "postgres"), ("async_checkpointer", "postgres_aio")),
@@ -34,22 +34,28 @@ CASES = {
 }
 
 
-class LikeLangGraph:
-    """With the serializer of langgraph's savers: the tests store types of their own."""
+class LangGraphConstructor:
+    """A constructor like that of langgraph's savers.
+
+    It uses their serializer, because the tests store their own types.
+    """
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Any:
-        """Open as langgraph's savers are opened."""
+        """Open the checkpointer as langgraph's savers are opened."""
         opened: Any = cls
         return opened.open(conn_string, serde=JsonPlusSerializer(), **options)
 
 
-class Checkpointer(LikeLangGraph, SQLiteCheckpointer):
-    """In a file."""
+class FileCheckpointer(LangGraphConstructor, SQLiteCheckpointer):
+    """A checkpointer in a file."""
 
 
-class InPostgres(LikeLangGraph, PostgresCheckpointer):
-    """In Postgres; where langgraph's savers take a connection or a pool, in its database."""
+class CheckpointerInPostgres(LangGraphConstructor, PostgresCheckpointer):
+    """A checkpointer in Postgres.
+
+    Like langgraph's savers, it accepts a connection or a pool, and uses the database of that.
+    """
 
     MIGRATIONS = ("",)
 
@@ -59,8 +65,8 @@ class InPostgres(LikeLangGraph, PostgresCheckpointer):
         super().__init__(dsn, **{"serde": JsonPlusSerializer(), **options})
 
 
-class NoCursor:
-    """Takes what fixtures do to langgraph's tables, and does nothing, awaited or not."""
+class IgnoringCursor:
+    """A cursor that ignores the statements of fixtures on langgraph's tables, sync or async."""
 
     def execute(self, sql: str, *args: Any) -> LazyAwaitable[None]:
         if args:
@@ -79,10 +85,10 @@ class NoCursor:
 
 
 class StoreInPostgres(PostgresStore):
-    """Leaves aside what langgraph's store is told of its connections and tables."""
+    """A store in Postgres that ignores langgraph's options for connections and tables."""
 
     MIGRATIONS = ("",)
-    _cursor = NoCursor
+    _cursor = IgnoringCursor
 
     @classmethod
     def from_conn_string(
@@ -94,63 +100,71 @@ class StoreInPostgres(PostgresStore):
         return cls.open(conn_string, index=index, ttl=ttl)
 
 
-def awaited_sweeper(store: type[SQLiteStore | PostgresStore]) -> type:
-    """A store whose sweeper is awaited by langgraph's names, as docs/store.md says they differ."""
+def with_async_sweeper(store: type[SQLiteStore | PostgresStore]) -> type:
+    """Return a store class whose sweeper methods are awaitable under langgraph's names.
 
-    def either(blocking: Callable[..., Any]) -> Callable[..., Any]:
+    docs/store.md describes this difference.
+    """
+
+    def call_sync_or_async(blocking: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             return asyncio.to_thread(blocking, *args) if is_in_event_loop() else blocking(*args)
 
         return call
 
     names = ("sweep_ttl", "start_ttl_sweeper", "stop_ttl_sweeper")
-    return type(f"Async{store.__name__}", (store,), {n: either(getattr(store, n)) for n in names})
+    return type(
+        f"Async{store.__name__}",
+        (store,),
+        {n: call_sync_or_async(getattr(store, n)) for n in names},
+    )
 
 
 class MemoryStore(SQLiteStore):
-    """Made as langgraph's `InMemoryStore` is."""
+    """A store with the constructor of langgraph's `InMemoryStore`."""
 
     def __init__(self, *, index: IndexConfig | None = None) -> None:
         super().__init__(":memory:", index=index)
 
 
-PLACES: dict[str, tuple[type, list[str]]] = {  # by whose name, which, in which modules
-    "SqliteSaver": (Checkpointer, ["langgraph.checkpoint.sqlite"]),
-    "AsyncSqliteSaver": (Checkpointer, ["langgraph.checkpoint.sqlite.aio"]),
+# name of langgraph's class: perdure's class, and the modules in which it replaces langgraph's
+REPLACEMENTS: dict[str, tuple[type, list[str]]] = {
+    "SqliteSaver": (FileCheckpointer, ["langgraph.checkpoint.sqlite"]),
+    "AsyncSqliteSaver": (FileCheckpointer, ["langgraph.checkpoint.sqlite.aio"]),
     "SqliteStore": (SQLiteStore, ["langgraph.store.sqlite", "langgraph.store.sqlite.base"]),
     "AsyncSqliteStore": (
-        awaited_sweeper(SQLiteStore),
+        with_async_sweeper(SQLiteStore),
         ["langgraph.store.sqlite", "langgraph.store.sqlite.aio"],
     ),
     "InMemoryStore": (MemoryStore, ["langgraph.store.memory"]),
-    "PostgresSaver": (InPostgres, ["langgraph.checkpoint.postgres"]),
-    "AsyncPostgresSaver": (InPostgres, ["langgraph.checkpoint.postgres.aio"]),
+    "PostgresSaver": (CheckpointerInPostgres, ["langgraph.checkpoint.postgres"]),
+    "AsyncPostgresSaver": (CheckpointerInPostgres, ["langgraph.checkpoint.postgres.aio"]),
     "PostgresStore": (StoreInPostgres, ["langgraph.store.postgres"]),
-    "AsyncPostgresStore": (awaited_sweeper(StoreInPostgres), ["langgraph.store.postgres"]),
+    "AsyncPostgresStore": (with_async_sweeper(StoreInPostgres), ["langgraph.store.postgres"]),
 }
 
 
 def pytest_load_initial_conftests() -> None:
-    """Put perdure's classes where langgraph's conftest and tests will import langgraph's."""
+    """Replace langgraph's classes by perdure's in the modules from which the tests import them."""
     if os.environ["OUTSIDE_CLASSES"] == "perdure":
-        for name, (ours, modules) in PLACES.items():
+        for name, (ours, modules) in REPLACEMENTS.items():
             for module in modules:
                 setattr(import_module(module), name, ours)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases whose checkpointer or store is of the backend."""
-    if wanted := CASES.get(os.environ["OUTSIDE_BACKEND"]):
-        kept = [item for item in items if _chosen(item, wanted)]
+    """Keep the cases whose checkpointer or store is of the chosen backend."""
+    if wanted := CASES_BY_BACKEND.get(os.environ["OUTSIDE_BACKEND"]):
+        kept = [item for item in items if _is_chosen(item, wanted)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
 
 
-def _chosen(item: pytest.Item, wanted: set[tuple[str, str]]) -> bool:
+def _is_chosen(item: pytest.Item, wanted: set[tuple[str, str]]) -> bool:
     call: Any = getattr(item, "callspec", None)
-    found = dict(call.params) if call else {}
-    ours = {(name, value) for name, value in found.items() if isinstance(value, str)}
+    params = dict(call.params) if call else {}
+    ours = {(name, value) for name, value in params.items() if isinstance(value, str)}
     if ours & {("cache", "redis")}:  # no such server
         return False
-    given = {name for name, _ in wanted} & found.keys()
-    return bool(given) and all((name, found[name]) in wanted for name in given)
+    selected_names = {name for name, _ in wanted} & params.keys()
+    return bool(selected_names) and all((name, params[name]) in wanted for name in selected_names)

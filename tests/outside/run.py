@@ -72,7 +72,7 @@ SUITES = {
 }
 
 
-REFUSED = {  # tests of what langgraph's classes are made of, or cannot do
+REFUSED = {  # tests of internals of langgraph's classes, or of their limits
     "test_async_store::test_no_running_loop": "blocking methods raise on an event loop",
     "test_sqlite.TestSqliteSaver::test_informative_async_errors": "`a` methods raise",
     "test_store::test_nonnull_migrations": "SqliteStore.MIGRATIONS",
@@ -111,24 +111,26 @@ REFUSED = {  # tests of what langgraph's classes are made of, or cannot do
 
 
 class Outcome(NamedTuple):
-    """The result of one test; `why` is empty if it passed."""
+    """The result of one test. `why` is the failure message, or empty if the test passed."""
 
     skipped: bool
     why: str
 
 
-def outcomes(report: Path) -> dict[str, Outcome]:
-    """Read pytest's JUnit report."""
-    found = {}
+def read_outcomes(report: Path) -> dict[str, Outcome]:
+    """Read the outcomes of tests from pytest's JUnit report."""
+    outcomes = {}
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}"
         parts = [part for tag in ("failure", "error") if (part := case.find(tag)) is not None]
         why = "; ".join(re.sub(r"\s+", " ", part.get("message", "")) for part in parts)
-        found[name] = Outcome(case.find("skipped") is not None, why)
-    return found
+        outcomes[name] = Outcome(case.find("skipped") is not None, why)
+    return outcomes
 
 
-def run(checkout: Path, suite: Suite, classes: str, chosen: str, server: str) -> dict[str, Outcome]:
+def run(
+    checkout: Path, suite: Suite, class_owner: str, chosen: str, server: str
+) -> dict[str, Outcome]:
     """Run a suite in a process of its own.
 
     Args:
@@ -152,7 +154,7 @@ def run(checkout: Path, suite: Suite, classes: str, chosen: str, server: str) ->
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
-            "OUTSIDE_CLASSES": classes,
+            "OUTSIDE_CLASSES": class_owner,
             "OUTSIDE_BACKEND": suite.backend,
             "NO_DOCKER": "false" if suite.postgres else "true",
             "LANGSMITH_TRACING": "false",
@@ -168,26 +170,29 @@ def run(checkout: Path, suite: Suite, classes: str, chosen: str, server: str) ->
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         ).stdout
-        found = outcomes(report) if report.exists() else {}
-        if not found:
+        results = read_outcomes(report) if report.exists() else {}
+        if not results:
             sys.exit(f"pytest ran no test of {suite.folder}:\n{output}")
-        return found
+        return results
 
 
-def summary(classes: str, found: dict[str, Outcome]) -> str:
-    """How many passed, were skipped and failed."""
-    skipped = sum(outcome.skipped for outcome in found.values())
-    failed = sum(bool(outcome.why) for outcome in found.values())
-    passed = len(found) - skipped - failed
-    return f"{classes:9} {passed:4} of {len(found)} passed, {failed} failed, {skipped} skipped"
+def format_summary(classes: str, outcomes: dict[str, Outcome]) -> str:
+    """Return a line with the numbers of passed, skipped and failed tests."""
+    skipped = sum(outcome.skipped for outcome in outcomes.values())
+    failed = sum(bool(outcome.why) for outcome in outcomes.values())
+    passed = len(outcomes) - skipped - failed
+    return f"{classes:9} {passed:4} of {len(outcomes)} passed, {failed} failed, {skipped} skipped"
 
 
-def compared(checkout: Path, name: str, chosen: str, server: str) -> bool:
-    """Run a suite on both, print what differs, and tell whether perdure fails nothing of it."""
+def compare_classes(checkout: Path, name: str, chosen: str, server: str) -> bool:
+    """Run a suite with both classes, print the differences, and judge them.
+
+    Return whether each test that fails only with perdure's classes is in `REFUSED`.
+    """
     theirs = run(checkout, SUITES[name], "langgraph", chosen, server)
     ours = run(checkout, SUITES[name], "perdure", chosen, server)
     print(f"{SUITES[name].folder}/tests")
-    print(f"  {summary('langgraph', theirs)}\n  {summary('perdure', ours)}")
+    print(f"  {format_summary('langgraph', theirs)}\n  {format_summary('perdure', ours)}")
     failures = {test: outcome.why for test, outcome in ours.items() if outcome.why}
     refused = {test for test in failures if test.partition("[")[0] in REFUSED}
     worse = {test for test in failures.keys() - refused if not theirs[test].why}
@@ -199,7 +204,7 @@ def compared(checkout: Path, name: str, chosen: str, server: str) -> bool:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the suites that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkout", type=Path, help="a clone of the tests' repository")
     parser.add_argument("--suite", choices=SUITES, action="append", help="by default all it has")
@@ -207,14 +212,17 @@ def main() -> int:
     parser.add_argument(
         "--postgres", default="", metavar="DSN", help="run the suites on this server instead"
     )
-    given = parser.parse_args()
-    checkout: Path = given.checkout.resolve()
-    there = [
+    arguments = parser.parse_args()
+    checkout: Path = arguments.checkout.resolve()
+    available_suites = [
         name
         for name, suite in SUITES.items()
-        if (checkout / suite.folder).exists() and suite.postgres == bool(given.postgres)
+        if (checkout / suite.folder).exists() and suite.postgres == bool(arguments.postgres)
     ]
-    results = [compared(checkout, name, given.k, given.postgres) for name in given.suite or there]
+    results = [
+        compare_classes(checkout, name, arguments.k, arguments.postgres)
+        for name in arguments.suite or available_suites
+    ]
     return 0 if all(results) else 1
 
 

@@ -21,17 +21,17 @@ from pathlib import Path
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.outside.run import outcomes
+from tests.outside.run import read_outcomes
 from tests.server.running import running
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the tests that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkout", type=Path, help="a clone of langgraph")
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="pytest's choice of tests")
-    given = parser.parse_args()
-    sdk: Path = given.checkout.resolve() / "libs/sdk-py"
+    arguments = parser.parse_args()
+    sdk: Path = arguments.checkout.resolve() / "libs/sdk-py"
 
     with tempfile.TemporaryDirectory() as name:
         folder, report = Path(name), Path(name) / "report.xml"
@@ -47,14 +47,14 @@ def main() -> int:
             command = [sys.executable, "-m", "pytest", "-q", "-m", "integration", "--tb=short"]
             command += ["-p", "no:cacheprovider", "-o", "filterwarnings=", f"--junitxml={report}"]
             output = subprocess.run(
-                [*command, "-k", given.k, "tests/integration"],
+                [*command, "-k", arguments.k, "tests/integration"],
                 cwd=folder,
                 env={**os.environ, "LANGGRAPH_INTEGRATION_URL": url, "LANGSMITH_TRACING": "false"},
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             ).stdout
-        found = outcomes(report) if report.exists() else {}
+        found = read_outcomes(report) if report.exists() else {}
     if not found:
         sys.exit(f"pytest ran no test:\n{output}")
     found = {test.removeprefix("integration."): each for test, each in found.items()}

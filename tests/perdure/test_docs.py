@@ -32,7 +32,7 @@ from perdure.server import create_app
 from perdure.settings import Settings
 from tests import postgres_server
 from tests.cli.commands import invoke, run_json
-from tests.layout import PACKAGES, ROOT, folder_of, modules
+from tests.layout import PACKAGES, ROOT, list_modules, package_folder
 from tests.server.running import running
 
 REFERENCE = "reference.md"  # `make docs` writes it; it is in no commit
@@ -78,7 +78,7 @@ def page_folder(
     if "postgres" in request.node.name:
         monkeypatch.setenv("DATABASE_URL", postgres_server.dsn())
         for name in ("OWNER_URL", "APPLICATION_URL"):  # one role: the page's GRANTs are not run
-            monkeypatch.setenv(name, postgres_server.dsn_of("an_owner"))
+            monkeypatch.setenv(name, postgres_server.dsn_of_role("an_owner"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERDURE_DB", str(tmp_path / "memory.db"))
     export = ROOT / "tests" / "data" / "conversations.json"
@@ -197,7 +197,7 @@ def iter_comments(source: str) -> Iterator[str]:
 def test_contributing_map_has_every_module() -> None:
     """CONTRIBUTING.md names each module of the library."""
     named = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    files = {folder_of(name).name for name in {*modules()} - {*PACKAGES}}
+    files = {package_folder(name).name for name in {*list_modules()} - {*PACKAGES}}
 
     assert sorted(file for file in files if not re.search(rf"\b{file}\.py\b", named)) == []
 
@@ -264,7 +264,7 @@ def test_console_blocks_of_page_print_shown_output(page: Path, page_folder: Path
         example.evaluate()
 
 
-@pytest.mark.parametrize("name", modules())
+@pytest.mark.parametrize("name", list_modules())
 def test_docstring_examples_give_shown_results(name: str) -> None:
     """The doctests of the module pass."""
     assert doctest.testmod(importlib.import_module(name)).failed == 0

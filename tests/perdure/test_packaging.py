@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from tests.layout import LAYOUT, PACKAGES, ROOT, folder_of
+from tests.layout import LAYOUT, PACKAGES, ROOT, package_folder
 
 
 def test_every_package_folder_is_declared_in_pyproject() -> None:
@@ -39,11 +39,11 @@ def test_wheel_contains_exactly_the_files_of_perdure(
     expected = {
         f"{package.replace('.', '/')}/{path.name}"
         for package in PACKAGES
-        for path in folder_of(package).iterdir()
+        for path in package_folder(package).iterdir()
         if path.suffix in (".py", ".sql", ".typed")
     }
     for package, inner in (("stores", "weights"), ("server", "templates"), ("server", "assets")):
-        files = (folder_of(f"perdure.{package}") / inner).iterdir()
+        files = (package_folder(f"perdure.{package}") / inner).iterdir()
         expected |= {f"perdure/{package}/{inner}/{path.name}" for path in files}
 
     assert {name for name in names if ".dist-info/" not in name} == expected

@@ -17,16 +17,16 @@ from perdure.checkpointers.labels import CALLER, DEED
 from perdure.memory import Collection, Instructions, Profile, memories, recall
 from perdure.memory.adapters import VectorStoreChatMemoryAdvisor
 from tests.people import (
-    Facts,
+    FactsProfile,
     People,
     accept_run,
-    cron_row,
-    echo_graph,
+    build_cron_row,
+    build_echo_graph,
     empty_database,
-    fill,
-    mark,
-    marks,
-    opened,
+    list_markers,
+    make_marker,
+    open_people,
+    store_all_kinds,
 )
 
 OTHERS = {"ann": "bob", "bob": "ann"}
@@ -40,16 +40,18 @@ def build_config(user: str) -> Any:
 def write_shared_rows(both: People, user: str) -> None:
     """Write rows of a person that others use too, such as those of a team and an approver."""
     saver, store = both.saver, both.store
-    Collection(store, ("teams", "{team}")).insert(mark(user, "case"), config=build_config(user))
+    Collection(store, ("teams", "{team}")).insert(
+        make_marker(user, "case"), config=build_config(user)
+    )
     model: Any = RunnableLambda(lambda _: "")
-    message = HumanMessage(f"{mark(user, 'chat')} together")
+    message = HumanMessage(f"{make_marker(user, 'chat')} together")
     VectorStoreChatMemoryAdvisor(model, store).remember("shared", [message], user)
     store.put(("notes", "carl", user), "k", {"text": "Carl met somebody"})
     run_config = {"configurable": {"thread_id": f"{user}s", "user_id": user}}
     config: Any = {**run_config, "metadata": {CALLER: "boss", DEED: "answered"}}
-    echo_graph(saver, user).invoke({"messages": [("user", "It is approved by us.")]}, config)
+    build_echo_graph(saver, user).invoke({"messages": [("user", "It is approved by us.")]}, config)
     accept_run(saver, user, f"{user}s", sender={"user": "boss", "metadata": {"by": "boss"}})
-    cron = cron_row(user, f"{user}s")
+    cron = build_cron_row(user, f"{user}s")
     cron.content.update(user="desk", acting_for=user, metadata={"by": "desk"})
     asyncio.run(CronTable(saver).create(cron))
 
@@ -63,7 +65,7 @@ def read_all(both: People, user: str) -> str:
         recall("What is liked?", store=store, config=config, min_score=0, limit=50),
         memories(store=store, config=config, limit=50),
         Instructions(store, ("instructions", "{user_id}")).current(config),
-        Profile(Facts, store).get(config),
+        Profile(FactsProfile, store).get(config),
         people.plan(user, saver, store, looks_elsewhere=False).erased,
     ]
     return json.dumps(lines) + "".join(map(str, found))
@@ -72,9 +74,9 @@ def read_all(both: People, user: str) -> str:
 @pytest.mark.parametrize("backend", ["file", "postgres"])
 def test_nothing_of_one_person_is_shown_to_another(backend: str, tmp_path: Path) -> None:
     """Prompts, lists, archives and receipts are checked, also after the other is forgotten."""
-    with empty_database(backend, tmp_path) as db, opened(db) as both:
+    with empty_database(backend, tmp_path) as db, open_people(db) as both:
         for user in OTHERS:
-            fill(both, user, f"{user}s")
+            store_all_kinds(both, user, f"{user}s")
         for user in OTHERS:
             write_shared_rows(both, user)
         texts_by_user = {user: read_all(both, user) for user in OTHERS}
@@ -84,7 +86,7 @@ def test_nothing_of_one_person_is_shown_to_another(backend: str, tmp_path: Path)
 
     for user, other in OTHERS.items():
         forbidden = [
-            *(text.decode() for text in marks(other)),
+            *(text.decode() for text in list_markers(other)),
             other,
             "boss",
             "desk",
@@ -92,13 +94,13 @@ def test_nothing_of_one_person_is_shown_to_another(backend: str, tmp_path: Path)
             "Carl",
         ]
         assert [text for text in forbidden if text in texts_by_user[user]] == []
-        assert f"{mark(user, 'chat')} together" in texts_by_user[user]
-        assert mark(user, "case") in texts_by_user[user]
+        assert f"{make_marker(user, 'chat')} together" in texts_by_user[user]
+        assert make_marker(user, "case") in texts_by_user[user]
     assert [text for text in ("bob", "boss", "desk") if text in receipt] == []
-    assert mark("ann", "chat") not in remaining
-    assert mark("ann", "case") not in remaining
-    assert f"{mark('bob', 'chat')} together" in remaining
-    assert mark("bob", "case") in remaining
+    assert make_marker("ann", "chat") not in remaining
+    assert make_marker("ann", "case") not in remaining
+    assert f"{make_marker('bob', 'chat')} together" in remaining
+    assert make_marker("bob", "case") in remaining
     assert _without_time(after) == _without_time(texts_by_user["bob"])
 
 

@@ -22,15 +22,15 @@ from perdure.memory.thread_export import build_thread_export
 from tests.cli.commands import invoke, run
 from tests.contracts.puts import put
 from tests.people import (
-    Facts,
+    FactsProfile,
     People,
     accept_run,
-    cron_row,
+    build_cron_row,
     empty_database,
-    fill,
-    mark,
-    marks,
-    opened,
+    list_markers,
+    make_marker,
+    open_people,
+    store_all_kinds,
 )
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
@@ -45,10 +45,10 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def two_people(backend: str, tmp_path: Path) -> Iterator[People]:
     """Yield a database with all kinds of rows of two people."""
-    with empty_database(backend, tmp_path) as db, opened(db) as both:
-        fill(both, "ann", "anns")
-        fill(both, "bob", "bobs")
-        both.store.put(("cities", "ann"), "home", {"text": mark("ann", "city")})
+    with empty_database(backend, tmp_path) as db, open_people(db) as both:
+        store_all_kinds(both, "ann", "anns")
+        store_all_kinds(both, "bob", "bobs")
+        both.store.put(("cities", "ann"), "home", {"text": make_marker("ann", "city")})
         yield both
 
 
@@ -68,7 +68,7 @@ def test_imported_archive_equals_threads_and_items_of_person(
     with empty_database(backend, tmp_path, "copy") as db:
         output = run("import", str(archive), "--db", db)
         second_output = run("import", str(archive), "--db", db)
-        with opened(db) as copy:
+        with open_people(db) as copy:
             threads = [thread.thread_id for thread in copy.saver.threads()]
             exported = [
                 build_thread_export(copy.saver, thread_id) for thread_id in ("anns", "anns-2")
@@ -78,7 +78,7 @@ def test_imported_archive_equals_threads_and_items_of_person(
             ]
             item_versions = read_item_versions(copy, "ann"), read_item_versions(two_people, "ann")
             instructions = Instructions(copy.store, ("instructions", "{user_id}")).current(ANN)
-            profile = Profile(Facts, copy.store).get(ANN)
+            profile = Profile(FactsProfile, copy.store).get(ANN)
             texts = [memory.text for memory in memories(store=copy.store, config=ANN, limit=50)]
             runs = asyncio.run(RunTable(copy.saver).list_live_runs())
             crons = asyncio.run(CronTable(copy.saver).list_crons())
@@ -89,9 +89,9 @@ def test_imported_archive_equals_threads_and_items_of_person(
     assert all(len(line["branches"]) == 1 for line in exported)
     assert item_versions[0] == item_versions[1]
     assert {line["version"] for line in item_versions[0] if line["key"] == "taste"} >= {1, 2}
-    assert instructions.text == f"Say {mark('ann', 'style')}"
-    assert profile.nickname == mark("ann", "profile")
-    assert f"likes {mark('ann', 'correction')}" in texts
+    assert instructions.text == f"Say {make_marker('ann', 'style')}"
+    assert profile.nickname == make_marker("ann", "profile")
+    assert f"likes {make_marker('ann', 'correction')}" in texts
     assert (runs, crons, owners) == ([], [], {"ann"})
     assert "3 recorded runs and crons, which are not run" in output
     assert "2 conversations (2 of ann): 2 unchanged" in second_output
@@ -105,13 +105,13 @@ def test_archive_has_everything_of_one_person_and_nothing_of_others(two_people: 
     text = json.dumps(lines).encode()
     own_marks = [
         text_mark
-        for text_mark in marks("ann")
+        for text_mark in list_markers("ann")
         if text_mark not in (b"zqanneventqz", b"zqanncityqz", b"zqannhookqz")
     ]
     runs = [line["run"] for line in lines if "run" in line]
 
     assert [text_mark for text_mark in own_marks if text_mark not in text] == []
-    assert [text_mark for text_mark in (*marks("bob"), b"bob") if text_mark in text] == []
+    assert [text_mark for text_mark in (*list_markers("bob"), b"bob") if text_mark in text] == []
     assert lines[0]["perdure_archive"] == 1
     assert lines[0]["user"] == "ann"
     assert lines[0]["other_namespaces"] == [["cities", "ann"]]
@@ -141,8 +141,8 @@ def test_export_of_unknown_person_exits_with_1(two_people: People) -> None:
 
 def test_archive_names_thread_that_cannot_be_exported(tmp_path: Path) -> None:
     """All other lines are written."""
-    with opened(str(tmp_path / "m.db")) as own:
-        fill(own, "ann", "anns")
+    with open_people(str(tmp_path / "m.db")) as own:
+        store_all_kinds(own, "ann", "anns")
         put(own.saver, {"messages": [1.5, {"a": 1}]}, thread="odd", metadata={"user_id": "ann"})
         lines = [*people.export("ann", own.saver, own.store)]
     threads = {line["thread_id"]: line for line in lines if "thread_id" in line}
@@ -175,7 +175,7 @@ def test_import_of_archive_skips_items_of_other_people(tmp_path: Path) -> None:
     header = {"perdure_archive": 1, "user": "ann"}
     lines.write_text("".join(json.dumps(line) + "\n" for line in (header, *items)))
     result = invoke("import", str(lines), "--db", str(tmp_path / "m.db"))
-    with opened(str(tmp_path / "m.db")) as copy:
+    with open_people(str(tmp_path / "m.db")) as copy:
         namespaces = copy.store.list_namespaces()
 
     assert result.exit_code == 0
@@ -197,12 +197,12 @@ def test_people_module_needs_no_packages_of_the_server() -> None:
 
 def test_archive_names_no_other_person(backend: str, tmp_path: Path) -> None:
     """Senders of runs, makers of crons, and namespaces of others are left out."""
-    with empty_database(backend, tmp_path) as db, opened(db) as own:
-        fill(own, "ann", "anns")
+    with empty_database(backend, tmp_path) as db, open_people(db) as own:
+        store_all_kinds(own, "ann", "anns")
         for sender in ({"user": "boss"}, {"user": "desk", "acting_for": "ann"}):
             fields = {**sender, "metadata": {"owner": sender["user"]}}
             accept_run(own.saver, "ann", "anns", sender=fields)
-            cron = cron_row("ann", "anns")
+            cron = build_cron_row("ann", "anns")
             cron.content.update(sender, metadata={"owner": sender["user"]})
             cron.content["payload"]["context"] = sender
             asyncio.run(CronTable(own.saver).create(cron))
@@ -219,8 +219,12 @@ def test_archive_names_no_other_person(backend: str, tmp_path: Path) -> None:
 
     assert not [name for name in ("boss", "desk") if name in json.dumps(lines)]
     assert set(runs) == set(crons) == {"self", "a backend", "somebody else"}
-    assert all(mark("ann", "request") in str(run["request"]["input"]) for run in runs.values())
-    assert all(mark("ann", "cron") in str(cron["payload"]["input"]) for cron in crons.values())
+    assert all(
+        make_marker("ann", "request") in str(run["request"]["input"]) for run in runs.values()
+    )
+    assert all(
+        make_marker("ann", "cron") in str(cron["payload"]["input"]) for cron in crons.values()
+    )
     assert (odd["user_id"], odd["messages"][0]["content"]) == ("ann", "hello")
     assert lines[0]["other_namespaces"] == [["cities", "ann"]]
     assert len(kept["namespaces"]) == 3

@@ -34,14 +34,14 @@ from perdure.stores import Provenance
 from tests.people import (
     People,
     accept_run,
-    cron_row,
-    echo_graph,
+    build_cron_row,
+    build_echo_graph,
     empty_database,
-    fill,
-    mark,
-    marks,
-    opened,
-    talk,
+    hold_conversation,
+    list_markers,
+    make_marker,
+    open_people,
+    store_all_kinds,
 )
 from tests.rounds import rounds
 from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
@@ -70,9 +70,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def two_people(backend: str, tmp_path: Path) -> Iterator[People]:
     """Yield a database with all kinds of rows of two people."""
-    with empty_database(backend, tmp_path) as db, opened(db) as both:
-        fill(both, "ann", "anns")
-        fill(both, "bob", "bobs")
+    with empty_database(backend, tmp_path) as db, open_people(db) as both:
+        store_all_kinds(both, "ann", "anns")
+        store_all_kinds(both, "bob", "bobs")
         yield both
 
 
@@ -114,10 +114,10 @@ def test_forget_leaves_no_byte_in_the_files(tmp_path: Path) -> None:
     """The file, its WAL, the reserve and the indexes have only texts of the other person."""
     folder = tmp_path / "db"
     folder.mkdir()
-    with opened(str(folder / "m.db")) as both:
-        fill(both, "ann", "anns")
-        fill(both, "bob", "bobs")
-        assert [text for text in marks("ann") if text not in read_all_bytes(folder)] == [
+    with open_people(str(folder / "m.db")) as both:
+        store_all_kinds(both, "ann", "anns")
+        store_all_kinds(both, "bob", "bobs")
+        assert [text for text in list_markers("ann") if text not in read_all_bytes(folder)] == [
             b"zqanncityqz"
         ]
         report = people.forget("ann", both.saver, both.store)
@@ -125,14 +125,16 @@ def test_forget_leaves_no_byte_in_the_files(tmp_path: Path) -> None:
     bytes_after = read_all_bytes(folder)
 
     assert report.scrubbed
-    assert [text for text in (*marks("ann"), b"ann\0", b"anns") if text in bytes_while_open] == []
-    assert [text for text in (*marks("ann"), b"ann\0", b"anns") if text in bytes_after] == []
-    assert [text for text in marks("bob") if text not in bytes_after] == [b"zqbobcityqz"]
+    assert [
+        text for text in (*list_markers("ann"), b"ann\0", b"anns") if text in bytes_while_open
+    ] == []
+    assert [text for text in (*list_markers("ann"), b"ann\0", b"anns") if text in bytes_after] == []
+    assert [text for text in list_markers("bob") if text not in bytes_after] == [b"zqbobcityqz"]
 
 
 def test_awaited_forget_erases_what_awaited_plan_names(tmp_path: Path) -> None:
-    with opened(str(tmp_path / "m.db")) as both:
-        fill(both, "ann", "anns")
+    with open_people(str(tmp_path / "m.db")) as both:
+        store_all_kinds(both, "ann", "anns")
         planned = asyncio.run(people.aplan("ann", both.saver, both.store))
         receipt = asyncio.run(people.aforget("ann", both.saver, both.store))
 
@@ -142,18 +144,18 @@ def test_awaited_forget_erases_what_awaited_plan_names(tmp_path: Path) -> None:
 def test_forget_lists_and_keeps_what_belongs_to_others(two_people: People) -> None:
     """This includes quotations, memories of others, runs and crons on their threads."""
     saver, store = two_people.saver, two_people.store
-    graph_text = f"Ann said: {mark('ann', 'question')} one"
-    talk(two_people, "bob", "quoting")
+    graph_text = f"Ann said: {make_marker('ann', 'question')} one"
+    hold_conversation(two_people, "bob", "quoting")
     config: Any = {"configurable": {"thread_id": "quoting", "user_id": "bob"}}
-    echo_graph(saver, "bob").invoke({"messages": [("user", graph_text)]}, config)
+    build_echo_graph(saver, "bob").invoke({"messages": [("user", graph_text)]}, config)
     Collection(store).insert("Bob heard it", key="heard", provenance=Provenance("anns"), config=BOB)
     store.put(("cities", "ann"), "home", {"text": "Ghent"})
     accept_run(saver, "ann", "bobs-2")
-    asyncio.run(CronTable(saver).create(cron_row("ann", "bobs")))
+    asyncio.run(CronTable(saver).create(build_cron_row("ann", "bobs")))
     config["metadata"] = {CALLER: "ann", DEED: "answered"}
     config["configurable"]["thread_id"] = "bobs"
-    echo_graph(saver, "bob").invoke({"messages": [("user", "It may go.")]}, config)
-    echo_graph(saver, "bob").invoke(
+    build_echo_graph(saver, "bob").invoke({"messages": [("user", "It may go.")]}, config)
+    build_echo_graph(saver, "bob").invoke(
         {"messages": [("user", "Thanks.")]}, {"configurable": config["configurable"]}
     )
     report = people.forget("ann", saver, store)
@@ -175,11 +177,11 @@ def test_message_of_cron_or_admin_is_not_a_quotation(two_people: People) -> None
     """A message that the person has written counts as a quotation."""
     saver = two_people.saver
     texts = {
-        "cron": f"Sum up {mark('ann', 'cron')}",
+        "cron": f"Sum up {make_marker('ann', 'cron')}",
         "admin": "The refund is on its way.",
         "said": "My number is 12345678901.",
     }
-    cron = cron_row("ann", "anns")
+    cron = build_cron_row("ann", "anns")
     cron.content["payload"]["input"] = {"messages": [{"role": "user", "content": texts["cron"]}]}
     asyncio.run(CronTable(saver).create(cron))
     for user, thread_id in (("ann", "anns"), ("bob", "bobs"), ("bob", "bobs-2")):
@@ -188,7 +190,7 @@ def test_message_of_cron_or_admin_is_not_a_quotation(two_people: People) -> None
             config: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
             if thread_id == "anns" or (kind == "said") == (thread_id == "bobs-2"):
                 messages = {"messages": [("user", text)]}
-                echo_graph(saver, user).invoke(messages, {**config, "metadata": metadata})
+                build_echo_graph(saver, user).invoke(messages, {**config, "metadata": metadata})
     kept = {part.what: part.ids for part in people.plan("ann", saver, two_people.store).kept}
 
     assert kept["threads with quotations"] == ("bobs-2",)
@@ -256,7 +258,7 @@ def test_forget_waits_for_locked_thread(two_people: People) -> None:
 
 def test_person_with_only_items_or_only_crons_is_forgotten(two_people: People) -> None:
     remember("likes figs", store=two_people.store, config={"configurable": {"user_id": "dora"}})
-    asyncio.run(CronTable(two_people.saver).create(cron_row("emil", None)))
+    asyncio.run(CronTable(two_people.saver).create(build_cron_row("emil", None)))
     dora = people.forget("dora", two_people.saver, two_people.store)
     emil = people.forget("emil", two_people.saver, two_people.store)
 
@@ -270,9 +272,9 @@ def test_crons_and_webhooks_made_for_a_person_are_forgotten(two_people: People) 
     """Crons and webhooks that the backend made for itself are kept."""
     saver, store = two_people.saver, two_people.store
     lines_before = [*people.export("bob", saver, store)]
-    acting = cron_row("desk", None)
+    acting = build_cron_row("desk", None)
     acting.content["acting_for"] = "dora"
-    own = cron_row("desk", None)
+    own = build_cron_row("desk", None)
     asyncio.run(CronTable(saver).create(acting))
     asyncio.run(CronTable(saver).create(own))
     run = accept_run(saver, "bob", "bobs-2")
@@ -296,7 +298,7 @@ def test_person_whose_name_is_a_number_is_forgotten(two_people: People, number: 
     """The `user_id` of a thread may be a number; its memories have the name as text."""
     for user in (number, -number or 1):
         config: Any = {"configurable": {"thread_id": f"of {user}", "user_id": user}}
-        echo_graph(two_people.saver, "").invoke({"messages": [("user", "hello")]}, config)
+        build_echo_graph(two_people.saver, "").invoke({"messages": [("user", "hello")]}, config)
     report = people.forget(str(number), two_people.saver, two_people.store)
 
     assert report.erased[0] == people.Part("threads", (f"of {number}",), 1)
@@ -318,9 +320,9 @@ def test_thread_without_checkpoint_belongs_to_person_of_its_run(two_people: Peop
 KILLED_FORGET = """
 import os, signal, sys
 from perdure import people
-from tests.people import opened
+from tests.people import open_people
 number, left = int(sys.argv[2]), [0]
-with opened(sys.argv[1]) as both:
+with open_people(sys.argv[1]) as both:
     kind = type(both.saver.database)
     def counted(method):
         def call(*args, **options):
@@ -343,15 +345,15 @@ def test_killed_forget_is_completed_by_repeating_it(backend: str, tmp_path: Path
         folder = tmp_path / str(point)
         folder.mkdir()
         with empty_database(backend, folder) as db:
-            with opened(db) as people_in_db:
-                fill(people_in_db, "ann", "anns")
-                fill(people_in_db, "bob", "bobs")
+            with open_people(db) as people_in_db:
+                store_all_kinds(people_in_db, "ann", "anns")
+                store_all_kinds(people_in_db, "bob", "bobs")
                 before = [*people.export("bob", people_in_db.saver, people_in_db.store)]
                 rows = count_rows(people_in_db)
             command = [sys.executable, "-c", KILLED_FORGET, db, str(point)]
             process = subprocess.run(command, capture_output=True, text=True, check=False)
             assert process.returncode in (0, -signal.SIGKILL), process.stderr
-            with opened(db) as people_in_db:
+            with open_people(db) as people_in_db:
                 with suppress(UnknownPerson):  # the call was killed after the last row
                     people.forget("ann", people_in_db.saver, people_in_db.store)
                 after = [*people.export("bob", people_in_db.saver, people_in_db.store)]
@@ -363,15 +365,15 @@ def test_killed_forget_is_completed_by_repeating_it(backend: str, tmp_path: Path
             if backend == "file":
                 remaining = read_all_bytes(folder)
                 assert [
-                    text for text in (*marks("ann"), b"ann\0", b"anns") if text in remaining
+                    text for text in (*list_markers("ann"), b"ann\0", b"anns") if text in remaining
                 ] == []
 
 
 @pytest.mark.postgres
 def test_forget_keeps_person_of_same_name_in_another_tenant(dsn: str) -> None:  # noqa: F811
-    with opened(dsn, tenant="acme") as acme, opened(dsn, tenant="globex") as globex:
+    with open_people(dsn, tenant="acme") as acme, open_people(dsn, tenant="globex") as globex:
         for tenant, thread_id in ((acme, "acmes"), (globex, "globexs")):
-            fill(tenant, "ann", thread_id)
+            store_all_kinds(tenant, "ann", thread_id)
         record_that_owners_may_be_organisations(acme.saver)
         records = [
             may_owners_be_organisations(tenant_people.saver) for tenant_people in (acme, globex)

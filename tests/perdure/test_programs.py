@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.layout import ROOT
-from tests.programs import Program, missing, summary
+from tests.programs import Program, find_tests_without_program, summarize_missing_programs
 
 
 def test_missing_program_is_reported_with_its_package() -> None:
@@ -22,8 +22,10 @@ def test_missing_program_is_reported_with_its_package() -> None:
     ]
 
     assert f"needs {program}" in str(raised.value)
-    assert [*missing(reports)] == ["a", "b"]
-    assert summary(missing(reports)) == [f"skipped: 2 tests need {program}"]
+    assert [*find_tests_without_program(reports)] == ["a", "b"]
+    assert summarize_missing_programs(find_tests_without_program(reports)) == [
+        f"skipped: 2 tests need {program}"
+    ]
 
 
 def test_ci_runs_tests_before_it_installs_programs() -> None:

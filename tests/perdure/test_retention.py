@@ -29,7 +29,7 @@ from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.postgres import PostgresStore
 from tests.backends import places
 from tests.rounds import rounds
-from tests.talks import talk
+from tests.talks import store_conversation
 
 DAY = 86_400
 MEMORIES = ("memories", "ann")
@@ -166,7 +166,7 @@ def test_retention_removes_exactly_what_the_plan_names(
 ) -> None:
     with TemporaryDirectory() as folder, open_database(Path(folder) / "x.db") as (saver, store):
         for thread_id, (days, turns) in threads.items():
-            talk(saver, thread_id, days, turns)
+            store_conversation(saver, thread_id, days, turns)
         for key, (days, thread_id, versions, expires) in items.items():
             put_fact(store, key, days, thread_id, versions)
             if expires:
@@ -221,7 +221,7 @@ def test_plan_counts_bytes_of_all_batches(
     """The bytes are those of checkpoints, items and writes that are then freed."""
     saver, store = saver_and_store
     monkeypatch.setattr(maintenance, "PRUNE_BATCH", 3)
-    talk(saver, "t", 0, turns=10)
+    store_conversation(saver, "t", 0, turns=10)
     rules = Rules(checkpoints_last=4, history=history)
     before = saver.thread("t").size_bytes
     planned = retention.plan(rules, saver, store)
@@ -240,7 +240,7 @@ def test_plan_counts_bytes_of_all_batches(
 def test_plan_of_read_only_file_writes_nothing(tmp_path: Path) -> None:
     """The file is unchanged, and no other file is created next to it."""
     with open_database(tmp_path / "x.db") as (saver, store):
-        talk(saver, "t", 30)
+        store_conversation(saver, "t", 30)
         put_fact(store, "m", 5, "t", 3)
         with set_clock_back(5):
             store.put(("notes",), "old", {"text": "old"}, ttl=1)
@@ -266,7 +266,7 @@ def test_plan_of_read_only_file_writes_nothing(tmp_path: Path) -> None:
 def test_removed_texts_are_not_in_bytes_of_file(tmp_path: Path) -> None:
     """Texts of a thread, of its memories and of the quarantine are removed."""
     with open_database(tmp_path / "x.db") as (saver, store):
-        talk(saver, "agathe", 30)
+        store_conversation(saver, "agathe", 30)
         put_fact(store, "bertil", 30, "agathe", 3)
         put_quarantine_entry(store, "clovis", 30, "other")
         rules = Rules(idle_days=1, memories=True, quarantine_days=1)
@@ -279,7 +279,7 @@ def test_memories_of_idle_threads_are_kept_by_default(
     saver_and_store: tuple[SQLiteCheckpointer, AgingStore],
 ) -> None:
     saver, store = saver_and_store
-    talk(saver, "t", 30)
+    store_conversation(saver, "t", 30)
     put_fact(store, "m", 30, "t")
     report = retention.apply(Rules(idle_days=7), saver, store)
     assert report.count("idle threads") == 1
@@ -293,7 +293,7 @@ def test_locked_or_skipped_thread_is_kept_with_its_memories(
     saver, store = saver_and_store
     rules = Rules(idle_days=7, memories=True)
     for thread_id in "abc":
-        talk(saver, thread_id, 30)
+        store_conversation(saver, thread_id, 30)
         put_fact(store, thread_id, 30, thread_id)
     with saver.lock("a"):
         report = retention.apply(rules, saver, store, skip=["b"])
@@ -309,11 +309,11 @@ def test_thread_that_continues_during_retention_is_kept(
 ) -> None:
     """The thread continues between the check and the transaction that would delete it."""
     saver, store = saver_and_store
-    talk(saver, "t", 30)
+    store_conversation(saver, "t", 30)
     write = saver._maintenance.delete_and_drop_cached_thread
 
     def continue_and_delete(*args: Any) -> Any:
-        talk(saver, "t", 0)
+        store_conversation(saver, "t", 0)
         return write(*args)
 
     monkeypatch.setattr(saver._maintenance, "delete_and_drop_cached_thread", continue_and_delete)
@@ -327,7 +327,7 @@ def test_retention_of_named_threads_keeps_others_and_items(
     """Only the named threads are checked."""
     saver, store = saver_and_store
     for thread_id in "abc":
-        talk(saver, thread_id, 30 if thread_id != "c" else 0)
+        store_conversation(saver, thread_id, 30 if thread_id != "c" else 0)
     put_fact(store, "m", 30, "a", 3)
     rules = Rules(idle_days=7, checkpoints_last=1, versions_last=0, jobs_days=0, quarantine_days=0)
     report = retention.apply(rules, saver, store, thread_ids=["b", "c", "nobody"])
@@ -369,7 +369,7 @@ def test_interrupted_retention_is_completed_by_next_call(
     rules = Rules(idle_days=7, memories=True, checkpoints_last=1, versions_last=0)
     with open_database(tmp_path / "x.db") as (saver, store):
         for number in range(5):
-            talk(saver, f"t{number}", 30)
+            store_conversation(saver, f"t{number}", 30)
             put_fact(store, f"m{number}", 30, f"t{number}", 2)
         monkeypatch.setattr(retention, "_THREADS_PER_BATCH", 2)
         delete, calls = saver.delete_idle, 0
@@ -425,7 +425,7 @@ def test_thread_with_invalid_timestamp_is_as_old_as_its_last_write(tmp_path: Pat
 def test_awaited_plan_equals_awaited_retention(
     saver_and_store: tuple[SQLiteCheckpointer, AgingStore],
 ) -> None:
-    talk(saver_and_store[0], "t", 30)
+    store_conversation(saver_and_store[0], "t", 30)
 
     async def plan_and_apply() -> list[Report]:
         return [

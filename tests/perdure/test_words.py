@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.layout import PACKAGES, ROOT, folder_of
+from tests.layout import PACKAGES, ROOT, package_folder
 
 EXCEPTIONS = Path(__file__).parent.parent / "data" / "vague_names.txt"
 MAX_ONE_WORD_SHARE = 0.35  # of all functions; methods such as get, put and search need one word
@@ -69,7 +69,7 @@ def parse_modules() -> dict[str, ast.Module]:
     """Return the syntax tree of each module of perdure by its path in the repository."""
     trees = {}
     for package in PACKAGES:
-        for path in folder_of(package).glob("*.py"):
+        for path in package_folder(package).glob("*.py"):
             name = path.relative_to(ROOT).as_posix()
             trees[name] = ast.parse(path.read_text(encoding="utf-8"))
     return trees

@@ -45,7 +45,7 @@ from tests.server.examples import (
 from tests.server.running import running
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, entry
-from tests.talks import talk
+from tests.talks import store_conversation
 
 PUBLIC = {
     "GET /",
@@ -184,7 +184,9 @@ def seed(place: Place) -> None:
     place.saver.delete_thread(FORK)
     with place.saver.lock(THREAD, timeout_s=30):  # a run that Ann began may still be under way
         if missing := not place.saver.heads(prefix=THREAD):
-            talk(place.saver, THREAD, said=[CANARY, "yes"], user_id="ann", graph_id="chat")
+            store_conversation(
+                place.saver, THREAD, texts=[CANARY, "yes"], user_id="ann", graph_id="chat"
+            )
     run_id = place.named.get("run_id", "none")
     if missing or not asyncio.run(
         RunTable(place.saver).list_runs(THREAD, run_id)

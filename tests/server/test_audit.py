@@ -32,7 +32,7 @@ from perdure.server.call import CurrentCall
 from perdure.server.logs import Audit, is_audited_change
 from perdure.settings import Settings
 from tests.server.running import running
-from tests.talks import talk
+from tests.talks import store_conversation
 
 CANARY = "canary-of-content"
 
@@ -245,7 +245,7 @@ def test_nothing_is_changed_on_a_disk_without_room_for_records(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_checkpointer(settings.db) as saver:
-        talk(saver, "t", user_id="ann")
+        store_conversation(saver, "t", user_id="ann")
     app = create_app(settings, audit=Audit(tmp_path / "audit"))
     with running(app) as url, httpx.Client(base_url=url) as client:
         monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=999_999))

@@ -18,7 +18,7 @@ from perdure.graphs.chat import chat_graph
 from perdure.memory import record_views, trim
 from perdure.settings import Settings
 from tests.contracts.puts import checkpoint_id_of, config_at, put
-from tests.exports import EXPORT, run
+from tests.exports import EXPORT, run_command
 from tests.server.every_page import ID, link, questions
 from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
 
@@ -191,7 +191,7 @@ def test_what_was_said_has_blocks_calls_and_marks(tab: Page, saver: SQLiteCheckp
 @pytest.fixture
 def imported(settings: Settings) -> None:
     """Conversations that are there before the server starts."""
-    assert run(Path(settings.db), "import", str(EXPORT)).exit_code == 0
+    assert run_command(Path(settings.db), "import", str(EXPORT)).exit_code == 0
 
 
 def test_imported_conversations(imported: None, tab: Page) -> None:

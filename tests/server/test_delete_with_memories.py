@@ -15,13 +15,13 @@ from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import running
 from tests.server.test_keys import ANN, BOB, entry
-from tests.talks import talk
+from tests.talks import store_conversation
 
 
 def fill(settings: Settings) -> None:
     """Thread `t` of Ann, extracted into the memories of Ann and Bob."""
     with open_checkpointer(settings.db) as saver, open_store(settings.db) as store:
-        talk(saver, "t", user_id="ann", owner="ann")
+        store_conversation(saver, "t", user_id="ann", owner="ann")
         for user in ("ann", "bob"):
             Extraction(saver, store).extract("t", {"configurable": {"user_id": user}})
 

@@ -25,7 +25,7 @@ from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 from tests.server.probe import probed
 from tests.server.running import running
-from tests.talks import talk
+from tests.talks import store_conversation
 
 ANN, BOB, ROOT = (f"key-of-{name}" for name in ("ann", "bob", "root"))
 
@@ -152,7 +152,7 @@ def test_an_admin_has_everything(url: str) -> None:
 def test_threads_of_others_are_unknown(url: str, folder: Path) -> None:
     with open_checkpointer(str(folder / "memory.db")) as saver:
         for name in ("ann", "bob"):
-            talk(saver, f"of-{name}", user_id=name)
+            store_conversation(saver, f"of-{name}", user_id=name)
     found = [
         httpx.get(f"{url}/probe/thread/{thread}", headers={"x-api-key": key}).status_code
         for key in (ANN, BOB, ROOT)
@@ -169,7 +169,7 @@ def test_a_thread_that_was_made_first_gives_no_way_to_what_another_says_on_it(
     of_ann, of_bob = {"x-api-key": ANN}, {"x-api-key": BOB}
     assert httpx.post(f"{url}/threads", json={"thread_id": "daily"}, headers=of_bob).is_success
     with open_checkpointer(str(folder / "memory.db")) as saver:
-        talk(saver, "daily", said=["SECRET of ann", "yes"], user_id="ann")
+        store_conversation(saver, "daily", texts=["SECRET of ann", "yes"], user_id="ann")
 
     assert httpx.get(f"{url}/threads/daily", headers=of_bob).status_code == 404
     assert httpx.get(f"{url}/threads/daily", headers=of_ann).status_code == 200
@@ -186,8 +186,8 @@ def test_a_thread_is_not_given_to_whoever_reserved_the_id_that_a_program_uses(
             f"{url}/threads", json={"thread_id": "night", **asked}, headers=of_bob
         )
         before = httpx.get(f"{url}/threads/night", headers=of_bob)
-        talk(saver, "night", said=["SECRET of a program", "yes"])
-        talk(saver, "day", said=["SECRET of a program", "yes"])
+        store_conversation(saver, "night", texts=["SECRET of a program", "yes"])
+        store_conversation(saver, "day", texts=["SECRET of a program", "yes"])
     late = httpx.post(
         f"{url}/threads", json={"thread_id": "day", "if_exists": "do_nothing"}, headers=of_bob
     )
@@ -218,7 +218,7 @@ def test_a_program_that_names_an_assistant_gives_its_thread_to_nobody_else(
     assert httpx.post(f"{url}/threads", json=reserved, headers=bob).is_success
     with open_checkpointer(str(folder / "memory.db")) as saver:
         names: Any = {"assistant_id": "agent", **of_ann}
-        talk(saver, thread, said=["SECRET of a program", "yes"], **names)
+        store_conversation(saver, thread, texts=["SECRET of a program", "yes"], **names)
 
     assert httpx.get(f"{url}/threads/{thread}", headers=bob).status_code == 404
     metadata = httpx.get(f"{url}/threads/{thread}", headers=root).json()["metadata"]
@@ -238,7 +238,7 @@ def test_a_reserved_thread_is_of_whoever_begins_it_here(url: str, folder: Path) 
         copied = threads.copy("run")["thread_id"]
         with open_checkpointer(str(folder / "memory.db")) as saver:
             for thread in ("run", "edited", copied):
-                talk(saver, thread, said=["more", "yes"])
+                store_conversation(saver, thread, texts=["more", "yes"])
 
         for thread in ("run", "edited", copied):
             known = threads.get(thread)["metadata"]

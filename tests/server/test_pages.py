@@ -14,7 +14,7 @@ from perdure.server.pages import HEADERS, render_text_with_hidden_characters_sho
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.graphs import ask
-from tests.talks import talk
+from tests.talks import store_conversation
 
 HTML = {"Accept": "text/html"}
 
@@ -45,7 +45,7 @@ def test_sizes_have_units(client: httpx.Client) -> None:
 
 def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: Settings) -> None:
     with open_checkpointer(settings.db) as saver:
-        talk(saver, "t", user_id="ann")
+        store_conversation(saver, "t", user_id="ann")
     client.post("/memories", json={"memory": "Ann likes tea.", "key": "k"})
     memory, large = "/ui/memory?ns=memories&ns=ann&key=k", 10**25
     for path in (

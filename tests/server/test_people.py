@@ -22,8 +22,8 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.cli.commands import invoke, run
-from tests.people import fill, mark, marks, opened
-from tests.people import talk as talk_of
+from tests.people import hold_conversation as talk_of
+from tests.people import list_markers, make_marker, open_people, store_all_kinds
 from tests.server.graphs import Chats
 from tests.server.running import running
 from tests.server.talking import Gate, says, talk
@@ -45,9 +45,9 @@ class Place(NamedTuple):
 @pytest.fixture
 def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
     """Ann, Bob and an admin have keys."""
-    with opened(db.db) as both:
-        fill(both, "ann", "anns")
-        fill(both, "bob", "bobs")
+    with open_people(db.db) as both:
+        store_all_kinds(both, "ann", "anns")
+        store_all_kinds(both, "bob", "bobs")
         both.store.put(("cities", "ann"), "home", {"text": "Ghent"})
     keys = tmp_path / "keys.toml"
     admin = entry(ROOT, "root", f'permissions = ["{ADMIN_PERMISSION}"]')
@@ -68,7 +68,7 @@ def test_a_person_exports_everything_of_their_own(place: Place, tmp_path: Path) 
     archive = tmp_path / "ann.jsonl"
     archive.write_bytes(reply.content)
     lines = [json.loads(line) for line in reply.text.splitlines()]
-    with opened(place.settings.db) as both:
+    with open_people(place.settings.db) as both:
         archived = export("ann", both.saver, both.store, conversations_by_id=False)
         expected = [json.loads(json.dumps(line)) for line in archived]
     said = run("import", str(archive), "--db", str(tmp_path / "copy.db"))
@@ -77,7 +77,7 @@ def test_a_person_exports_everything_of_their_own(place: Place, tmp_path: Path) 
     assert reply.headers["content-type"] == "application/x-ndjson"
     assert lines[1:] == expected[1:]
     assert lines[0]["other_namespaces"] == [["cities", "ann"]]
-    assert [each for each in (*marks("bob"), b"bob") if each in reply.content] == []
+    assert [each for each in (*list_markers("bob"), b"bob") if each in reply.content] == []
     assert "2 conversations (2 of ann)" in said
 
 
@@ -102,7 +102,7 @@ def test_nobody_asks_about_another_person(place: Place, method: str, path: str) 
 
     assert (refused.status_code, unknown.status_code) == (403, 403)
     assert texts[0] == texts[1]
-    assert not [each for each in marks("ann") if each.decode() in refused.text]
+    assert not [each for each in list_markers("ann") if each.decode() in refused.text]
     assert allowed.status_code == 200
 
 
@@ -128,8 +128,8 @@ def test_a_person_forgets_themselves(place: Place) -> None:
 
 def test_a_thread_with_the_name_of_another_person_gives_no_right(place: Place) -> None:
     """The chat memory under this name is neither exported nor erased."""
-    with opened(place.settings.db) as both:
-        both.store.put(("chat_memory", "bob"), "k", {"text": mark("bob", "chat")})
+    with open_people(place.settings.db) as both:
+        both.store.put(("chat_memory", "bob"), "k", {"text": make_marker("bob", "chat")})
         talk_of(both, "ann", "bob")  # a client chooses the id of a thread
     with place.client(ANN) as client:
         texts = [
@@ -137,10 +137,10 @@ def test_a_thread_with_the_name_of_another_person_gives_no_right(place: Place) -
             client.get("/people/ann/export").text,
             client.delete("/people/ann").text,
         ]
-    with opened(place.settings.db) as both:
+    with open_people(place.settings.db) as both:
         left = both.store.get(("chat_memory", "bob"), "k")
 
-    assert [mark("bob", "chat") in text for text in texts] == [False, False, False]
+    assert [make_marker("bob", "chat") in text for text in texts] == [False, False, False]
     assert not any("chat_memory/bob" in text for text in texts)
     assert json.loads(texts[1].splitlines()[0])["other_namespaces"] == [["cities", "ann"]]
     assert left is not None
@@ -148,33 +148,35 @@ def test_a_thread_with_the_name_of_another_person_gives_no_right(place: Place) -
 
 def test_a_thread_with_the_id_of_a_conversation_gives_no_right(place: Place) -> None:
     """Only an admin reaches the chat memory of a conversation under the id of a thread."""
-    with opened(place.settings.db) as both:
-        both.store.put(("chat_memory", "conv-1"), "k", {"text": mark("bob", "chat")})
+    with open_people(place.settings.db) as both:
+        both.store.put(("chat_memory", "conv-1"), "k", {"text": make_marker("bob", "chat")})
         talk_of(both, "ann", "conv-1")
     with place.client(ROOT) as root, place.client(ANN) as client:
         of_admin = root.get("/people/ann/export").text
         texts = [client.get("/people/ann/export").text, client.delete("/people/ann").text]
-    with opened(place.settings.db) as both:
+    with open_people(place.settings.db) as both:
         left = both.store.get(("chat_memory", "conv-1"), "k")
 
-    assert mark("bob", "chat") in of_admin
-    assert not any(mark("bob", "chat") in text or "chat_memory/conv-1" in text for text in texts)
+    assert make_marker("bob", "chat") in of_admin
+    assert not any(
+        make_marker("bob", "chat") in text or "chat_memory/conv-1" in text for text in texts
+    )
     assert left is not None
 
 
 def test_a_person_reaches_their_own_messages_of_a_conversation(place: Place) -> None:
     """The author proves whose a message is; those of others and of nobody stay."""
     model: Any = RunnableLambda(lambda _: "")
-    with opened(place.settings.db) as both:
+    with open_people(place.settings.db) as both:
         advisor = VectorStoreChatMemoryAdvisor(model, both.store)
         for user in ("ann", "bob", None):
-            text = HumanMessage(f"{mark(str(user), 'chat')} in conv-1")
+            text = HumanMessage(f"{make_marker(str(user), 'chat')} in conv-1")
             advisor.remember("conv-1", [text, AIMessage(f"to {user}")], user)
         in_library = [*export("bob", both.saver, both.store)]
     with place.client(ANN) as client:
         texts = [client.get("/people/ann").text, client.get("/people/ann/export").text]
         planned, done = client.get("/people/ann").json(), client.delete("/people/ann").json()
-    with opened(place.settings.db) as both:
+    with open_people(place.settings.db) as both:
         left = sorted(item.value["text"] for item in both.store.search(("chat_memory", "conv-1")))
         again = [*export("bob", both.saver, both.store)]
 
@@ -182,21 +184,21 @@ def test_a_person_reaches_their_own_messages_of_a_conversation(place: Place) -> 
     chats = [
         line["value"]["text"] for line in own if line.get("namespace") == ["chat_memory", "conv-1"]
     ]
-    assert sorted(chats) == ["to ann", f"{mark('ann', 'chat')} in conv-1"]
-    assert not any(mark(user, "chat") in text for user in ("bob", "None") for text in texts)
+    assert sorted(chats) == ["to ann", f"{make_marker('ann', 'chat')} in conv-1"]
+    assert not any(make_marker(user, "chat") in text for user in ("bob", "None") for text in texts)
     assert "chat_memory/conv-1" in texts[0]
     assert planned["erased"] == done["erased"]
     assert left == sorted(
-        ["to bob", "to None", *(f"{mark(u, 'chat')} in conv-1" for u in ("bob", "None"))]
+        ["to bob", "to None", *(f"{make_marker(u, 'chat')} in conv-1" for u in ("bob", "None"))]
     )
     assert again[1:] == in_library[1:]
     assert [line["value"]["text"] for line in again if line.get("key") == "k"] == [
-        f"a {mark('bob', 'chat')}"
+        f"a {make_marker('bob', 'chat')}"
     ]
 
 
 def test_an_admin_is_told_what_belongs_to_others(place: Place) -> None:
-    with opened(place.settings.db) as both:
+    with open_people(place.settings.db) as both:
         provenance = {"thread_id": "anns"}
         line = {"namespace": ["memories", "bob"], "key": "heard", "value": {"text": "figs"}}
         both.store.import_lines([json.dumps(line | {"provenance": provenance})])
@@ -211,7 +213,7 @@ def test_a_run_is_cancelled_before(db: Settings, gate: Gate) -> None:
     graphs = Graphs({"talk": talk(gate)})
     with running(create_app(db, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         sdk.threads.create(thread_id="t")
-        run = sdk.runs.create("t", "talk", input=says(mark("ann", "question")))
+        run = sdk.runs.create("t", "talk", input=says(make_marker("ann", "question")))
         assert gate.reached.wait(60)
         with httpx.Client(base_url=url, timeout=60) as client:
             done = client.delete("/people/ann").json()
@@ -265,8 +267,8 @@ def test_a_namespace_that_may_not_be_reached_refuses_all(
     settings: Settings, tmp_path: Path
 ) -> None:
     """Nothing is exported or erased in part because a handler denies a namespace."""
-    with opened(settings.db) as both:
-        fill(both, "ann", "anns")
+    with open_people(settings.db) as both:
+        store_all_kinds(both, "ann", "anns")
     access = AuthFileAccess(written(tmp_path, DENIES))
     headers = {"x-api-key": ANN}
     with (

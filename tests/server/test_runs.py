@@ -38,7 +38,7 @@ from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
 from tests.server.running import running, until
 from tests.server.talking import Gate, ask, fail, model, says, stubborn, talk, who
-from tests.talks import talk as conversation
+from tests.talks import store_conversation as conversation
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from perdure.storage.flow import fetch_rows
 from perdure.stores import open_store
 from tests.server.running import running
 from tests.server.test_mcp import Users
-from tests.talks import talk
+from tests.talks import store_conversation
 
 HTML = {"Accept": "text/html"}
 
@@ -26,7 +26,9 @@ def filled(settings: Settings) -> None:
     with open_checkpointer(settings.db) as saver:
         for user in ("ann", "bob"):
             said = [f"{user} has a <b>canoe</b>", "It leaks"]
-            talk(saver, f"of {user}", said=said, user_id=user, topic=f"boats of {user}")
+            store_conversation(
+                saver, f"of {user}", texts=said, user_id=user, topic=f"boats of {user}"
+            )
 
 
 def test_the_page_shows_what_was_said(client: httpx.Client) -> None:

@@ -28,7 +28,7 @@ from tests.server.running import running
 from tests.server.talking import Gate, says
 from tests.server.talking import talk as conversation
 from tests.server.test_keys import entry
-from tests.talks import talk
+from tests.talks import store_conversation
 
 pytestmark = pytest.mark.postgres
 
@@ -38,7 +38,7 @@ TENANTS = ("acme", "globex")
 @pytest.fixture(scope="module")
 def dsn() -> Iterator[str]:
     """A database of its own: the schema of the server is the usual one."""
-    name, owner = f"tenants_{uuid.uuid4().hex}", postgres_server.dsn_of("an_owner")
+    name, owner = f"tenants_{uuid.uuid4().hex}", postgres_server.dsn_of_role("an_owner")
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name} OWNER an_owner")
         yield f"postgresql:///?{_query(make_conninfo(owner, dbname=name))}"
@@ -54,8 +54,8 @@ def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
     keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
     for tenant in TENANTS:
         with open_checkpointer(dsn, tenant=tenant) as saver:
-            talk(saver, "both", said=[tenant], user_id="ann")
-            talk(saver, f"of-{tenant}", said=[tenant], user_id="ann")
+            store_conversation(saver, "both", texts=[tenant], user_id="ann")
+            store_conversation(saver, f"of-{tenant}", texts=[tenant], user_id="ann")
 
     def status(url: str, tenant: str, thread: str) -> int:
         headers = {"x-api-key": f"key-{tenant}"}

@@ -37,7 +37,7 @@ SECRET_DSN = f"host=db.example password={SECRET}"
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     """The options of a database with a new schema."""
-    return {"schema": postgres_server.schema(tmp_path), "pool_size": 4, "timeout_s": 10}
+    return {"schema": postgres_server.schema_name(tmp_path), "pool_size": 4, "timeout_s": 10}
 
 
 class Tokens:

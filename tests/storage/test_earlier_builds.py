@@ -42,7 +42,7 @@ def test_file_of_earlier_build_is_refused(
 def test_postgres_schema_of_earlier_build_is_refused(
     component: Any, read_only: bool, tmp_path: Path
 ) -> None:
-    schema = postgres_server.schema(tmp_path)
+    schema = postgres_server.schema_name(tmp_path)
     earlier_build.create_schema(schema)
     before = earlier_build.read_schema(schema)
 

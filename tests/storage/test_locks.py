@@ -36,7 +36,9 @@ def open_database(place: Place) -> SQLiteDatabase:
     if not place.dsn:
         return open_notes(place.path)
     schema = Schema("notes", "")
-    postgres: Any = PostgresDatabase(place.dsn, schema, schema=postgres_server.schema(place.path))
+    postgres: Any = PostgresDatabase(
+        place.dsn, schema, schema=postgres_server.schema_name(place.path)
+    )
     postgres.connect()
     return cast(SQLiteDatabase, postgres)
 

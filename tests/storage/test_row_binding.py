@@ -77,9 +77,9 @@ def build_files(folder: Path) -> Pair:
 
 def build_tenants(folder: Path) -> Pair:
     """Return two tenants, between which the administrator moves rows."""
-    dsn = postgres_server.dsn_of("an_owner")
+    dsn = postgres_server.dsn_of_role("an_owner")
     place = backends.Place(folder / "x.db", dsn)
-    schema = postgres_server.schema(place.path)
+    schema = postgres_server.schema_name(place.path)
 
     def make_opener(tenant: str) -> Callable[[str], Any]:
         return lambda component: getattr(place, component)(key=KEY, tenant=tenant)
@@ -179,7 +179,7 @@ def test_new_tenant_cannot_be_opened_read_only(tmp_path: Path, component: str) -
     """Opening read-only records no key check, so rows written later could not be decrypted."""
     tenants = build_tenants(tmp_path)
     tenants.victim(component).close()
-    dsn = postgres_server.dsn_of("an_owner")
+    dsn = postgres_server.dsn_of_role("an_owner")
     place = backends.Place(tmp_path / "x.db", dsn)
     with pytest.raises(StorageError, match="has no data of the tenant 'attacker' yet"):
         getattr(place, component)(key=KEY, tenant="attacker", read_only=True)

@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
     @property
     def schema(self) -> str:
-        return postgres_server.schema(self.database_place.path)
+        return postgres_server.schema_name(self.database_place.path)
 
     def execute_sql(self, sql: str) -> list[Any]:
         """Execute a statement in the database, as its administrator."""
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     kind, _, tenants = request.param.partition("-")
     if tenants:  # a superuser would see all tenants
-        dsn = postgres_server.dsn_of("an_owner")
+        dsn = postgres_server.dsn_of_role("an_owner")
         return Place(backends.Place(tmp_path / "x.db", dsn), {"tenant": "acme"})
     return Place(backends.places(tmp_path)[kind](), {})
 

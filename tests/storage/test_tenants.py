@@ -39,8 +39,8 @@ Handles = tuple[PostgresCheckpointer, PostgresStore]
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A schema of tenants, which one role owns. Another role has only rights on the rows."""
-    name = postgres_server.schema(tmp_path_factory.mktemp("tenants"))
-    owner = postgres_server.dsn_of("an_owner")
+    name = postgres_server.schema_name(tmp_path_factory.mktemp("tenants"))
+    owner = postgres_server.dsn_of_role("an_owner")
     get_user_dsn()
     for component in (PostgresCheckpointer, PostgresStore):
         component.open(owner, schema=name, tenant="whoever").close()
@@ -63,7 +63,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def get_user_dsn() -> str:
     """Return the DSN of a role that owns nothing."""
-    return postgres_server.dsn_of("a_user", owner=False)
+    return postgres_server.dsn_of_role("a_user", owner=False)
 
 
 class StoreWithClock(PostgresStore):
@@ -244,8 +244,8 @@ def test_locks_and_sweeps_do_not_affect_other_tenants(
 
 def test_role_or_schema_without_row_level_security_is_refused(schema: str, tmp_path: Path) -> None:
     """Examples are a role that sees all tenants, and a schema that was created without tenants."""
-    owner = postgres_server.dsn_of("an_owner")
-    schema_without_tenants = postgres_server.schema(tmp_path)
+    owner = postgres_server.dsn_of_role("an_owner")
+    schema_without_tenants = postgres_server.schema_name(tmp_path)
     PostgresStore.open(owner, schema=schema_without_tenants).close()
     with pytest.raises(ConfigurationError, match="bypasses row-level security"):
         PostgresStore.open(postgres_server.dsn(), schema=schema, tenant="acme")
@@ -326,7 +326,7 @@ def test_statement_uses_its_index_despite_row_level_security(
 
 def test_rights_on_rows_suffice_for_a_copy_and_the_queue(schema: str, tmp_path: Path) -> None:
     """docs/postgres.md names these rights. The owner creates the schema of the jobs."""
-    dsns = get_user_dsn(), postgres_server.dsn_of("an_owner")
+    dsns = get_user_dsn(), postgres_server.dsn_of_role("an_owner")
     stores: list[Any] = [PostgresStore(dsn, schema=schema, tenant="copied") for dsn in dsns]
     user_location, owner_location = (store.database.queue_location for store in stores)
     with pytest.raises(StorageUnavailable, match="permission denied"):

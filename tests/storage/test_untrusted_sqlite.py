@@ -17,7 +17,7 @@ from perdure.storage.untrusted_sqlite import (
     UntrustedFileGuard,
     read_tables,
 )
-from tests.hostile_files import ENDLESS, change
+from tests.hostile_files import ENDLESS, execute_sql
 
 TABLE = "CREATE TABLE t (a TEXT NOT NULL DEFAULT 'It''s, (A)', b ANY, PRIMARY KEY (a, b)) STRICT"
 EQUIVALENT_SQL = [
@@ -50,7 +50,7 @@ def test_read_tables_detects_every_change_of_meaning(sql: str) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    change(tmp_path / "x.db", "CREATE TABLE t (a)")
+    execute_sql(tmp_path / "x.db", "CREATE TABLE t (a)")
     return tmp_path / "x.db"
 
 

@@ -41,7 +41,7 @@ PATIENCE_S = 60
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     """The options of a database with a new schema."""
-    return {"schema": postgres_server.schema(tmp_path), "timeout_s": 10}
+    return {"schema": postgres_server.schema_name(tmp_path), "timeout_s": 10}
 
 
 @pytest.fixture
@@ -246,7 +246,10 @@ def test_other_users_of_the_pool_never_see_rows_of_a_tenant(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Two tenants use the pool while others take connections from it."""
-    owner, dsn = postgres_server.dsn_of("an_owner"), postgres_server.dsn_of("a_user", owner=False)
+    owner, dsn = (
+        postgres_server.dsn_of_role("an_owner"),
+        postgres_server.dsn_of_role("a_user", owner=False),
+    )
     schema = options["schema"]
     for component in (PostgresCheckpointer, PostgresStore):
         component.open(owner, tenant="setup", **options).close()
@@ -304,7 +307,7 @@ def test_other_users_of_the_pool_never_see_rows_of_a_tenant(
 
 def test_pool_whose_role_bypasses_row_level_security_is_refused(options: dict[str, Any]) -> None:
     """Tenants also require a role that does not see all tenants."""
-    with watched_pool(postgres_server.dsn_of("an_owner"), max_size=1) as pool:
+    with watched_pool(postgres_server.dsn_of_role("an_owner"), max_size=1) as pool:
         PostgresStore.open(pool, tenant="acme", **options).close()
         with pytest.raises(ConfigurationError, match="pass tenant="):
             PostgresStore.open(pool, **options)

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from perdure.stores import SQLiteStore
-from tests.store_backends import BACKENDS, DOORS, Awaited, Clock, like_langgraph, through
+from tests.store_backends import (
+    BACKENDS,
+    CALL_MODES,
+    AwaitedStore,
+    Clock,
+    open_langgraph_store,
+    with_call_mode,
+)
 from tests.stores import filter_rows
 from tests.stores.filter_rows import EvaluateFilter
 
@@ -19,7 +26,7 @@ SLOW = {"memory-awaited", "file-blocking", "sealed-awaited", "postgres-awaited"}
 SLOW |= {"postgres-pool-blocking"}  # differs from "postgres" in how connections are lent
 OURS = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-    for name in (f"{backend}-{door}" for backend in BACKENDS for door in DOORS)
+    for name in (f"{backend}-{door}" for backend in BACKENDS for door in CALL_MODES)
     # these differ from "sealed" only in the index, and from "postgres" only in the bytes of a row
     if name not in {"keyed-blocking", "postgres-sealed-blocking", "postgres-pool-awaited"}
 ]
@@ -31,7 +38,7 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=[*OURS, *(f"langgraph-{door}" for door in DOORS)])
+@pytest.fixture(params=[*OURS, *(f"langgraph-{door}" for door in CALL_MODES)])
 def any_store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> Iterator[SQLiteStore]:
@@ -61,14 +68,14 @@ def file_store(tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
 def _open_store(name: str, folder: Path, clock: Clock) -> Iterator[SQLiteStore]:
     backend, door = name.rsplit("-", 1)
     if backend == "langgraph":
-        opened = like_langgraph(folder)
+        opened = open_langgraph_store(folder)
     else:
         opened = BACKENDS[backend](folder, clock=clock)
-    store = through(door, opened)
+    store = with_call_mode(door, opened)
     try:
         yield store
     finally:
-        if isinstance(store, Awaited):
+        if isinstance(store, AwaitedStore):
             store.end()
         if backend != "langgraph":
             opened.close()

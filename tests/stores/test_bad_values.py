@@ -14,7 +14,7 @@ import pytest
 
 from perdure.errors import InvalidValue, PerdureError, StorageError, StorageUnavailable
 from perdure.stores import SQLiteStore
-from tests.store_backends import BACKENDS, FEWER, keys
+from tests.store_backends import BACKENDS, ONE_CALL_MODE_PER_BACKEND, list_item_keys
 
 A = ("a",)
 
@@ -69,7 +69,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_values_of_json_subclasses_are_stored_as_plain_types(store: SQLiteStore) -> None:
     """Subclasses of str, dict and int are stored as their base types, and search finds them."""
     store.put(
@@ -80,7 +80,7 @@ def test_values_of_json_subclasses_are_stored_as_plain_types(store: SQLiteStore)
     assert [item.value for item in results] == [{"text": "green tea", "more": {"b": 1}, "n": 3}]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_integers_larger_than_any_float_are_stored_and_found(store: SQLiteStore) -> None:
     """Integers beyond the range of floats are stored, found and listed unchanged."""
     value = {"text": "tea", "n": 10**400, "more": [-(10**309)]}
@@ -90,7 +90,7 @@ def test_integers_larger_than_any_float_are_stored_and_found(store: SQLiteStore)
     assert [item.value for item in store.search(A, filter={"n": {"$gt": 10**399}})] == [value]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize(("value", "expected_message"), WRONG, ids=lambda each: type(each).__name__)
 def test_put_refuses_value_that_is_not_json(
     value: Any, expected_message: str, store: SQLiteStore
@@ -116,7 +116,7 @@ def test_put_refuses_value_over_max_value_bytes(backend: str, tmp_path: Path) ->
         with pytest.raises(InvalidValue, match="bytes"):
             store.put(A, "not", {"text": "聊" * 40})
 
-        assert keys(store.search(A)) == ["fits"]
+        assert list_item_keys(store.search(A)) == ["fits"]
 
 
 def test_put_accepts_any_mapping_as_value(store: SQLiteStore) -> None:
@@ -124,8 +124,8 @@ def test_put_accepts_any_mapping_as_value(store: SQLiteStore) -> None:
     store.put(A, "k", MappingProxyType({"text": "zebra"}))
     store.put(A, "o", OrderedDict(text="otter", inside=OrderedDict(n=1)))
 
-    assert keys(store.search(A, query="zebra", mode="text")) == ["k"]
-    assert keys(store.search(A, query="otter", mode="text")) == ["o"]
+    assert list_item_keys(store.search(A, query="zebra", mode="text")) == ["k"]
+    assert list_item_keys(store.search(A, query="otter", mode="text")) == ["o"]
 
 
 def test_extreme_json_values_come_back_unchanged(store: SQLiteStore) -> None:
@@ -174,7 +174,7 @@ def test_read_only_store_reads_and_refuses_writes(tmp_path: Path) -> None:
         store.put(A, "k", {"text": "tea"}, ttl=5)
     with BACKENDS["file"](tmp_path, read_only=True) as store:
         assert store.get(A, "k") is not None
-        assert keys(store.search(A, query="tea")) == ["k"]
+        assert list_item_keys(store.search(A, query="tea")) == ["k"]
         assert store.list_namespaces() == [A]
         for call in (
             lambda: store.put(A, "k", {}),
@@ -186,7 +186,7 @@ def test_read_only_store_reads_and_refuses_writes(tmp_path: Path) -> None:
                 call()
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("depth", [0, -1, "1", 1.5, True], ids=repr)
 def test_list_namespaces_refuses_bad_depth_limit_and_offset(depth: Any, store: SQLiteStore) -> None:
     """The depth must be an integer from 1, and limit and offset must not be negative."""

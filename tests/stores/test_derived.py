@@ -13,7 +13,7 @@ from langgraph.store.base import PutOp
 from perdure.errors import EmbedderMismatch
 from perdure.stores import SQLiteStore
 from tests.backends import KEY
-from tests.store_backends import keys, of_words
+from tests.store_backends import list_item_keys, make_options
 
 A, B = ("a",), ("b",)
 CAR, TEA, HIDDEN = {"text": "my car"}, {"text": "green tea"}, {"text": "a hidden car"}
@@ -41,10 +41,10 @@ def test_put_writes_no_search_row_unless_index_paths_are_given(
     with open_offline_store(tmp_path / "x.db", key=key) as store:
         fill_store(store)
         store.put(A, "own", {"title": "an automobile", "text": "tea"}, index=["title"])
-        found_keys = keys(store.search(A, query="automobile", mode="semantic"))
+        found_keys = list_item_keys(store.search(A, query="automobile", mode="semantic"))
     with open_offline_store(tmp_path / "words.db", index=None, key=key) as store:
         fill_store(store)
-        by_words = keys(store.search(A, query="car"))
+        by_words = list_item_keys(store.search(A, query="car"))
 
     assert read_search_data(tmp_path / "x.db") == [(5, 1, '["title"]')]
     assert read_search_data(tmp_path / "words.db") == []
@@ -76,13 +76,13 @@ def test_search_of_the_past_embeds_closed_versions(tmp_path: Path) -> None:
         assert last_put is not None
         for key in ("car", "hidden"):
             store.put(A, key, TEA)
-        now = keys(store.search(A, query="automobile", mode="semantic", limit=1))
+        now = list_item_keys(store.search(A, query="automobile", mode="semantic", limit=1))
         past = store.search(
             A, query="automobile", mode="semantic", as_of=last_put.valid_from, limit=9
         )
 
     assert now != []
-    assert keys(past) == ["car", "tea"]
+    assert list_item_keys(past) == ["car", "tea"]
 
 
 def test_reembed_switches_to_another_model_and_back(tmp_path: Path) -> None:
@@ -93,20 +93,24 @@ def test_reembed_switches_to_another_model_and_back(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with open_offline_store(path) as store:
         fill_store(store)
-    with SQLiteStore.open(path, **of_words()) as store:
+    with SQLiteStore.open(path, **make_options()) as store:
         with pytest.raises(EmbedderMismatch):
             store.put(A, "more", CAR)
         assert store.reembed() == 3
         assert store.stats().pending == 0
-        assert keys(store.search(A, query="automobile", mode="semantic", limit=1)) == ["car"]
+        assert list_item_keys(store.search(A, query="automobile", mode="semantic", limit=1)) == [
+            "car"
+        ]
     assert [bare for _, bare, _ in read_search_data(path)] == [0, 0, 0]
     with open_offline_store(path) as store:
         with pytest.raises(EmbedderMismatch):
             store.search(A, query="car")
         assert store.reembed() == 3
         assert store.stats().pending == 0
-        assert keys(store.search(A, query="automobile", mode="semantic", limit=1)) == ["car"]
-        assert "hidden" not in keys(store.search(A, query="hidden car"))
+        assert list_item_keys(store.search(A, query="automobile", mode="semantic", limit=1)) == [
+            "car"
+        ]
+        assert "hidden" not in list_item_keys(store.search(A, query="hidden car"))
     assert [bare for _, bare, _ in read_search_data(path)] == [1, 1, 1]
 
 
@@ -115,12 +119,12 @@ def test_item_put_without_embedder_is_pending_after_model_change(tmp_path: Path)
     path = tmp_path / "x.db"
     with open_offline_store(path) as store:
         fill_store(store)
-    with SQLiteStore.open(path, **of_words()) as store:
+    with SQLiteStore.open(path, **make_options()) as store:
         store.reembed()
     with open_offline_store(path, index=None) as store:
         store.put(A, "late", CAR)
         store.put(A, "unsearched", CAR, index=False)
-    with SQLiteStore.open(path, **of_words()) as store:
+    with SQLiteStore.open(path, **make_options()) as store:
         assert store.stats().pending == 1
         assert store.reembed() == 1
         assert store.stats().pending == 0

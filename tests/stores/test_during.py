@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import ConfigurationError
 from perdure.stores import Provenance, SQLiteStore, Weights
-from tests.store_backends import FEWER, keys
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, list_item_keys
 
 A = ("a",)
 START = datetime(2024, 5, 6, tzinfo=UTC)
@@ -34,13 +34,13 @@ def test_search_ranks_items_from_the_span_first(store: SQLiteStore) -> None:
     put_items_at_each_moment(store)
     modes: list[Any] = ["hybrid", "text", "semantic"]
     for mode in modes:
-        found_keys = keys(store.search(A, query="tea", mode=mode, during=WEEK))
+        found_keys = list_item_keys(store.search(A, query="tea", mode=mode, during=WEEK))
 
         assert found_keys[:2] == ["last", "first"]
         assert found_keys[2:] == ["unknown", "after", "before"]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_span_contributes_date_part_of_score(store: SQLiteStore) -> None:
     """With a span, `date` weighs the span, and a date in the query's text is ignored."""
     put_items_at_each_moment(store)
@@ -59,7 +59,7 @@ def test_span_contributes_date_part_of_score(store: SQLiteStore) -> None:
     assert of_words["date"] / weights.date == pytest.approx(of_words["text"] / (1 - weights.vector))
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_span_has_no_effect_without_context_or_query(store: SQLiteStore) -> None:
     """Without context each item is ranked by itself; without a query there is no ranking."""
     put_items_at_each_moment(store)
@@ -69,7 +69,7 @@ def test_span_has_no_effect_without_context_or_query(store: SQLiteStore) -> None
     assert [(result.key, result.parts) for result in plain] == [
         (result.key, result.parts) for result in results
     ]
-    assert keys(store.search(A)) == keys(store.search(A, during=WEEK))
+    assert list_item_keys(store.search(A)) == list_item_keys(store.search(A, during=WEEK))
 
 
 WRONG: list[tuple[Any, str]] = [

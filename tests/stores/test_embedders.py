@@ -15,7 +15,15 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, EmbedderMismatch, EmbeddingFailed
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import BACKENDS, DIMS, Words, keys, of_words, open_store, write
+from tests.store_backends import (
+    BACKENDS,
+    DIMS,
+    WordEmbedder,
+    list_item_keys,
+    make_options,
+    open_store,
+    put_texts,
+)
 
 A = ("a",)
 
@@ -29,8 +37,8 @@ def open_store_with_embedder(
     )
 
 
-def open_store_with_words(backend: str, folder: Path) -> tuple[SQLiteStore, Words]:
-    options = of_words()
+def open_store_with_words(backend: str, folder: Path) -> tuple[SQLiteStore, WordEmbedder]:
+    options = make_options()
     return BACKENDS[backend](folder, **options), options["index"]["embed"]
 
 
@@ -42,14 +50,14 @@ def test_item_put_while_embedder_fails_is_pending_and_embedded_later(
     """The item is stored, found by its words, listed as pending, and embedded later."""
     store, words = open_store_with_words(backend, tmp_path)
     with store:
-        write(store, A, before="a dog")
+        put_texts(store, A, before="a dog")
         words.failing = True
         if door == "awaited":
             asyncio.run(store.aput(A, "k", {"text": "my car"}))
         else:
             store.put(A, "k", {"text": "my car"})
         stored = store.get(A, "k")
-        by_words = keys(store.search(A, query="car", mode="text"))
+        by_words = list_item_keys(store.search(A, query="car", mode="text"))
         pending = store.pending_embeddings()
         elsewhere = store.pending_embeddings(("b",))
         with pytest.raises(EmbeddingFailed):
@@ -66,7 +74,7 @@ def test_item_put_while_embedder_fails_is_pending_and_embedded_later(
     assert "the model is away" in pending[0].error
     assert elsewhere == []
     assert done == 1
-    assert keys(by_vector) == ["k"]
+    assert list_item_keys(by_vector) == ["k"]
 
 
 def test_next_put_embeds_pending_items(tmp_path: Path) -> None:
@@ -74,18 +82,18 @@ def test_next_put_embeds_pending_items(tmp_path: Path) -> None:
     store, words = open_store_with_words("file", tmp_path)
     with store:
         words.failing = True
-        write(store, A, a="my car", b="my dog", c="gone soon", d="replaced soon")
+        put_texts(store, A, a="my car", b="my dog", c="gone soon", d="replaced soon")
         store.delete(A, "c")
         words.failing = False
-        write(store, A, d="a house")
+        put_texts(store, A, d="a house")
         pending = store.pending_embeddings()
-        found_keys = keys(store.search(A, query="automobile", mode="semantic", limit=1))
+        found_keys = list_item_keys(store.search(A, query="automobile", mode="semantic", limit=1))
 
     assert pending == []
     assert found_keys == ["a"]
 
 
-class HookedWords(Words):
+class HookedWords(WordEmbedder):
     """An embedder that calls `before` before each call."""
 
     before: Callable[[], object] = staticmethod(lambda: None)
@@ -125,12 +133,12 @@ def test_pending_items_are_remembered_after_reopening(tmp_path: Path) -> None:
     store, words = open_store_with_words("file", tmp_path)
     with store:
         words.failing = True
-        write(store, A, a="my car")
+        put_texts(store, A, a="my car")
     store, words = open_store_with_words("file", tmp_path)
     with store:
         waiting = store.pending_embeddings()
         done = store.embed_pending()
-        found_keys = keys(store.search(A, query="automobile", mode="semantic"))
+        found_keys = list_item_keys(store.search(A, query="automobile", mode="semantic"))
 
     assert [(item.key, item.attempts) for item in waiting] == [("a", 1)]
     assert done == 1
@@ -155,22 +163,22 @@ def test_invalid_vectors_from_embedder_are_not_stored(answer: str, tmp_path: Pat
     with open_store_with_embedder(tmp_path / "x.db", WRONG_ANSWERS[answer], 2) as store:
         store.put(A, "k", {"text": "tea", "more": ["milk"]}, index=["text", "more[*]"])
         pending = store.pending_embeddings()
-        found_keys = keys(store.search(A, query="tea", mode="text"))
+        found_keys = list_item_keys(store.search(A, query="tea", mode="text"))
         if answer != "ragged":  # a single vector is never ragged
             with pytest.raises(EmbeddingFailed):
                 store.search(A, query="tea", mode="semantic")
 
-    assert ["k"] == found_keys == keys(pending)
+    assert ["k"] == found_keys == list_item_keys(pending)
     assert "returned" in pending[0].error
 
 
-def make_other_embedder(name: str, dims: int = DIMS) -> Words:
+def make_other_embedder(name: str, dims: int = DIMS) -> WordEmbedder:
     """Return an embedder like `Words` with another name or other dimensions."""
 
-    class Other(Words):
+    class Other(WordEmbedder):
         @staticmethod
         def vector(text: str) -> Any:
-            return np.resize(Words.vector(text), dims)
+            return np.resize(WordEmbedder.vector(text), dims)
 
     other = Other()
     other.name, other.dims = name, dims
@@ -186,18 +194,18 @@ def test_other_model_is_refused_until_reembed(
 ) -> None:
     """Another model or dimension raises an error that recommends reembed(), which then fixes it."""
     with BACKENDS[backend](tmp_path) as store:
-        write(store, A, a="my car", b="the sea")
+        put_texts(store, A, a="my car", b="the sea")
     other = make_other_embedder(name, dims)
     with BACKENDS[backend](tmp_path, index={"embed": other, "dims": dims}) as store:
         with pytest.raises(EmbedderMismatch, match=r"words.*reembed"):
             store.search(A, query="automobile")
         with pytest.raises(EmbedderMismatch):
             store.put(A, "c", {"text": "new"})
-        text = keys(store.search(A, query="car", mode="text"))
+        text = list_item_keys(store.search(A, query="car", mode="text"))
         progress_calls: list[tuple[int, int | None]] = []
         done = store.reembed(lambda now, of: progress_calls.append((now, of)))
         store.put(A, "c", {"text": "new"})
-        found_keys = keys(store.search(A, query="automobile", mode="semantic", limit=1))
+        found_keys = list_item_keys(store.search(A, query="automobile", mode="semantic", limit=1))
         second_count = store.reembed()
     with (
         BACKENDS[backend](tmp_path) as store,
@@ -215,9 +223,9 @@ def test_other_model_is_refused_until_reembed(
 def test_other_vector_encoding_is_refused_with_option_name(tmp_path: Path) -> None:
     """The error says that the option `vectors` differs, not the embedder."""
     with BACKENDS["file"](tmp_path, vectors="float32") as store:
-        write(store, A, a="my car")
+        put_texts(store, A, a="my car")
     with BACKENDS["file"](tmp_path) as store:
-        assert keys(store.search(A, query="automobile")) == [
+        assert list_item_keys(store.search(A, query="automobile")) == [
             "a"
         ]  # without the option, the encoding of the file is used
     with (
@@ -280,13 +288,13 @@ def test_items_not_yet_reembedded_are_found_by_words_only(
         pending = store.stats().pending
         for n in (299, 7):  # k299 has no new vector, k7 has one
             results = store.search(A, query=f"word{n}", mode="semantic", limit=301)
-            assert {f"k{n}" for n in range(256, 300)} == set(keys(results[-pending:]))
+            assert {f"k{n}" for n in range(256, 300)} == set(list_item_keys(results[-pending:]))
             assert [0] * pending == [item.score for item in results[-pending:]]
-        by_words = keys(store.search(A, query="word299", limit=1))
+        by_words = list_item_keys(store.search(A, query="word299", limit=1))
         warnings = [r.getMessage() for r in caplog.records if "their words only" in r.getMessage()]
         past = store.search(A, query="tea", as_of=results[0].valid_from)
         done, pending_after = store.reembed(), store.stats().pending
-        first = keys(store.search(A, query="word299", mode="semantic", limit=1))
+        first = list_item_keys(store.search(A, query="word299", mode="semantic", limit=1))
 
     assert (pending, pending_after) == (44, 0)
     assert len(warnings) == 1
@@ -311,9 +319,9 @@ def test_writes_during_reembed_are_kept(tmp_path: Path) -> None:
 
         store.reembed(write_between_batches)
         results = store.search(A, query="automobile", mode="semantic", limit=1)
-        all_keys = keys(store.search(A, query="tea", mode="semantic", limit=1000))
+        all_keys = list_item_keys(store.search(A, query="tea", mode="semantic", limit=1000))
 
-    assert keys(results) == ["k598"]
+    assert list_item_keys(results) == ["k598"]
     assert sorted(f"k{n}" for n in range(599)) == sorted(all_keys)
 
 
@@ -336,10 +344,10 @@ def test_search_loads_vectors_of_other_process_in_few_statements(
     )  # small pages, so that several are read
     store, words = open_store_with_words("file", tmp_path)
     with store:
-        write(store, A, first="milk")
+        put_texts(store, A, first="milk")
         words.failing = True
         store.batch([PutOp(A, f"k{n}", {"text": f"word{n}"}) for n in range(800)])
-        options = of_words(read_only=True, connections=CountingConnection)
+        options = make_options(read_only=True, connections=CountingConnection)
         with open_store(tmp_path / "plain.db", **options) as other_store:
             other_store.search(A, query="milk")
             words.failing = False
@@ -351,14 +359,14 @@ def test_search_loads_vectors_of_other_process_in_few_statements(
             )  # each result is read with its own statement
 
     assert done == 800
-    assert "k7" in keys(results[:3])  # some words share an axis of the vectors
+    assert "k7" in list_item_keys(results[:3])  # some words share an axis of the vectors
     assert used <= 30
 
 
 def test_reembed_without_embedder_raises(tmp_path: Path) -> None:
     """Without an embedder, reembed() raises an error and embed_pending() does nothing."""
     with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
-        write(store, A, a="tea")
+        put_texts(store, A, a="tea")
         with pytest.raises(ConfigurationError, match="embedder"):
             store.reembed()
     with BACKENDS["memory"](tmp_path) as store:
@@ -367,8 +375,8 @@ def test_reembed_without_embedder_raises(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    ["online", 7, {}, {"dims": 3}, {"embed": 3}, {"embed": Words(), "dims": 3}]
-    + [{"embed": Words(), "fields": fields} for fields in ("text", [""], [1], 3)],
+    ["online", 7, {}, {"dims": 3}, {"embed": 3}, {"embed": WordEmbedder(), "dims": 3}]
+    + [{"embed": WordEmbedder(), "fields": fields} for fields in ("text", [""], [1], 3)],
     ids=repr,
 )
 def test_open_refuses_invalid_index_configuration(index: Any, tmp_path: Path) -> None:

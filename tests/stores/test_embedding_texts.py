@@ -11,18 +11,18 @@ import pytest
 from langgraph.store.base import PutOp
 
 from perdure.stores import SQLiteStore
-from tests.store_backends import BACKENDS, DIMS, Words, keys, write
+from tests.store_backends import BACKENDS, DIMS, WordEmbedder, list_item_keys, put_texts
 from tests.stores.test_embedders import open_store_with_embedder, open_store_with_words
 
 A = ("a",)
 
 
-class FillerBlindWords(Words):
+class FillerBlindWords(WordEmbedder):
     """An embedder that ignores filler words."""
 
     @staticmethod
     def vector(text: str) -> Any:
-        return Words.vector(re.sub(r"filler\w*", "", text))
+        return WordEmbedder.vector(re.sub(r"filler\w*", "", text))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -32,12 +32,12 @@ def test_long_text_is_found_by_its_first_and_last_words(backend: str, tmp_path: 
     middle = " ".join(f"filler{n}" for n in range(20_000))
     with BACKENDS[backend](tmp_path, index={"embed": words, "dims": DIMS}) as store:
         store.put(A, "long", {"text": f"my physician. {middle}. the last journey"})
-        write(store, A, short="something short")
+        put_texts(store, A, short="something short")
         first = store.search(A, query="doctor", mode="semantic", limit=1)
         last = store.search(A, query="trip", mode="semantic", limit=1)
     pieces = [text for call in words.calls for text in call]
 
-    assert keys(first) == keys(last) == ["long"]
+    assert list_item_keys(first) == list_item_keys(last) == ["long"]
     assert max(len(piece.split()) for piece in pieces) <= 200
     assert {f"filler{n}" for n in range(20_000)} <= {
         word.strip(".") for piece in pieces for word in piece.split()
@@ -61,7 +61,7 @@ def test_texts_of_batch_are_embedded_in_one_call(tmp_path: Path) -> None:
 
 
 def embed_blocking(texts: list[str]) -> list[list[float]]:
-    return [list(map(float, Words.vector(text))) for text in texts]
+    return [list(map(float, WordEmbedder.vector(text))) for text in texts]
 
 
 async def embed_async(texts: list[str]) -> list[list[float]]:
@@ -76,12 +76,12 @@ def test_blocking_and_async_functions_work_as_embedders(embed: Any, tmp_path: Pa
     async def put_and_search(store: SQLiteStore) -> list[str]:
         await store.aput(A, "a", {"text": "my car"})
         await store.aput(A, "b", {"text": "the sea"})
-        return keys(await store.asearch(A, query="automobile", mode="semantic", limit=1))
+        return list_item_keys(await store.asearch(A, query="automobile", mode="semantic", limit=1))
 
     with open_store_with_embedder(tmp_path / "x.db", embed, DIMS) as store:
         awaited = asyncio.run(put_and_search(store))
-        write(store, A, c="my dog")
-        blocking = keys(store.search(A, query="dog", mode="semantic", limit=1))
+        put_texts(store, A, c="my dog")
+        blocking = list_item_keys(store.search(A, query="dog", mode="semantic", limit=1))
 
     assert awaited == ["a"]
     assert blocking == ["c"]

@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import ConfigurationError, InvalidFilter, InvalidNamespace
 from perdure.stores import SQLiteStore
 from perdure.stores.parts import _parse_json_filter
-from tests.store_backends import FEWER, Clock, keys
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, Clock, list_item_keys
 from tests.stores.erasing import (
     ALICE,
     BOB,
@@ -157,7 +157,7 @@ def test_forget_erases_matching_keys_and_keeps_others(
     ) == (0, 0, (), ())
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_forget_receipt_lists_keys_threads_time_and_hashes(
     store: SQLiteStore, clock: Clock
 ) -> None:
@@ -217,7 +217,7 @@ def test_no_read_finds_forgotten_items(store: SQLiteStore, clock: Clock) -> None
     assert (stats.namespaces, stats.items, stats.versions, stats.pending) == (2, 4, 2, 0)
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_forgotten_key_starts_again_at_version_one(store: SQLiteStore, clock: Clock) -> None:
     """A key that is put again has version 1, is found, and has no past."""
     fill_store(store, clock)
@@ -260,7 +260,7 @@ def test_forget_refuses_missing_criteria_and_query_without_words(
     with pytest.raises(ConfigurationError):
         file_store.forget(**arguments, dry_run=dry_run)
 
-    assert keys(file_store.search(())) == ["k"]
+    assert list_item_keys(file_store.search(())) == ["k"]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_forget_refuses_invalid_filter_prefix_or_key(
     with pytest.raises(expected_error):
         file_store.forget(**arguments)
 
-    assert keys(file_store.search(())) == ["k"]
+    assert list_item_keys(file_store.search(())) == ["k"]
 
 
 def test_forget_clears_cached_query_vectors(tmp_path: Path, clock: Clock) -> None:

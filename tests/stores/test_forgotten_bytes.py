@@ -22,7 +22,7 @@ from perdure.stores import Provenance, SQLiteStore, indexes
 from perdure.stores.vectors import encode_vectors
 from tests.backends import KEY
 from tests.contracts.puts import put, read_history_texts
-from tests.store_backends import Clock, keys, of_words
+from tests.store_backends import Clock, list_item_keys, make_options
 from tests.stores.erasing import (
     ALICE,
     BOB,
@@ -62,7 +62,7 @@ def test_forget_leaves_no_byte_of_erased_items_in_the_file(
         before = [part for part in traces if part in read_all_bytes(tmp_path)]
         receipt = store.forget(ALICE)
         during = [part for part in traces if part in read_all_bytes(tmp_path)]
-        found_keys = keys(store.search((), query="horse"))
+        found_keys = list_item_keys(store.search((), query="horse"))
     after = [part for part in traces if part in read_all_bytes(tmp_path)]
 
     assert receipt.clean
@@ -157,7 +157,7 @@ def test_forget_erases_messages_named_by_provenance_of_items(
     path = tmp_path / "x.db"
     with (
         SQLiteCheckpointer.open(path, key=key) as saver,
-        SQLiteStore.open(path, key=key, **of_words(synchronous="full")) as store,
+        SQLiteStore.open(path, key=key, **make_options(synchronous="full")) as store,
     ):
         put_messages(saver, "t", "m0", "m1", "m2", "m3")
         put_messages(saver, "b", "m0")
@@ -201,14 +201,14 @@ def test_forget_of_threads_alone_erases_threads_and_no_items(tmp_path: Path) -> 
     path = tmp_path / "x.db"
     with (
         SQLiteCheckpointer.open(path) as saver,
-        SQLiteStore.open(path, **of_words(synchronous="full")) as store,
+        SQLiteStore.open(path, **make_options(synchronous="full")) as store,
     ):
         put_messages(saver, "t", "m0")
         put_messages(saver, "b", "m0")
         store.put(ALICE, "k", {"text": "tea"}, provenance=make_provenance("b", "m0"))
         dry_run_receipt = store.forget(threads=["t"], checkpointer=saver, dry_run=True)
         receipt = store.forget(threads=["t"], checkpointer=saver)
-        remaining_texts, items = read_history_texts(saver, "b"), keys(store.search(()))
+        remaining_texts, items = read_history_texts(saver, "b"), list_item_keys(store.search(()))
         threads = [info.thread_id for info in saver.threads()]
         with pytest.raises(ConfigurationError, match="scoped"):
             store.scoped(ALICE).forget((), checkpointer=saver)
@@ -220,7 +220,7 @@ def test_forget_of_threads_alone_erases_threads_and_no_items(tmp_path: Path) -> 
 
 def answer_queries(path: Path, pipe: Connection) -> None:
     """Run in another process: for each query from the pipe, send back the keys of each mode."""
-    with SQLiteStore.open(path, **of_words()) as store:
+    with SQLiteStore.open(path, **make_options()) as store:
         for query in iter(pipe.recv, None):
             modes: list[Any] = ["hybrid", "text", "semantic"]
             results = [store.search((), query=query, mode=mode, limit=99) for mode in modes]
@@ -235,7 +235,7 @@ def test_other_process_no_longer_finds_forgotten_items(tmp_path: Path) -> None:
     context.set_forkserver_preload(["pytest", "perdure.stores", "tests.store_backends"])
     ours, theirs = context.Pipe()
     child = context.Process(target=answer_queries, args=(path, theirs), daemon=True)
-    with SQLiteStore.open(path, **of_words()) as store:
+    with SQLiteStore.open(path, **make_options()) as store:
         store.batch([PutOp(ALICE, f"k{n}", {"text": "zorbax"}) for n in range(3)])
         store.put(BOB, "other", {"text": "milk"})
         child.start()

@@ -19,7 +19,7 @@ from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
 from perdure.stores import Provenance, SQLiteStore, TransferReport
 from perdure.stores.transfer import PAGE
 from tests.backends import KEY
-from tests.store_backends import Clock, keys, of_words, open_store
+from tests.store_backends import Clock, list_item_keys, make_options, open_store
 from tests.stores.erasing import fill_store
 
 SPACES = [("a",), ("a", "b"), ("users", "ümit", "notes")]
@@ -66,14 +66,14 @@ def test_import_of_langgraph_file_keeps_times_and_ttl(
             if with_ttl:
                 store.put(("mortal",), "m", {"text": "milk"}, ttl=60)
     before = Path(path).read_bytes()
-    with SQLiteStore.open(tmp_path / "ours.db", **of_words()) as target:
+    with SQLiteStore.open(tmp_path / "ours.db", **make_options()) as target:
         progress = list[tuple[int, int | None]]()
         report = target.import_from(path, progress=lambda done, of: progress.append((done, of)))
         second_report = target.import_from(path)
         with SqliteStore.from_conn_string(path) as store:
             theirs = list_comparable_items(store)
         ours = list_comparable_items(target)
-        found_keys = keys(target.search(("users",), query="coffee"))
+        found_keys = list_item_keys(target.search(("users",), query="coffee"))
         mortal = target.get(("mortal",), "m", refresh_ttl=False)
 
     count = len(SPACES) + with_ttl
@@ -155,8 +155,8 @@ def test_import_from_perdure_store_keeps_versions_times_and_scores(
 ) -> None:
     """Versions, times, provenance, TTLs and index=False are kept, also in an encrypted target."""
     with (
-        open_store(tmp_path / "one.db", clock=clock, **of_words()) as source,
-        open_store(tmp_path / "two.db", clock=clock, key=key, **of_words()) as target,
+        open_store(tmp_path / "one.db", clock=clock, **make_options()) as source,
+        open_store(tmp_path / "two.db", clock=clock, key=key, **make_options()) as target,
     ):
         fill_store(source, clock)
         lines = list(source.export())

@@ -26,7 +26,7 @@ from perdure.stores.puts import PutPreparer
 from perdure.stores.vectors import Model, encode_vectors
 from tests.backends import KEY
 from tests.rounds import rounds
-from tests.store_backends import Clock, Words, keys, of_words, open_store
+from tests.store_backends import Clock, WordEmbedder, list_item_keys, make_options, open_store
 from tests.stores.erasing import read_all_bytes
 
 A, B = ("a",), ("b",)
@@ -54,7 +54,7 @@ def analysed_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def open_store_in_folder(folder: Path, **options: Any) -> SQLiteStore:
-    return open_store(folder / "x.db", **of_words(**options))
+    return open_store(folder / "x.db", **make_options(**options))
 
 
 def put_texts(
@@ -181,7 +181,7 @@ class Handles(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.clock = Clock()
-        self.embedder = Words()
+        self.embedder = WordEmbedder()
         self.handles = [
             self.open(),
             self.open(index_bytes=1),
@@ -194,7 +194,7 @@ class Handles(RuleBasedStateMachine):
             Path(self.folder.name),
             clock=self.clock,
             key=self.key,
-            index={"embed": self.embedder, "dims": Words.dims},
+            index={"embed": self.embedder, "dims": WordEmbedder.dims},
             **options,
         )
 
@@ -312,7 +312,9 @@ def test_search_finds_each_put_during_concurrent_writes(tmp_path: Path) -> None:
                 name = f"w{number}n{n}"
                 store.put(A if n % 2 else (f"own{number}",), name, {"text": f"word{name} tea"})
                 for handle in (store, other):
-                    found_keys = keys(handle.search((), query=f"word{name}", mode="text", limit=1))
+                    found_keys = list_item_keys(
+                        handle.search((), query=f"word{name}", mode="text", limit=1)
+                    )
                     if found_keys != [name]:
                         missed.append(name)
                 if n % 5 == 4:
@@ -341,7 +343,8 @@ def test_recreated_namespace_is_not_confused_with_deleted_one(tmp_path: Path) ->
             for n, text in enumerate(texts):
                 store.put(A, f"{text}{n}", {"text": text})
             found_keys = [
-                keys(handle.search(A, query="tea milk", mode="text")) for handle in (store, other)
+                list_item_keys(handle.search(A, query="tea milk", mode="text"))
+                for handle in (store, other)
             ]
             assert sorted(found_keys[0]) == sorted(found_keys[1]) == sorted(list_keys(store))
             for key in list_keys(store):
@@ -350,7 +353,7 @@ def test_recreated_namespace_is_not_confused_with_deleted_one(tmp_path: Path) ->
 
 
 def list_keys(store: SQLiteStore) -> list[str]:
-    return keys(store.search(A))
+    return list_item_keys(store.search(A))
 
 
 def test_search_sees_writes_of_another_process(tmp_path: Path) -> None:
@@ -367,8 +370,8 @@ def test_search_sees_writes_of_another_process(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.db")], check=True)
         after = store.search(A, query="tea quimbo", mode="text")
 
-    assert sorted(keys(before)) == ["k0", "k1", "k2"]
-    assert sorted(keys(after)) == ["k0", "k2", "theirs"]
+    assert sorted(list_item_keys(before)) == ["k0", "k1", "k2"]
+    assert sorted(list_item_keys(after)) == ["k0", "k2", "theirs"]
 
 
 # -- saved in the file
@@ -387,7 +390,7 @@ def test_reopened_store_loads_saved_index_and_analyses_only_newer_items(
         count_after_reopening = len(analysed_texts)
         store.put(A, "new", {"text": "tea number7"})
         store.delete(A, "k8")
-        found_keys = keys(store.search(A, query="number7", mode="text"))
+        found_keys = list_item_keys(store.search(A, query="number7", mode="text"))
         results_of_deleted = store.search(A, query="number8", mode="text")
         count_after_put = len(analysed_texts)
     with open_store_in_folder(tmp_path, read_only=True) as store:
@@ -457,7 +460,7 @@ def test_saved_index_of_another_namespace_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("eager_index_saving")
 def test_saved_index_is_not_used_with_other_index_fields(tmp_path: Path) -> None:
     """A store with other `fields` does not use the saved words, also if it is read-only."""
-    options = {name: of_words()["index"] | {"fields": [name]} for name in ("text", "note")}
+    options = {name: make_options()["index"] | {"fields": [name]} for name in ("text", "note")}
     with open_store_in_folder(tmp_path, index=options["text"]) as store:
         for n in range(20):
             store.put(A, f"k{n}", {"text": "tea", "note": "milk"})
@@ -525,7 +528,7 @@ def test_index_reads_only_closed_versions_to_find_removed_items(
         store.put(A, "k4", {"text": "milk"})
         other.put(A, "k5", {"text": "tea, at last"})
         other.delete(A, "k5")
-        found_keys = keys(searcher.search(A, query="tea milk", limit=99))
+        found_keys = list_item_keys(searcher.search(A, query="tea milk", limit=99))
 
     assert sorted(found_keys) == sorted({f"k{n}" for n in range(20)} - {"k3", "k5"})
 
@@ -538,7 +541,7 @@ def test_search_omits_deleted_item_whose_closed_version_was_dropped(tmp_path: Pa
         store.delete(A, "k3")
         store.retain(VersionRetention(last=0))
         store.delete(A, "k4")
-        found_keys = keys(store.search(A, query="tea", limit=99))
+        found_keys = list_item_keys(store.search(A, query="tea", limit=99))
 
     assert sorted(found_keys) == sorted({f"k{n}" for n in range(20)} - {"k3", "k4"})
 
@@ -654,7 +657,7 @@ def test_least_recently_searched_indexes_are_evicted_over_budget(
     assert all(before[n] == again[n] for n in again)
     assert analysed_count == 0  # the index of n0 was loaded from its saved form
     assert len(across) == 400
-    assert keys(whole) == keys(across)
+    assert list_item_keys(whole) == list_item_keys(across)
     assert np.allclose([i.score or 0 for i in whole], [i.score or 0 for i in across], atol=1e-5)
 
 

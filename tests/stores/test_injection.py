@@ -8,7 +8,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import FEWER, keys
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, list_item_keys
 
 CORPUS = [
     # SQL
@@ -59,7 +59,7 @@ def store_with_secret(store: SQLiteStore) -> SQLiteStore:
     return store
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_hostile_query_finds_nothing(store_with_secret: SQLiteStore) -> None:
     """Any text is a valid query and finds only items with its words.
 
@@ -72,12 +72,14 @@ def test_hostile_query_finds_nothing(store_with_secret: SQLiteStore) -> None:
             assert store_with_secret.search(PLAIN, query=text, mode="text") == []
             store_with_secret.why_not(PLAIN, "secret", query=text)
         else:
-            assert keys(store_with_secret.search(PLAIN, query=text, mode="text")) == ["secret"]
+            assert list_item_keys(store_with_secret.search(PLAIN, query=text, mode="text")) == [
+                "secret"
+            ]
             with pytest.raises(ConfigurationError, match="needs a query"):
                 store_with_secret.why_not(PLAIN, "secret", query=text)
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_hostile_key_and_value_come_back_unchanged(store_with_secret: SQLiteStore) -> None:
     """Any key and value is returned unchanged, and only a filter for that text finds it."""
     for number, text in enumerate(STORABLE):
@@ -87,15 +89,17 @@ def test_hostile_key_and_value_come_back_unchanged(store_with_secret: SQLiteStor
         item = store_with_secret.get(("keys",), text)
         assert item is not None
         assert {"text": text, text: number} == item.value
-        assert keys(store_with_secret.search((), filter={"text": text}, limit=200)) == [text]
+        assert list_item_keys(store_with_secret.search((), filter={"text": text}, limit=200)) == [
+            text
+        ]
         assert [number] == [
             i.value[text] for i in store_with_secret.search((), filter={"text": text})
         ]
-    assert keys(store_with_secret.search(PLAIN)) == ["secret"]
+    assert list_item_keys(store_with_secret.search(PLAIN)) == ["secret"]
     assert len(store_with_secret.search(("keys",), limit=1000)) == len(STORABLE)
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_hostile_label_leads_to_its_own_namespace(store_with_secret: SQLiteStore) -> None:
     for text in STORABLE:
         store_with_secret.put((text, text), "k", {"text": text})
@@ -107,7 +111,7 @@ def test_hostile_label_leads_to_its_own_namespace(store_with_secret: SQLiteStore
             assert [(text, text)] == store_with_secret.list_namespaces(suffix=(text,))
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_hostile_filter_field_matches_only_that_field(store_with_secret: SQLiteStore) -> None:
     """Any text works as a filter field, or the filter is refused with an error."""
     for number, text in enumerate(STORABLE):
@@ -117,7 +121,7 @@ def test_hostile_filter_field_matches_only_that_field(store_with_secret: SQLiteS
         if text.startswith("$") or text == "a[*]":
             continue  # these texts are operators and paths, not names
         results = store_with_secret.search(("fields",), filter={text: number}, limit=200)
-        assert f"k{number}" in keys(results), text
+        assert f"k{number}" in list_item_keys(results), text
     for text in CORPUS:
         for filter in (
             {text: 1},
@@ -131,7 +135,7 @@ def test_hostile_filter_field_matches_only_that_field(store_with_secret: SQLiteS
                 continue
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_hostile_filter_operand_is_only_compared(store_with_secret: SQLiteStore) -> None:
     for text in CORPUS:
         for operator in ("$eq", "$gt", "$lte", "$contains"):
@@ -141,7 +145,7 @@ def test_hostile_filter_operand_is_only_compared(store_with_secret: SQLiteStore)
         assert store_with_secret.search(PLAIN, provenance={"actor": text}) == []
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_hostile_provenance_comes_back_unchanged(store_with_secret: SQLiteStore) -> None:
     """Any provenance is returned unchanged, and a filter for it finds the item."""
     for number, text in enumerate(STORABLE):
@@ -150,7 +154,7 @@ def test_hostile_provenance_comes_back_unchanged(store_with_secret: SQLiteStore)
 
     for number, text in enumerate(STORABLE):
         results = store_with_secret.search(("said",), provenance={"actor": text}, limit=200)
-        assert [f"k{number}"] == keys(results)
+        assert [f"k{number}"] == list_item_keys(results)
         assert [Provenance(text, text, (text,), text, text)] == [i.provenance for i in results]
     assert len(store_with_secret.search(("said",), query="tea", limit=1000)) == len(STORABLE)
 
@@ -175,10 +179,10 @@ def test_create_index_refuses_hostile_path(file_store: SQLiteStore) -> None:
         assert path in file_store.explain_query(PLAIN, filter={path: "nothing"}).indexes
         file_store.drop_index(path)
     assert file_store.indexes() == []
-    assert keys(file_store.search(PLAIN, filter={"a.b": 1})) == ["secret"]
+    assert list_item_keys(file_store.search(PLAIN, filter={"a.b": 1})) == ["secret"]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_put_accepts_hostile_index_path(store_with_secret: SQLiteStore) -> None:
     """Any path may be passed as `index` of a put.
 

@@ -14,7 +14,7 @@ from langgraph.store.base import GetOp, ListNamespacesOp, PutOp, SearchOp
 
 from perdure.errors import InvalidFilter, InvalidValue, PerdureError
 from perdure.stores import SQLiteStore
-from tests.store_backends import BACKENDS, FEWER, keys, write
+from tests.store_backends import BACKENDS, ONE_CALL_MODE_PER_BACKEND, list_item_keys, put_texts
 
 A = ("users", "alice")
 JSON = st.recursive(
@@ -54,19 +54,19 @@ def test_put_replaces_the_whole_value(any_store: SQLiteStore) -> None:
 
     assert item is not None
     assert item.value == {"text": "coffee"}
-    assert keys(any_store.search(A)) == ["k"]
+    assert list_item_keys(any_store.search(A)) == ["k"]
 
 
 def test_deleted_item_is_neither_returned_nor_found(any_store: SQLiteStore) -> None:
     """Deleting an item that does not exist is not an error."""
-    write(any_store, A, a="tea", b="tea too")
+    put_texts(any_store, A, a="tea", b="tea too")
     any_store.delete(A, "a")
     any_store.delete(A, "a")
     any_store.delete(("nobody",), "a")
 
     assert any_store.get(A, "a") is None
-    assert keys(any_store.search(A)) == ["b"]
-    assert keys(any_store.search(A, query="tea")) == ["b"]
+    assert list_item_keys(any_store.search(A)) == ["b"]
+    assert list_item_keys(any_store.search(A, query="tea")) == ["b"]
 
 
 def test_similar_keys_are_different_items(any_store: SQLiteStore) -> None:
@@ -125,7 +125,7 @@ def test_integer_and_uuid_keys_are_stored_as_text(any_store: SQLiteStore) -> Non
 
 
 def test_batch_returns_results_in_order_of_operations(any_store: SQLiteStore) -> None:
-    write(any_store, A, a="tea")
+    put_texts(any_store, A, a="tea")
     got, put, results, spaces = any_store.batch(
         [
             GetOp(A, "a"),
@@ -138,13 +138,13 @@ def test_batch_returns_results_in_order_of_operations(any_store: SQLiteStore) ->
     assert got is not None
     assert got.key == "a"  # type: ignore[union-attr]
     assert put is None
-    assert keys(results) == ["a"]  # type: ignore[arg-type]
+    assert list_item_keys(results) == ["a"]  # type: ignore[arg-type]
     assert spaces == [A]
 
 
 def test_get_in_batch_reads_state_before_the_batch(any_store: SQLiteStore) -> None:
     """A get after a put in the same batch returns the value from before the batch."""
-    write(any_store, A, a="tea")
+    put_texts(any_store, A, a="tea")
     answers = any_store.batch(
         [PutOp(A, "a", {"text": "coffee"}), PutOp(A, "b", {"text": "b"}), GetOp(A, "a")]
     )
@@ -156,7 +156,7 @@ def test_get_in_batch_reads_state_before_the_batch(any_store: SQLiteStore) -> No
 
 
 def test_last_put_or_delete_of_a_key_in_a_batch_wins(any_store: SQLiteStore) -> None:
-    write(any_store, A, a="tea", b="tea")
+    put_texts(any_store, A, a="tea", b="tea")
     any_store.batch(
         [
             PutOp(A, "a", {"text": "1"}),
@@ -187,7 +187,7 @@ BAD_OPERATIONS = [
 ]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize(
     ("bad_operation", "expected_error"), BAD_OPERATIONS, ids=lambda each: type(each).__name__
 )
@@ -223,7 +223,7 @@ def test_bad_concurrent_call_does_not_affect_other_calls(backend: str, tmp_path:
 
     with BACKENDS[backend](tmp_path) as store:
         answers = asyncio.run(run_calls(store))
-        stored = sorted(keys(store.search(A, limit=100)))
+        stored = sorted(list_item_keys(store.search(A, limit=100)))
 
     assert sorted(f"{name}{n}" for name in "kz" for n in range(20)) == stored
     for number in range(20):

@@ -14,7 +14,7 @@ from typing import Any
 from langgraph.store.base import PutOp
 
 from perdure.stores import SQLiteStore
-from tests.store_backends import Clock, keys
+from tests.store_backends import Clock, list_item_keys
 
 A = ("users", "alice")
 
@@ -30,11 +30,11 @@ def test_search_lists_items_in_order_of_creation(any_store: SQLiteStore, clock: 
     clock.forward()
     any_store.delete(A, "a")
     any_store.put(A, "a", {"n": 3})
-    pages = [keys(any_store.search(A, limit=2, offset=offset)) for offset in (0, 2, 4, 6)]
+    pages = [list_item_keys(any_store.search(A, limit=2, offset=offset)) for offset in (0, 2, 4, 6)]
 
-    assert keys(any_store.search(A)) == ["d", "c", "b", "0", "a"]
+    assert list_item_keys(any_store.search(A)) == ["d", "c", "b", "0", "a"]
     assert pages == [["d", "c"], ["b", "0"], ["a"], []]
-    assert keys(any_store.search(A, filter={"n": 2})) == ["d", "c", "b"]
+    assert list_item_keys(any_store.search(A, filter={"n": 2})) == ["d", "c", "b"]
 
 
 def test_newest_first_lists_newest_versions_first(store: SQLiteStore, clock: Clock) -> None:
@@ -46,9 +46,9 @@ def test_newest_first_lists_newest_versions_first(store: SQLiteStore, clock: Clo
     store.put(A, "b", {"n": 2})
     store.delete(A, "d")
 
-    assert keys(store.search(A, newest_first=True)) == ["c", "b", "a"]
-    assert keys(store.search(A, newest_first=True, limit=2, offset=1)) == ["b", "a"]
-    assert keys(store.search(A, newest_first=True, filter={"n": False})) == ["c", "a"]
+    assert list_item_keys(store.search(A, newest_first=True)) == ["c", "b", "a"]
+    assert list_item_keys(store.search(A, newest_first=True, limit=2, offset=1)) == ["b", "a"]
+    assert list_item_keys(store.search(A, newest_first=True, filter={"n": False})) == ["c", "a"]
     past = store.search(A, newest_first=True, as_of=before, limit=2)
     assert [(item.key, item.version) for item in past] == [("d", 1), ("c", 1)]
 
@@ -60,10 +60,10 @@ def test_filter_finds_strings_of_any_length_and_characters(store: SQLiteStore) -
     store.batch([PutOp(("b",), f"k{n}", {"a": text, "n": n}) for n, text in enumerate(texts)])
 
     for n, text in enumerate(texts):
-        assert keys(store.search(A, filter={"a": text})) == [f"k{n}"]
-        assert keys(store.search(("b",), filter={"a": text, "n": n})) == [f"k{n}"]
+        assert list_item_keys(store.search(A, filter={"a": text})) == [f"k{n}"]
+        assert list_item_keys(store.search(("b",), filter={"a": text, "n": n})) == [f"k{n}"]
     assert len(store.search(A, filter={"a": {"$gte": ""}}, limit=50)) == len(texts)
-    assert keys(store.search(("b",), query="x", filter={"n": 20})) == ["k20"]
+    assert list_item_keys(store.search(("b",), query="x", filter={"n": 20})) == ["k20"]
     assert store.search(A, filter={"a": "y"}) == []
 
 
@@ -75,10 +75,13 @@ def test_past_listing_keeps_order_of_creation(store: SQLiteStore, clock: Clock) 
     store.put(A, "c", {"n": 2})
     store.delete(A, "b")
     store.put(A, "d", {"n": 1})
-    pages = [keys(store.search(A, limit=2, offset=offset, as_of=moment)) for offset in (0, 2, 4)]
+    pages = [
+        list_item_keys(store.search(A, limit=2, offset=offset, as_of=moment))
+        for offset in (0, 2, 4)
+    ]
 
     assert pages == [["c", "b"], ["a"], []]
-    assert keys(store.search(A, filter={"n": 1}, as_of=moment)) == ["c", "b", "a"]
+    assert list_item_keys(store.search(A, filter={"n": 1}, as_of=moment)) == ["c", "b", "a"]
 
 
 @contextmanager
@@ -124,7 +127,7 @@ def list_all_pages(store: SQLiteStore, **options: Any) -> list[str]:
     """Return the keys of all pages of seven items each."""
     keys_so_far: list[str] = []
     while page := store.search(A, limit=7, offset=len(keys_so_far), **options):
-        keys_so_far += keys(page)
+        keys_so_far += list_item_keys(page)
     return keys_so_far
 
 

@@ -9,7 +9,7 @@ import pytest
 from perdure.errors import ConfigurationError
 from perdure.settings import MIN_SCORE
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import FEWER, keys
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, list_item_keys
 
 A = ("a",)
 BANANAS = {
@@ -27,7 +27,7 @@ def put_banana_texts(store: SQLiteStore, thread: str | None = None) -> None:
         )
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("thread", [None, "one"])
 @pytest.mark.parametrize("mode", ["hybrid", "text", "semantic"])
 def test_min_score_drops_unrelated_items_and_keeps_exact_match(
@@ -42,17 +42,17 @@ def test_min_score_drops_unrelated_items_and_keeps_exact_match(
     physics = store.search(A, query="quantum chromodynamics", mode=mode, min_score=min_score)
     exact = store.search(A, query="Bananas are yellow", mode=mode, min_score=0.9)
 
-    assert keys(physics) == []
-    assert keys(exact)[:1] == ["colour"]
+    assert list_item_keys(physics) == []
+    assert list_item_keys(exact)[:1] == ["colour"]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_min_score_applies_to_returned_scores(store: SQLiteStore) -> None:
     """The bound applies to the scores that a search returns, also on later pages."""
     put_banana_texts(store)
 
     def search_keys(**options: Any) -> list[str]:
-        return keys(store.search(A, query="yellow bananas", mode="text", **options))
+        return list_item_keys(store.search(A, query="yellow bananas", mode="text", **options))
 
     best, second = (f.score for f in store.search(A, query="yellow bananas", mode="text", limit=2))
     assert best is not None

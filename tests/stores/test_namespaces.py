@@ -15,7 +15,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import InvalidNamespace
 from perdure.stores import SQLiteStore
-from tests.store_backends import FEWER, keys
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, list_item_keys
 
 LABELS = [
     *(
@@ -220,7 +220,7 @@ def test_pages_of_search_contain_each_item_once(store: SQLiteStore) -> None:
     def search_all_pages(size: int, **options: Any) -> list[str]:
         out: list[str] = []
         while page := store.search((), limit=size, offset=len(out), **options):
-            out += keys(page)
+            out += list_item_keys(page)
         return out
 
     for options in ({}, {"query": "tea 1"}, {"query": "tea", "mode": "semantic"}):
@@ -243,7 +243,7 @@ INVALID_NAMESPACES: list[Any] = [
 ]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize(
     "namespace", [*INVALID_NAMESPACES, (), ("langgraph",), ("langgraph", "x")], ids=repr
 )
@@ -257,7 +257,7 @@ def test_put_and_delete_refuse_invalid_namespace(namespace: Any, store: SQLiteSt
     assert store.list_namespaces() == []
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("namespace", INVALID_NAMESPACES, ids=repr)
 def test_reads_refuse_invalid_namespace(namespace: Any, store: SQLiteStore) -> None:
     """An invalid namespace is never mistaken for another one."""
@@ -271,7 +271,7 @@ def test_reads_refuse_invalid_namespace(namespace: Any, store: SQLiteStore) -> N
         store.history(namespace, "k")
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("condition", [("",), (1,), "a", ("\0",)], ids=repr)
 def test_list_namespaces_refuses_invalid_prefix_or_suffix(
     condition: Any, store: SQLiteStore
@@ -284,7 +284,7 @@ def test_list_namespaces_refuses_invalid_prefix_or_suffix(
 INVALID_KEYS: list[Any] = [None, "", b"k", True, ("k",), ["k"], {}, 1.5, object(), "\0", "\ud800"]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("key", [*INVALID_KEYS, "x" * 5000], ids=lambda key: repr(key)[:20])
 def test_every_method_refuses_invalid_key(key: Any, store: SQLiteStore) -> None:
     """A key is invalid if it is not text or cannot be stored."""

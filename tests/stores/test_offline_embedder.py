@@ -18,9 +18,9 @@ from perdure.errors import ConfigurationError
 from perdure.stores import offline
 from perdure.stores.embedders import Embedder
 from perdure.stores.offline import StaticEmbedder, WordPieceTokenizer
-from tests.layout import folder_of
+from tests.layout import package_folder
 
-WEIGHTS = folder_of("perdure.stores") / "weights"
+WEIGHTS = package_folder("perdure.stores") / "weights"
 TABLE, VOCABULARY = WEIGHTS / "static-en-256.npy", WEIGHTS / "static-en-256.vocab"
 
 # computed by the `tokenizers` package from the tokenizer.json that the table was made with

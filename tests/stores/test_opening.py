@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.stores import SQLiteStore
-from tests.store_backends import DIMS, Words, of_words
+from tests.store_backends import DIMS, WordEmbedder, make_options
 
 A = ("a",)
 
@@ -48,7 +48,7 @@ def test_open_refuses_invalid_option_before_creating_file(option: str, tmp_path:
     for value in [*WRONG.get(option, []), *WRONG_INDEX.get(option, [])]:
         options: Any = {"index": None, option: value}
         if option in WRONG_INDEX:
-            options = {"index": {"embed": Words(), option: value}}
+            options = {"index": {"embed": WordEmbedder(), option: value}}
         with pytest.raises(ConfigurationError, match=rf"{option}\b.*expected"):
             SQLiteStore.open(tmp_path / "x.db", **options)
 
@@ -60,8 +60,14 @@ def test_open_refuses_invalid_option_before_creating_file(option: str, tmp_path:
     [
         ({"ttl": {"default": 5}}, "ttl .* 'default'; did you mean 'default_ttl'"),
         ({"ttl": {5: 5}}, "ttl .* 5; there are default_ttl"),
-        ({"index": {"embed": Words(), "feilds": ["text"]}}, "index .*; did you mean 'fields'"),
-        ({"index": {"embed": Words(), "model": "x"}}, "index .*; there are embed, dims, fields"),
+        (
+            {"index": {"embed": WordEmbedder(), "feilds": ["text"]}},
+            "index .*; did you mean 'fields'",
+        ),
+        (
+            {"index": {"embed": WordEmbedder(), "model": "x"}},
+            "index .*; there are embed, dims, fields",
+        ),
     ],
 )
 def test_open_refuses_unknown_setting_with_suggestion(
@@ -79,7 +85,10 @@ def test_open_refuses_unknown_setting_with_suggestion(
     [
         ({"ttl": {"default_ttl": 0}}, "ttl default_ttl is 0; expected minutes, more than zero, or"),
         ({"ttl": {"refresh_on_read": 1}}, "ttl refresh_on_read is 1; expected True or False"),
-        ({"index": {"embed": Words(), "fields": [5]}}, r"index fields is \[5\]; .* \['text'\], or"),
+        (
+            {"index": {"embed": WordEmbedder(), "fields": [5]}},
+            r"index fields is \[5\]; .* \['text'\], or",
+        ),
         ({"vectors": "x"}, "vectors is 'x'; expected 'float32', 'float16', 'int8' or None"),
         ({"timeout_s": -1}, "timeout_s is -1; expected seconds, 0 to"),
     ],
@@ -109,7 +118,7 @@ def test_error_for_key_of_wrong_type_does_not_contain_the_key(tmp_path: Path) ->
 def test_open_accepts_smallest_values_of_options(tmp_path: Path) -> None:
     """Minimal values, integers in place of floats, and an empty `ttl` are accepted."""
     ttl: Any = {"default_ttl": None, "sweep_interval_minutes": 0.5, "omit_expired": True}
-    options = of_words(max_value_bytes=2, approximate_above=0, timeout_s=0, ttl=ttl)
+    options = make_options(max_value_bytes=2, approximate_above=0, timeout_s=0, ttl=ttl)
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
         store.put(A, "k", {})
 
@@ -137,7 +146,7 @@ WORDS = [
 
 def create_file_with_damaged_setting(path: Path, setting: str, value: Any) -> None:
     """Create a file with one item, and replace the value of one setting."""
-    with SQLiteStore.open(path, **of_words()) as store:
+    with SQLiteStore.open(path, **make_options()) as store:
         store.put(A, "k", {"text": "tea"})
     conn = sqlite3.connect(path)
     changed = conn.execute(
@@ -152,7 +161,7 @@ def create_file_with_damaged_setting(path: Path, setting: str, value: Any) -> No
 def test_open_reports_damaged_words_setting(value: Any, tmp_path: Path) -> None:
     """The error names the damaged setting, also when the file is opened read-only."""
     create_file_with_damaged_setting(tmp_path / "x.db", "words", value)
-    for options in (of_words(), of_words(read_only=True)):
+    for options in (make_options(), make_options(read_only=True)):
         with pytest.raises(CorruptRecord, match=r"'words'.*restore it from a backup") as caught:
             SQLiteStore.open(tmp_path / "x.db", **options)
 
@@ -163,7 +172,7 @@ def test_open_reports_damaged_words_setting(value: Any, tmp_path: Path) -> None:
 def test_calls_that_need_the_model_report_damaged_model_setting(value: Any, tmp_path: Path) -> None:
     """Calls that do not need the model still work."""
     create_file_with_damaged_setting(tmp_path / "x.db", "model", value)
-    with SQLiteStore.open(tmp_path / "x.db", **of_words()) as store:
+    with SQLiteStore.open(tmp_path / "x.db", **make_options()) as store:
         for call in (
             lambda: store.search(A, query="tea"),
             lambda: store.put(A, "j", {"text": "milk"}),
@@ -177,7 +186,7 @@ def test_calls_that_need_the_model_report_damaged_model_setting(value: Any, tmp_
 
 def test_index_config_returns_given_or_default_configuration(tmp_path: Path) -> None:
     """By default the configuration contains the offline embedder and its dimensions."""
-    config: Any = {"embed": Words(), "dims": DIMS, "fields": ["text"]}
+    config: Any = {"embed": WordEmbedder(), "dims": DIMS, "fields": ["text"]}
     with (
         SQLiteStore(tmp_path / "given.db", index=config) as store,
         SQLiteStore(tmp_path / "offline.db") as offline,
@@ -192,7 +201,12 @@ def test_index_config_returns_given_or_default_configuration(tmp_path: Path) -> 
 
 def test_langgraph_index_settings_are_accepted_and_returned(tmp_path: Path) -> None:
     """`text_fields` works like `fields`, and `distance_type` may be cosine."""
-    config: Any = {"embed": Words(), "dims": DIMS, "text_fields": ["a"], "distance_type": "cosine"}
+    config: Any = {
+        "embed": WordEmbedder(),
+        "dims": DIMS,
+        "text_fields": ["a"],
+        "distance_type": "cosine",
+    }
     with SQLiteStore.from_conn_string(str(tmp_path / "x.db"), index=config) as store:
         store.put(A, "k", {"a": "tea", "b": "milk"})
 

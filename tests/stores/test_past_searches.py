@@ -13,7 +13,7 @@ import pytest
 from perdure.storage.flow import Flow
 from perdure.stores import Provenance, PutItem, SQLiteStore
 from perdure.stores.indexes import Indexes
-from tests.store_backends import FEWER, Clock, keys
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, Clock, list_item_keys
 
 WORDS = ["tea", "car", "rain", "mountain", "dog", "garden", "piano", "winter", "bridge", "letter"]
 SPACES = (("a",), ("a", "b"), ("c",))
@@ -58,7 +58,7 @@ def run_searches(store: SQLiteStore, **options: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_past_search_returns_items_order_and_scores_of_that_moment(
     store: SQLiteStore, clock: Clock
 ) -> None:
@@ -80,7 +80,7 @@ def test_past_search_returns_items_order_and_scores_of_that_moment(
     assert run_searches(store) == moments[-1][1]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_past_search_does_not_find_forgotten_versions(store: SQLiteStore, clock: Clock) -> None:
     """Closed versions that a past search has loaded are dropped when they are erased."""
     for space, text in product(SPACES, ("my car", "my dog")):
@@ -92,7 +92,7 @@ def test_past_search_does_not_find_forgotten_versions(store: SQLiteStore, clock:
     assert store.search((), query="car", as_of=past) == []
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_past_search_loads_unsearchable_versions_only_once(
     store: SQLiteStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +111,7 @@ def test_past_search_loads_unsearchable_versions_only_once(
     clock.forward()
     store.delete(("a",), "searched")
     store.delete(("a",), "not")
-    run_searches = [keys(store.search((), query="car", as_of=past)) for _ in range(2)]
+    run_searches = [list_item_keys(store.search((), query="car", as_of=past)) for _ in range(2)]
 
     assert run_searches == [["searched"], ["searched"]]
     assert [len(ids) for ids in loaded_ids] == [2]

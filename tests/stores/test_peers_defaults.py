@@ -13,7 +13,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import VersionConflict
 from perdure.stores import SQLiteStore
-from tests.store_backends import BACKENDS, keys
+from tests.store_backends import BACKENDS, list_item_keys
 
 A = ("a",)
 BLANKS = [None, "", " ", "   ", "\t\n", "\u00a0", "\u3000"]
@@ -35,12 +35,14 @@ def test_search_with_blank_query_lists_items(store: SQLiteStore) -> None:
         store.put(A, f"k{number}", {"text": f"tea {number}", "odd": number % 2})
 
     for query in BLANKS:
-        assert keys(store.search(A, query=query)) == ["k0", "k1", "k2", "k3"], query
-        assert keys(store.search(A, query=query, filter={"odd": 1})) == ["k1", "k3"]
-        assert keys(store.search(A, query=query, limit=2, offset=1)) == ["k1", "k2"]
+        assert list_item_keys(store.search(A, query=query)) == ["k0", "k1", "k2", "k3"], query
+        assert list_item_keys(store.search(A, query=query, filter={"odd": 1})) == ["k1", "k3"]
+        assert list_item_keys(store.search(A, query=query, limit=2, offset=1)) == ["k1", "k2"]
         [batched] = store.batch([SearchOp(A, query=query)])
-        assert keys(cast(Any, batched)) == ["k0", "k1", "k2", "k3"]
-        assert keys(asyncio.run(store.asearch(A, query=query, mode="semantic", limit=1))) == ["k0"]
+        assert list_item_keys(cast(Any, batched)) == ["k0", "k1", "k2", "k3"]
+        assert list_item_keys(
+            asyncio.run(store.asearch(A, query=query, mode="semantic", limit=1))
+        ) == ["k0"]
 
 
 def test_put_of_none_deletes_item_and_keeps_history(store: SQLiteStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, InvalidFilter
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import Clock, keys
+from tests.store_backends import Clock, list_item_keys
 
 A = ("a",)
 SAID = datetime(2024, 5, 1, 12, 30, 15, 123456, tzinfo=UTC)
@@ -62,7 +62,7 @@ def test_search_filters_by_any_provenance_field(store: SQLiteStore, clock: Clock
     for provenance, expected in filters:
         for options in ({}, {"query": "tea"}, {"as_of": clock.at()}, {"filter": {"text": "tea"}}):
             results = store.search(A, provenance=provenance, **options)
-            assert expected == set(keys(results)), (provenance, options)
+            assert expected == set(list_item_keys(results)), (provenance, options)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_provenance_filter_with_unknown_field_is_refused(
         with pytest.raises(InvalidFilter, match=expected_message):
             call()
 
-    assert keys(store.search(A)) == ["k"]
+    assert list_item_keys(store.search(A)) == ["k"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_provenance_filter_accepts_paths_into_fields(
 ) -> None:
     store.put(A, "k", {}, provenance=Provenance("t", message_ids=("m",)))
 
-    assert keys(store.search(A, provenance=provenance)) == ["k"]
+    assert list_item_keys(store.search(A, provenance=provenance)) == ["k"]
 
 
 def test_provenance_time_in_any_zone_is_the_same_moment(store: SQLiteStore) -> None:
@@ -123,7 +123,7 @@ def test_provenance_time_in_any_zone_is_the_same_moment(store: SQLiteStore) -> N
     assert item is not None
     assert item.provenance is not None
     assert item.provenance.at == SAID
-    assert keys(store.search(A, provenance={"at": SAID.isoformat()})) == ["k"]
+    assert list_item_keys(store.search(A, provenance={"at": SAID.isoformat()})) == ["k"]
 
 
 def put_conversation(store: SQLiteStore) -> None:
@@ -144,8 +144,8 @@ def test_reply_is_found_by_words_of_its_neighbour_in_context(store: SQLiteStore)
     put_conversation(store)
     options: dict[str, Any] = {"query": "mountains", "mode": "text"}
 
-    assert keys(store.search(A, context=False, **options)) == ["m0"]
-    assert {"m0", "m1"} <= set(keys(store.search(A, **options)))
+    assert list_item_keys(store.search(A, context=False, **options)) == ["m0"]
+    assert {"m0", "m1"} <= set(list_item_keys(store.search(A, **options)))
     may = (datetime(2024, 5, 1, tzinfo=UTC), datetime(2024, 6, 1, tzinfo=UTC))
     for item in store.search(A, query="Did Caroline talk in May?", during=may, explain=True):
         assert item.parts is not None
@@ -158,7 +158,7 @@ def test_same_thread_id_in_other_namespace_is_another_thread(store: SQLiteStore)
     store.put(("x",), "a", {"text": "mountains"}, provenance=Provenance("t", position=0))
     store.put(("y",), "b", {"text": "something"}, provenance=Provenance("t", position=1))
 
-    assert keys(store.search((), query="mountains", mode="text")) == ["a"]
+    assert list_item_keys(store.search((), query="mountains", mode="text")) == ["a"]
 
 
 @pytest.mark.parametrize("at", [datetime.max, datetime.min], ids=str)
@@ -168,7 +168,7 @@ def test_search_during_span_works_with_extreme_times(at: datetime, store: SQLite
     store.put(A, "far", {"text": "mountains"}, provenance=Provenance(at=at.replace(tzinfo=UTC)))
     first, last = (moment.replace(tzinfo=UTC) for moment in (datetime.min, datetime.max))
     for during in ((first, last), (first, SAID), (SAID, last)):
-        assert "far" in keys(store.search(A, query="mountains", during=during))
+        assert "far" in list_item_keys(store.search(A, query="mountains", during=during))
 
 
 INVALID_PROVENANCE: list[Any] = [

@@ -9,7 +9,7 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import InvalidValue, LimitExceeded, VersionConflict
 from perdure.stores import Provenance, PutItem, SQLiteStore
-from tests.store_backends import Clock, keys, open_store
+from tests.store_backends import Clock, list_item_keys, open_store
 
 A = ("users", "ann")
 SOURCE = Provenance(thread_id="t", message_ids=("m1",), trust="user", position=3)
@@ -36,7 +36,7 @@ def test_version_conflict_of_one_item_stops_the_batch(store: SQLiteStore) -> Non
     with pytest.raises(VersionConflict):
         store.batch([PutItem(A, "2", {"text": "milk"}), PutItem(A, "1", None, if_version=2)])
 
-    assert keys(store.search(A)) == ["1"]
+    assert list_item_keys(store.search(A)) == ["1"]
 
 
 def test_invalid_value_of_one_item_stops_the_batch(store: SQLiteStore) -> None:
@@ -62,7 +62,7 @@ def test_put_item_uses_default_ttl_unless_given(tmp_path: Path) -> None:
         store.batch([PutItem(A, "1", {"n": 1}), PutItem(A, "2", {"n": 2}, ttl=None)])
         clock.now += 61
 
-        assert keys(store.search(A)) == ["2"]
+        assert list_item_keys(store.search(A)) == ["2"]
 
 
 def test_put_items_count_towards_limits_of_scope(file_store: SQLiteStore) -> None:

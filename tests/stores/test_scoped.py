@@ -18,7 +18,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import InvalidNamespace, LimitExceeded, VersionConflict
 from perdure.stores import ScopedStore, SQLiteStore
 from tests.rounds import rounds
-from tests.store_backends import BACKENDS, FEWER, Clock, of_words
+from tests.store_backends import BACKENDS, ONE_CALL_MODE_PER_BACKEND, Clock, make_options
 
 LABELS = ["a", "ab", "b", "*", ".", "a.b", "%", "_", "A", "é", "e\u0301", "ab\U0001f600", "\uffff"]
 labels = st.sampled_from(LABELS)
@@ -30,7 +30,7 @@ MODES: list[Any] = ["hybrid", "text", "semantic"]
 
 @contextmanager
 def open_memory_store(**options: Any) -> Iterator[SQLiteStore]:
-    with SQLiteStore.open(":memory:", **of_words(index=None, **options)) as store:
+    with SQLiteStore.open(":memory:", **make_options(index=None, **options)) as store:
         yield store
 
 
@@ -139,7 +139,7 @@ def test_scoped_namespace_listing_equals_that_of_separate_store(
         assert alone.batch(ops) == store.scoped(root).batch(ops)
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_scope_methods_behave_like_those_of_a_store(store: SQLiteStore, clock: Clock) -> None:
     """Each method returns what a store with only the scope's items would return."""
     for root in (("*",), ("u", "alice")):
@@ -175,7 +175,7 @@ def test_scope_methods_behave_like_those_of_a_store(store: SQLiteStore, clock: C
 
 def test_pending_embeddings_of_scope_are_its_own(tmp_path: Path) -> None:
     """A scope lists and embeds only its own pending items, with namespaces relative to it."""
-    options = of_words()
+    options = make_options()
     with BACKENDS["file"](tmp_path, **options) as store:
         options["index"]["embed"].failing = True
         for root in ("a", "ab", "*"):
@@ -205,7 +205,7 @@ def test_scoped_refuses_invalid_prefix(file_store: SQLiteStore) -> None:
     assert file_store.list_namespaces() == [("a", "langgraph")]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_scope_errors_do_not_reveal_prefix_or_other_items(store: SQLiteStore) -> None:
     """An error names namespaces relative to the scope."""
     store.scoped(("secret", "other")).put((), "k", {"text": "theirs"})

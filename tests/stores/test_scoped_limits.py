@@ -14,7 +14,7 @@ from langgraph.store.base import PutOp
 from perdure.errors import ConfigurationError, LimitExceeded
 from perdure.stores import ScopedStore, SQLiteStore
 from tests.rounds import rounds
-from tests.store_backends import FEWER, Clock, keys, of_words
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, Clock, list_item_keys, make_options
 
 A = ("a",)
 M = ("m",)
@@ -37,7 +37,7 @@ def check_put_is_refused(scope: ScopedStore, key: str, value: dict[str, Any]) ->
     assert (before, history) == (read_values(scope), len(scope.history(M, key)))
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_scope_refuses_put_over_max_items(store: SQLiteStore) -> None:
     """Replacing and deleting still work, and a deletion makes room."""
     scope = store.scoped(A, max_items=2)
@@ -58,7 +58,7 @@ def test_scope_refuses_put_over_max_items(store: SQLiteStore) -> None:
         scope.put(M, "k4", {})
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_scope_refuses_put_over_max_bytes(store: SQLiteStore) -> None:
     """The UTF-8 JSON of present versions counts; replaced versions do not count."""
     scope = store.scoped(A, max_bytes=100)
@@ -99,7 +99,7 @@ def test_scope_over_its_limit_allows_deletes_and_smaller_values(file_store: SQLi
     assert [f"k{n}" for n in range(4)] == sorted(read_values(whole))
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 def test_expired_items_do_not_count_towards_limits(store: SQLiteStore, clock: Clock) -> None:
     """An expired item makes room before and after a sweep."""
     scope = store.scoped(A, max_items=2, max_bytes=200)
@@ -167,7 +167,7 @@ def test_batch_over_a_limit_is_refused_as_a_whole(file_store: SQLiteStore) -> No
 def test_concurrent_puts_succeed_up_to_the_limit(kind: str, backend: str, tmp_path: Any) -> None:
     """Of twenty puts as many succeed as fit, and a refusal does not affect other puts."""
     path = ":memory:" if backend == "memory" else tmp_path / "x.db"
-    with SQLiteStore.open(path, **of_words()) as store:
+    with SQLiteStore.open(path, **make_options()) as store:
 
         def make_scope() -> ScopedStore:
             if kind == "nested":
@@ -238,4 +238,4 @@ def test_random_puts_are_refused_exactly_when_over_a_limit(
             assert fits or not grows
             sizes = after
 
-        assert sorted(sizes) == sorted(keys(scope.search((), limit=99)))
+        assert sorted(sizes) == sorted(list_item_keys(scope.search((), limit=99)))

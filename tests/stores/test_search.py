@@ -11,7 +11,16 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, InvalidFilter
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import BACKENDS, DIMS, FEWER, Clock, Words, keys, of_words, write
+from tests.store_backends import (
+    BACKENDS,
+    DIMS,
+    ONE_CALL_MODE_PER_BACKEND,
+    Clock,
+    WordEmbedder,
+    list_item_keys,
+    make_options,
+    put_texts,
+)
 
 A = ("a",)
 MODES: list[Any] = ["hybrid", "text", "semantic"]
@@ -21,19 +30,19 @@ CHINESE = "我们需要一个能够记住用户偏好的聊天机器人"
 @pytest.mark.parametrize("mode", MODES)
 def test_search_finds_item_as_soon_as_put_returns(mode: Any, store: SQLiteStore) -> None:
     """After a delete or another put has returned, search no longer finds the old version."""
-    write(store, A, other="nothing of interest")
+    put_texts(store, A, other="nothing of interest")
     for n in range(40):
         store.put(A, "k", {"text": f"word{n} and more"})
         results = store.search(A, query=f"word{n}", mode=mode, limit=1)
         assert [("k", f"word{n} and more")] == [(i.key, i.value["text"]) for i in results]
     store.delete(A, "k")
 
-    assert "k" not in keys(store.search(A, query="word39", mode=mode))
+    assert "k" not in list_item_keys(store.search(A, query="word39", mode=mode))
 
 
 def test_text_search_finds_only_items_with_a_word_of_the_query(store: SQLiteStore) -> None:
     """Words match by stem, regardless of case and accents."""
-    write(
+    put_texts(
         store,
         A,
         run="She was running to the café",
@@ -43,7 +52,7 @@ def test_text_search_finds_only_items_with_a_word_of_the_query(store: SQLiteStor
     )
 
     def search_keys(query: str) -> list[str]:
-        return keys(store.search(A, query=query, mode="text"))
+        return list_item_keys(store.search(A, query=query, mode="text"))
 
     assert search_keys("runs") == ["run"]
     assert search_keys("CAFE") == ["run"]
@@ -60,10 +69,10 @@ def test_text_search_finds_only_items_with_a_word_of_the_query(store: SQLiteStor
 def test_offline_embedder_finds_nothing_for_query_in_other_language(query: str) -> None:
     """The offline embedder knows English only, so the words of the query decide."""
     with SQLiteStore.open(":memory:") as store:
-        write(store, A, bread="Sourdough needs a starter", hello="Привет мир", dog="犬が好き")
+        put_texts(store, A, bread="Sourdough needs a starter", hello="Привет мир", dog="犬が好き")
 
-        assert keys(store.search(A, query=query)) == []
-        assert keys(store.search(A, query="baking bread"))[:1] == ["bread"]
+        assert list_item_keys(store.search(A, query=query)) == []
+        assert list_item_keys(store.search(A, query="baking bread"))[:1] == ["bread"]
         assert len(store.search(A, query=query, mode="semantic")) == 3
 
 
@@ -71,10 +80,12 @@ def test_offline_embedder_finds_nothing_for_query_in_other_language(query: str) 
 def test_text_search_corrects_misspelt_word(backend: str, tmp_path: Path) -> None:
     """A word that no item has is replaced by a similar one. A word that an item has never is."""
     with BACKENDS[backend](tmp_path) as store:
-        write(store, A, a="we visited Barcelona", b="the receipt is here", c="the recipe is here")
+        put_texts(
+            store, A, a="we visited Barcelona", b="the receipt is here", c="the recipe is here"
+        )
 
         def search_keys(query: str) -> list[str]:
-            return keys(store.search(A, query=query, mode="text"))
+            return list_item_keys(store.search(A, query=query, mode="text"))
 
         assert search_keys("barcelna") == ["a"]
         assert search_keys("reciept") == ["b"]
@@ -84,10 +95,10 @@ def test_text_search_corrects_misspelt_word(backend: str, tmp_path: Path) -> Non
 
 def test_semantic_search_finds_item_without_common_word(store: SQLiteStore) -> None:
     """Scores fall with the distance of the vectors."""
-    write(store, A, car="my car is red", dog="the dog sleeps", both="the dog in the car")
+    put_texts(store, A, car="my car is red", dog="the dog sleeps", both="the dog in the car")
     results = store.search(A, query="automobile", mode="semantic")
 
-    assert {"car", "both"} == set(keys(results[:2]))
+    assert {"car", "both"} == set(list_item_keys(results[:2]))
     assert results[1].score is not None
     assert results[2].score is not None
     assert results[1].score > results[2].score
@@ -95,9 +106,9 @@ def test_semantic_search_finds_item_without_common_word(store: SQLiteStore) -> N
 
 def test_hybrid_search_finds_matches_by_word_and_by_vector(store: SQLiteStore) -> None:
     """An item may match by its words only or by its vector only."""
-    write(store, A, vector="my car", neither="nothing at all here")
+    put_texts(store, A, vector="my car", neither="nothing at all here")
     store.put(A, "words", {"text": "automobiles are loud", "n": 1})
-    found_keys = keys(store.search(A, query="automobile", limit=2))
+    found_keys = list_item_keys(store.search(A, query="automobile", limit=2))
 
     assert {"vector", "words"} == set(found_keys)
 
@@ -111,7 +122,7 @@ def test_item_put_with_index_false_is_not_found_by_query(store: SQLiteStore) -> 
     store.put(A, "was shown", {"text": "tea"}, index=False)
 
     for mode in MODES:
-        assert keys(store.search(A, query="tea", mode=mode)) == ["shown"]
+        assert list_item_keys(store.search(A, query="tea", mode=mode)) == ["shown"]
     assert len(store.search(A, filter={"text": "tea"})) == 4
     assert store.get(A, "hidden") is not None
 
@@ -153,13 +164,13 @@ def test_search_covers_only_index_paths_of_the_put(store: SQLiteStore) -> None:
 
 def test_fields_option_applies_to_puts_without_index_paths(tmp_path: Path) -> None:
     """The option applies to words and to vectors."""
-    options = of_words()
+    options = make_options()
     options["index"]["fields"] = ["text", "tags[*]"]
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
         store.put(A, "k", {"text": "alpha", "tags": ["beta", "gamma"], "other": "delta"})
         store.put(A, "own", {"text": "alpha", "other": "delta"}, index=["other"])
         keys_by_word = {
-            word: keys(store.search(A, query=word, mode="text"))
+            word: list_item_keys(store.search(A, query=word, mode="text"))
             for word in ("alpha", "beta", "gamma", "delta")
         }
         embedded_calls = options["index"]["embed"].calls
@@ -177,7 +188,7 @@ def test_search_limit_counts_items_that_match_the_filter(store: SQLiteStore) -> 
     )
     for mode in MODES:
         results = store.search(A, query="tea", mode=mode, filter={"n": {"$gte": 57}}, limit=3)
-        assert {"k57", "k58", "k59"} == set(keys(results)), mode
+        assert {"k57", "k58", "k59"} == set(list_item_keys(results)), mode
     assert store.search(A, query="tea", filter={"n": 1000}) == []
     with pytest.raises(InvalidFilter):
         store.search(A, query="tea", filter={"n": {"$near": 1}})
@@ -186,10 +197,10 @@ def test_search_limit_counts_items_that_match_the_filter(store: SQLiteStore) -> 
 def test_search_without_embedder_uses_words_only(tmp_path: Path) -> None:
     """A semantic search is refused with advice."""
     with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
-        write(store, A, a="tea", b="gravel")
+        put_texts(store, A, a="tea", b="gravel")
 
-        assert keys(store.search(A, query="tea")) == ["a"]
-        assert keys(store.search(A, query="tea", mode="text")) == ["a"]
+        assert list_item_keys(store.search(A, query="tea")) == ["a"]
+        assert list_item_keys(store.search(A, query="tea", mode="text")) == ["a"]
         assert store.search(A, query="water") == []
         with pytest.raises(ConfigurationError, match="needs an embedder"):
             store.search(A, query="tea", mode="semantic")
@@ -198,7 +209,7 @@ def test_search_without_embedder_uses_words_only(tmp_path: Path) -> None:
 
 def test_explained_score_is_the_sum_of_its_parts(store: SQLiteStore) -> None:
     """Without `explain`, results have no parts."""
-    write(store, A, a="tea with milk", b="tea", c="my car is red", d="Is it tea?")
+    put_texts(store, A, a="tea with milk", b="tea", c="my car is red", d="Is it tea?")
     for mode in MODES:
         for item in store.search(A, query="tea and an automobile", mode=mode, explain=True):
             assert item.parts is not None
@@ -210,10 +221,10 @@ def test_explained_score_is_the_sum_of_its_parts(store: SQLiteStore) -> None:
 
 def test_why_not_returns_rank_or_reason(store: SQLiteStore) -> None:
     """The rank is the item's place in the results; the reason says why the item is not found."""
-    write(store, A, a="tea tea", b="tea and much more of other things", c="milk")
+    put_texts(store, A, a="tea tea", b="tea and much more of other things", c="milk")
     store.put(A, "hidden", {"text": "tea"}, index=False)
     ranks = {key: store.why_not(A, key, query="tea", mode="text") for key in "abc"}
-    order = keys(store.search(A, query="tea", mode="text"))
+    order = list_item_keys(store.search(A, query="tea", mode="text"))
 
     assert [ranks[key].rank for key in order] == [1, 2]
     assert ranks["a"].parts
@@ -256,11 +267,11 @@ def test_items_of_equal_score_are_ordered_newest_first(store: SQLiteStore) -> No
     expected = [f"k{n:02}" for n in reversed(range(30))]
 
     for mode in MODES:
-        assert expected == keys(store.search(A, query="tea", mode=mode, limit=30))
+        assert expected == list_item_keys(store.search(A, query="tea", mode=mode, limit=30))
         paged = [
             key
             for at in range(0, 30, 4)
-            for key in keys(store.search(A, query="tea", mode=mode, limit=4, offset=at))
+            for key in list_item_keys(store.search(A, query="tea", mode=mode, limit=4, offset=at))
         ]
         assert expected == paged
 
@@ -279,10 +290,10 @@ def test_search_is_correct_after_many_changes(store: SQLiteStore, clock: Clock) 
                 living[key] = turn
         store.batch(ops)
         results = store.search(A, query="tea", limit=1000, mode=MODES[turn % 3])
-        assert sorted(living) == sorted(keys(results))
+        assert sorted(living) == sorted(list_item_keys(results))
         here = {key for key, at in living.items() if at == turn}
         fresh = store.search(A, query=f"turn{turn}", mode="text", limit=1000)
-        assert here == set(keys(fresh))
+        assert here == set(list_item_keys(fresh))
 
 
 INVALID_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -298,7 +309,7 @@ INVALID_OPTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize(("options", "expected_name"), INVALID_OPTIONS, ids=repr)
 def test_search_refuses_invalid_argument_by_name(
     options: dict[str, Any], expected_name: str, store: SQLiteStore
@@ -307,7 +318,7 @@ def test_search_refuses_invalid_argument_by_name(
         store.search(A, **options)
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("filter", [0, "", [], "x", 7, [{"a": 1}]], ids=repr)
 def test_search_refuses_filter_that_is_not_a_mapping(filter: Any, store: SQLiteStore) -> None:
     """Empty values of other types are refused as well; None and {} mean no filter."""
@@ -320,12 +331,14 @@ def test_search_refuses_filter_that_is_not_a_mapping(filter: Any, store: SQLiteS
 def test_reopened_store_returns_same_results_and_scores(tmp_path: Path) -> None:
     for backend in ("file", "sealed", "keyed"):
         with BACKENDS[backend](tmp_path) as store:
-            write(store, A, a="tea with milk", b="my car is red", c="Was it a long trip?")
+            put_texts(store, A, a="tea with milk", b="my car is red", c="Was it a long trip?")
             before = [store.search(A, query="an automobile, tea", mode=mode) for mode in MODES]
         with BACKENDS[backend](tmp_path) as store:
             after = [store.search(A, query="an automobile, tea", mode=mode) for mode in MODES]
 
-        assert [keys(results) for results in before] == [keys(results) for results in after]
+        assert [list_item_keys(results) for results in before] == [
+            list_item_keys(results) for results in after
+        ]
         assert [[i.score for i in results] for results in before] == [
             [i.score for i in results] for results in after
         ]
@@ -340,11 +353,11 @@ def test_misspelt_word_is_corrected_among_filtered_items_only(
 
     results = file_store.search(A, query="server", filter={"who": "bob"}, mode="text")
 
-    assert keys(results) == ["mine"]
+    assert list_item_keys(results) == ["mine"]
 
 
 def test_query_is_not_embedded_if_store_is_empty(tmp_path: Path) -> None:
-    words = Words()
+    words = WordEmbedder()
     words.in_process = False
     with BACKENDS["file"](tmp_path, index={"embed": words, "dims": DIMS}) as store:
         assert store.search(A, query="tea") == []

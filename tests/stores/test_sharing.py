@@ -16,7 +16,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
 from tests.backends import KEY
-from tests.store_backends import keys, of_words
+from tests.store_backends import list_item_keys, make_options
 
 A = ("a",)
 
@@ -52,7 +52,7 @@ def test_store_and_checkpointer_share_one_file_and_writer(
     before = {*threading.enumerate()}
     with (
         SQLiteCheckpointer.open(path, key=key) as saver,
-        SQLiteStore.open(path, key=key, **of_words(synchronous="full")) as store,
+        SQLiteStore.open(path, key=key, **make_options(synchronous="full")) as store,
     ):
         graph = (
             StateGraph(State)
@@ -81,7 +81,7 @@ def test_async_node_uses_store_of_compiled_graph() -> None:
         await compiled.ainvoke({"said": "my car"})
         return await compiled.ainvoke({"said": "automobile"})
 
-    with SQLiteStore.open(":memory:", **of_words()) as store:
+    with SQLiteStore.open(":memory:", **make_options()) as store:
         assert asyncio.run(run(store))["known"] == "my car"
 
 
@@ -118,7 +118,7 @@ def test_path_index_is_used_and_does_not_change_results(
         other = store.explain_query((), filter={"other": 1})
         after = [store.search(prefix, filter=filter, limit=99) for prefix in ((), ("n1",))]
         store.put(("n1",), "new", {"n": 7, "a": {"b": 3}, "kind": "kind 3"})
-        again = keys(store.search((), filter=filter, limit=99))
+        again = list_item_keys(store.search((), filter=filter, limit=99))
 
     assert unused.indexes == other.indexes == ()
     assert used.indexes == (path,)
@@ -135,14 +135,14 @@ def test_create_index_is_refused_for_encrypted_values(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="encrypted"):
             store.create_index("n")
 
-        assert keys(store.search((), filter={"n": 7})) == ["k7"]
+        assert list_item_keys(store.search((), filter={"n": 7})) == ["k7"]
         assert store.explain_query((), filter={"n": 7}).indexes == ()
 
 
 @pytest.mark.parametrize("text_index", ["sealed", "keyed"])
 def test_encrypted_file_contains_no_clear_text(text_index: Any, tmp_path: Path) -> None:
     """Neither the file nor its WAL contains readable values or words."""
-    options = of_words(key=KEY, text_index=text_index)
+    options = make_options(key=KEY, text_index=text_index)
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
         for n in range(50):
             store.put(A, f"k{n}", {"text": f"the quokka eats {n} leaves", "n": n})

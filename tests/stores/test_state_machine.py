@@ -15,7 +15,7 @@ from perdure.errors import VersionConflict
 from perdure.stores import Provenance, SQLiteStore, StoredItem, VersionRetention
 from tests.backends import KEY
 from tests.rounds import rounds
-from tests.store_backends import Clock, keys, open_store
+from tests.store_backends import Clock, list_item_keys, open_store
 from tests.stores.model import TICK, Key, Version
 
 DAY = 86_400.0
@@ -247,7 +247,7 @@ class StoreRules(RuleBasedStateMachine):
             (item.namespace, item.key): describe_item(item) for item in results
         }
         assert sorted(k for (_, k), v in then.items() if v.index and word in v.value["text"]) == (
-            sorted(keys(asked))
+            sorted(list_item_keys(asked))
         )
         assert sorted({space for space, _ in then}) == self.store.list_namespaces(
             prefix=prefix, as_of=moment

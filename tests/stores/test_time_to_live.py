@@ -13,7 +13,15 @@ from langgraph.store.base import GetOp, PutOp, SearchOp
 
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
-from tests.store_backends import BACKENDS, DOORS, FEWER, Awaited, Clock, keys, through
+from tests.store_backends import (
+    BACKENDS,
+    CALL_MODES,
+    ONE_CALL_MODE_PER_BACKEND,
+    AwaitedStore,
+    Clock,
+    list_item_keys,
+    with_call_mode,
+)
 
 A = ("a",)
 MINUTE = 60.0
@@ -77,7 +85,7 @@ def test_get_and_search_refresh_ttl_by_default(
         store.batch([GetOp(A, "last", False), SearchOp(A, refresh_ttl=False)])
         clock.forward(MINUTE / 2)
 
-        alive = set(keys(store.search(A, refresh_ttl=False)))
+        alive = set(list_item_keys(store.search(A, refresh_ttl=False)))
         clock.forward(MINUTE / 2)
         later = store.search(A)
 
@@ -103,10 +111,10 @@ def test_without_refresh_returns_store_whose_reads_do_not_refresh(
     unrefreshing.get(A, "told", refresh_ttl=True)
     clock.forward(MINUTE / 2)
 
-    assert keys(store.search(A)) == ["told"]
+    assert list_item_keys(store.search(A)) == ["told"]
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", CALL_MODES)
 def test_refresh_on_read_refreshes_ttl_in_every_read(
     door: str, tmp_path: Path, clock: Clock
 ) -> None:
@@ -120,15 +128,15 @@ def test_refresh_on_read_refreshes_ttl_in_every_read(
         "told batch": lambda store: store.batch([GetOp(A, "told batch", refresh_ttl=False)]),
     }
     with BACKENDS["file"](tmp_path, clock=clock, ttl={"refresh_on_read": True}) as opened:
-        store = through(door, opened)
+        store = with_call_mode(door, opened)
         store.batch([PutOp(A, key, {"text": key}, ttl=1) for key in reads])
         clock.forward(MINUTE / 2)
         for read in reads.values():
             read(store)
         clock.forward(MINUTE / 2)
 
-        assert {"get", "search", "query", "batch"} == set(keys(store.search(A)))
-        if isinstance(store, Awaited):
+        assert {"get", "search", "query", "batch"} == set(list_item_keys(store.search(A)))
+        if isinstance(store, AwaitedStore):
             store.end()
 
 
@@ -153,7 +161,7 @@ def test_search_of_the_future_does_not_hide_refreshed_item(
     clock.forward(MINUTE / 2)
 
     assert future == []
-    assert keys(store.search(A, query="tea", refresh_ttl=False)) == ["k"]
+    assert list_item_keys(store.search(A, query="tea", refresh_ttl=False)) == ["k"]
     clock.forward(MINUTE / 2)
     assert store.search(A, query="tea") == []
 
@@ -173,11 +181,11 @@ def test_ttl_configuration_sets_default_ttl_and_refresh(
         store.search(A)
         store.get(A, "two", refresh_ttl=True)
         clock.forward(MINUTE / 2)
-        first = set(keys(store.search(A)))
+        first = set(list_item_keys(store.search(A)))
         clock.forward(MINUTE)
-        second = set(keys(store.search(A)))
+        second = set(list_item_keys(store.search(A)))
         clock.forward(MINUTE)
-        third = set(keys(store.search(A)))
+        third = set(list_item_keys(store.search(A)))
 
     assert first == {"none", "two", "batch"}
     assert second == {"none", "two", "batch"}
@@ -193,7 +201,7 @@ def test_new_put_replaces_ttl_of_item(store: SQLiteStore, clock: Clock) -> None:
     store.put(A, "goes", {}, ttl=1)
     clock.forward(MINUTE)
 
-    assert keys(store.search(A)) == ["stays"]
+    assert list_item_keys(store.search(A)) == ["stays"]
 
 
 def test_put_after_expiry_creates_item_anew(store: SQLiteStore, clock: Clock) -> None:
@@ -224,7 +232,7 @@ def test_expired_item_is_returned_for_moments_before_expiry(
     history = store.history(A, "k")
 
     assert store.get(A, "k", as_of=during) is not None
-    assert keys(store.search(A, query="tea", as_of=during)) == ["k"]
+    assert list_item_keys(store.search(A, query="tea", as_of=during)) == ["k"]
     assert store.list_namespaces(as_of=during) == [A]
     assert [ended] == [version.valid_to for version in history]
     assert store.get(A, "k", as_of=ended) is None
@@ -309,7 +317,7 @@ def test_close_stops_the_sweeper_thread(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), "1", True, [1]], ids=repr)
 def test_put_refuses_invalid_ttl(ttl: Any, store: SQLiteStore) -> None:
     """A TTL that is not a positive number is refused, and nothing is written."""

@@ -18,7 +18,7 @@ from perdure.errors import ImportFailed
 from perdure.stores import Provenance, SQLiteStore, TransferReport, VersionRetention, transfer
 from tests.backends import KEY
 from tests.rounds import rounds
-from tests.store_backends import Clock, keys, of_words, open_store
+from tests.store_backends import Clock, list_item_keys, make_options, open_store
 
 A = ("a",)
 NOW = 1_700_000_000.0
@@ -72,7 +72,7 @@ operation_lists = st.lists(
 
 @contextmanager
 def open_memory_store(clock: Clock, **options: Any) -> Iterator[SQLiteStore]:
-    with open_store(":memory:", clock=clock, **of_words(index=None, **options)) as store:
+    with open_store(":memory:", clock=clock, **make_options(index=None, **options)) as store:
         yield store
 
 
@@ -194,7 +194,7 @@ def test_async_export_and_import_equal_blocking_ones(tmp_path: Path) -> None:
 
 def test_imported_items_are_found_by_words_and_vectors(tmp_path: Path) -> None:
     """If the embedder fails, an imported item is found by its words and is pending."""
-    options = of_words()
+    options = make_options()
     lines = [
         json.dumps({"namespace": ["a"], "key": f"k{n}", "value": {"text": t}})
         for n, t in enumerate(("my car", "tea"))
@@ -202,11 +202,11 @@ def test_imported_items_are_found_by_words_and_vectors(tmp_path: Path) -> None:
     unsearched = '{"namespace": ["a"], "key": "no", "value": {"text": "tea"}, "index": false}'
     with SQLiteStore.open(tmp_path / "x.db", **options) as store:
         store.import_lines([*lines, unsearched])
-        found_keys = keys(store.search(A, query="automobile", limit=1, mode="semantic"))
+        found_keys = list_item_keys(store.search(A, query="automobile", limit=1, mode="semantic"))
         options["index"]["embed"].failing = True
         store.import_lines(['{"namespace": ["a"], "key": "new", "value": {"text": "herb tea"}}'])
         waiting = [each.key for each in store.pending_embeddings()]
-        by_text = keys(store.search(A, query="tea", mode="text"))
+        by_text = list_item_keys(store.search(A, query="tea", mode="text"))
 
     assert (found_keys, waiting, sorted(by_text)) == (["k0"], ["new"], ["k1", "new"])
 

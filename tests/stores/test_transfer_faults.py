@@ -11,7 +11,7 @@ import pytest
 
 from perdure.errors import ImportFailed
 from perdure.stores import SQLiteStore, transfer
-from tests.store_backends import keys
+from tests.store_backends import list_item_keys
 
 A = ("a",)
 GOOD = {"namespace": ["a"], "key": "k", "value": {"text": "tea"}}
@@ -103,8 +103,8 @@ def test_import_stops_at_bad_line_and_keeps_earlier_lines(
     before = [json.dumps({**GOOD, "key": f"k{n}"}) for n in range(2)]
     with pytest.raises(ImportFailed, match=r"^line 4: "):
         file_store.import_lines([before[0], "", before[1], BAD_LINES[kind], json.dumps(GOOD)])
-    kept = sorted(keys(file_store.search(())))
-    searched = sorted(keys(file_store.search((), query="tea")))
+    kept = sorted(list_item_keys(file_store.search(())))
+    searched = sorted(list_item_keys(file_store.search((), query="tea")))
 
     assert ["k0", "k1"] == kept == searched
 
@@ -132,7 +132,7 @@ def test_import_refuses_unknown_or_missing_field_with_suggestion(
     ):
         file_store.import_lines([json.dumps(GOOD), bad])
 
-    assert keys(file_store.search(())) == ["k"]
+    assert list_item_keys(file_store.search(())) == ["k"]
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -144,7 +144,7 @@ def test_import_can_be_resumed_after_bad_line_at_any_position(
     lines = [json.dumps({**GOOD, "key": f"k{n}"}) for n in range(6)]
     with pytest.raises(ImportFailed, match=rf"^line {at + 1}: "):
         file_store.import_lines([*lines[:at], "{", *lines[at + 1 :]])
-    kept = sorted(keys(file_store.search(A)))
+    kept = sorted(list_item_keys(file_store.search(A)))
     report = file_store.import_lines(lines)
 
     assert [f"k{n}" for n in range(at)] == kept
@@ -160,7 +160,7 @@ def test_error_of_line_iterator_is_passed_on(file_store: SQLiteStore) -> None:
 
     with pytest.raises(OSError, match="the pipe broke"):
         file_store.import_lines(iter_failing_lines())
-    assert {"k"} >= set(keys(file_store.search(A)))
+    assert {"k"} >= set(list_item_keys(file_store.search(A)))
 
 
 def test_import_reads_at_most_one_batch_ahead(

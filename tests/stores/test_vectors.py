@@ -22,7 +22,7 @@ from perdure.stores.vectors import (
     encode_vectors,
 )
 from tests.backends import KEY
-from tests.store_backends import keys
+from tests.store_backends import list_item_keys
 
 A = ("a",)
 DIMS = 48
@@ -114,8 +114,10 @@ class ComparedStore:
                     A, query=query, mode="semantic", limit=count, filter=filter
                 )
                 above = sum((item.score or 0) > 0 for item in results)
-                assert wanted[:above] == keys(results[:above])
-                assert set(wanted[: len(results)]) == set(keys(results)) or count < len(living)
+                assert wanted[:above] == list_item_keys(results[:above])
+                assert set(wanted[: len(results)]) == set(list_item_keys(results)) or count < len(
+                    living
+                )
                 assert above >= min(count, len(living)) // 3
 
 
@@ -153,7 +155,7 @@ def test_search_with_smaller_vector_encoding_finds_nearly_the_same(
         right = 0
         for n in range(20):
             query = embedder.assign_vector(f"query {n}")
-            found_keys = keys(store.search(A, query=query, mode="semantic", limit=10))
+            found_keys = list_item_keys(store.search(A, query=query, mode="semantic", limit=10))
             right += len(set(found_keys) & set(find_nearest_keys(embedder, query, texts, 10)))
 
     assert right >= 180
@@ -173,7 +175,7 @@ def test_scores_lie_between_0_and_1_and_fall_in_order(kind: Any, tmp_path: Path)
                 results = store.search(A, query=text, mode=mode, context=context, limit=99)
                 scores = [item.score or 0 for item in results]
 
-                assert keys(results)[0] == text
+                assert list_item_keys(results)[0] == text
                 assert scores == sorted(scores, reverse=True)
                 assert 0 <= scores[-1] <= scores[0] <= 1
 
@@ -195,9 +197,9 @@ def test_approximate_search_finds_nearest_items(kind: Any, tmp_path: Path) -> No
         right = 0
         for n in range(20):
             query = embedder.assign_vector(f"query {n}", centres[n * 3])
-            found_keys = keys(store.search(A, query=query, mode="semantic", limit=10))
+            found_keys = list_item_keys(store.search(A, query=query, mode="semantic", limit=10))
             right += len(set(found_keys) & set(find_nearest_keys(embedder, query, texts, 10)))
-        in_few = keys(store.search(("few",), query=query, mode="semantic", limit=5))
+        in_few = list_item_keys(store.search(("few",), query=query, mode="semantic", limit=5))
 
     assert right >= 190
     assert len(set(in_few) & set(find_nearest_keys(embedder, query, few, 5))) >= 4
@@ -271,6 +273,6 @@ def test_item_with_zero_vector_ranks_last(tmp_path: Path) -> None:
     with open_store_with_vectors(tmp_path / "x.db", embedder) as store:
         store.put(A, "zero", {"texts": ["zero"]})
         store.put(A, "near", {"texts": [embedder.assign_vector("query")]})
-        found_keys = keys(store.search(A, query="query", mode="semantic"))
+        found_keys = list_item_keys(store.search(A, query="query", mode="semantic"))
 
     assert found_keys == ["near", "zero"]

@@ -9,7 +9,7 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.stores import SQLiteStore, VersionRetention
-from tests.store_backends import FEWER, Clock, keys
+from tests.store_backends import ONE_CALL_MODE_PER_BACKEND, Clock, list_item_keys
 
 A = ("a",)
 DAY = 86_400.0
@@ -54,7 +54,7 @@ def test_reads_as_of_a_moment_show_state_of_that_moment(store: SQLiteStore, cloc
         return (
             item.value["n"] if item else None,
             [(i.key, i.value["n"]) for i in store.search((), as_of=when)],
-            keys(store.search((), query="tea", mode="text", as_of=when)),
+            list_item_keys(store.search((), query="tea", mode="text", as_of=when)),
             [i.value["n"] for i in store.search((), filter={"n": {"$lt": 3}}, as_of=when)],
             store.list_namespaces(as_of=when),
         )
@@ -154,7 +154,7 @@ def test_if_version_allows_put_and_delete_only_at_that_version(store: SQLiteStor
     assert list_versions(store) == [(1, 1), (2, 2), (3, 3)]
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("version", [-1, "1", 1.0, True, [1]], ids=repr)
 def test_put_and_delete_refuse_invalid_if_version(version: Any, store: SQLiteStore) -> None:
     """An if_version that is not an integer from 0 is refused, and nothing is written."""
@@ -199,7 +199,7 @@ def test_retain_drops_closed_versions_that_no_rule_keeps(
     """The present version always stays."""
     fill_store(store, clock)
     dropped = store.retain(rule)
-    found_keys = keys(store.search(A, query="tea"))
+    found_keys = list_item_keys(store.search(A, query="tea"))
 
     assert expected == [n for _, n in list_versions(store)]
     assert expected_of_deleted_key == [n for _, n in list_versions(store, "gone")]
@@ -253,7 +253,7 @@ def test_retain_refuses_invalid_rule(rule: VersionRetention, store: SQLiteStore)
     assert len(store.history(A, "k")) == 2
 
 
-@FEWER
+@ONE_CALL_MODE_PER_BACKEND
 @pytest.mark.parametrize("when", ["2026-01-01", 0, 1.5, True], ids=repr)
 def test_reads_refuse_as_of_that_is_not_an_aware_datetime(
     when: Any, store: SQLiteStore, clock: Clock
