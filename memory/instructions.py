@@ -324,14 +324,14 @@ _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.D
 # Minimum ratio between the lengths of the previous and the new instructions, with the shorter
 # length divided by the longer one. New instructions with a lower ratio are refused.
 _MIN_RATIO: Final = 0.4
-# Minimum number of characters that the previous instructions are assumed to have when the maximum
-# length of the new instructions is computed. Because of this minimum, short instructions may become
-# more than 2.5 times as long.
+# Minimum length of the previous instructions, in characters, that is used to compute the maximum
+# length of the new instructions. The minimum lets short instructions grow to more than 2.5 times
+# their length.
 _MIN_BASE_CHARS: Final = 1_000
 # maximum number of characters of the conversation in a request
 _MAX_TRANSCRIPT_CHARS: Final = 200_000
 # Maximum number of attempts to rewrite and store the instructions. An attempt fails if another run
-# stores a version of the instructions before the rewritten text is stored.
+# stores a new version first.
 _MAX_ATTEMPTS: Final = 11
 _LOG = logging.getLogger("perdure")
 
@@ -339,11 +339,10 @@ _LOG = logging.getLogger("perdure")
 class UpdateInstructions(Learner):
     """A node that lets a model rewrite the instructions after a conversation.
 
-    The rewritten text is stored as a new version. If another run stores a version of the
-    instructions before the rewritten text is stored, the model is called again. A rewritten text is
-    refused if it is shorter than 40 % of the previous text, or longer than 2.5 times the previous
-    text. If the previous text has fewer than 1,000 characters, the rewritten text may have up to
-    2,500 characters.
+    The rewritten text is stored as a new version. If another run stores a new version first, the
+    model is called again. A rewritten text is refused if it is shorter than 40 % of the previous
+    text, or longer than 2.5 times the previous text. If the previous text is shorter than 1,000
+    characters, the rewritten text may have up to 2,500 characters.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -377,7 +376,7 @@ class UpdateInstructions(Learner):
     ) -> InstructionsVersion:
         """Rewrite the instructions.
 
-        The state may contain feedback on the conversation, which is passed to the model.
+        If the state contains feedback on the conversation, the feedback is passed to the model.
         """
         feedback = None if state is None else read_channel(state, self._feedback_key)
         return await self._rewrite_instructions(messages, config, feedback=feedback)
@@ -411,8 +410,8 @@ class UpdateInstructions(Learner):
 
         async def rewrite(previous: str) -> str:
             text = await self._request_rewrite(config, units, feedback, previous)
-            # Drop the rewritten text if one of its source messages was erased while the model wrote
-            # the text.
+            # Discard the rewritten text if one of its source messages was erased while the model
+            # was writing it.
             return previous if await has_erased_message(loaded, messages) else text
 
         try:
@@ -465,9 +464,8 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
     candidates = _REWRITE.findall(text)
     if not fault and (not candidates or text.count(_BEGIN) != text.count(_END)):
         fault = f"the answer {text!r:.80} has no text between {_BEGIN} and {_END}"
-    # A model may mention the tags `<instructions>` and `</instructions>` before it encloses the new
-    # instructions in these tags. If the answer of the model contains several texts between these
-    # tags, use the longest text.
+    # The model may mention the `<instructions>` tags before it writes the new instructions between
+    # them. If the response contains several texts between these tags, use the longest one.
     rewritten = max(candidates, key=len, default="").strip()
     if not fault and rewritten == previous_text.strip():
         return previous_text
@@ -479,7 +477,7 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
 
 
 def _find_length_fault(previous_text: str, rewritten_text: str) -> str | None:
-    """Return why rewritten instructions have an invalid length, or None if the length is valid."""
+    """Return why the rewritten instructions' length is invalid, or None if it is valid."""
     length, base = len(rewritten_text), max(len(previous_text), _MIN_BASE_CHARS)
     maximum = min(MAX_LEARNED_CHARS, int(base / _MIN_RATIO))
     if not any(map(str.isalnum, rewritten_text)):

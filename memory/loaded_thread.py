@@ -1,8 +1,8 @@
 """Detect messages that were erased after a run or an extraction had loaded them.
 
-A summary or an extraction may wait several minutes for a model after loading messages. The
-functions of this module check, before the result is written, that none of the source messages was
-erased after it was loaded.
+A summary or an extraction may wait several minutes for a model after loading messages. Before the
+result is written, the functions in this module check that none of the source messages has been
+erased since it was loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
-    """A stored thread, and a marker for the time at which the thread's messages were loaded.
+    """A stored thread, with a marker of when its messages were loaded.
 
     Attributes:
         saver: The checkpointer that stores the thread.
@@ -44,8 +44,8 @@ class LoadedThread(NamedTuple):
     async def are_all_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
         """Return whether all of the messages were added by runs that began after the time `moment`.
 
-        A message counts as added after `moment` only if a run on the database of the checkpointer
-        added it; see `Checkpointer.said_after`.
+        A message counts as added after `moment` only if it was added by a run that used the
+        checkpointer's database; see `Checkpointer.said_after`.
         """
         options = {
             "channel": self.channel,

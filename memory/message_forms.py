@@ -25,9 +25,8 @@ Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
 # matches a text that is a time since 1970 in seconds or smaller units, but not a date such as
 # 20240501
 _NUMBER: Final = re.compile(r"\d{9,19}(\.\d+)?")
-# Smallest number that is not a time in seconds since 1970. As seconds, the number would be a time
-# in the year 5138, so a number of at least this size is a time in milliseconds or in a smaller
-# unit.
+# Smallest timestamp that is read as milliseconds or a smaller unit instead of seconds since 1970.
+# In seconds, it would be a time in the year 5138.
 _LATEST_S: Final = 1e11
 
 CREATED: Final = "create_time"
@@ -37,7 +36,7 @@ EXACT: Final = "langchain"
 """The key in a message in OpenAI's format for those LangChain fields that OpenAI's format lacks."""
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
-# An assistant message in OpenAI's format must have at least one of the keys in `_ANSWER_KEYS`.
+# Keys of an assistant message in OpenAI's format, at least one of which is required.
 _ANSWER_KEYS: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
 # suffix of the type names of streamed messages, such as AIMessageChunk
@@ -52,10 +51,9 @@ _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
 
 
 class MalformedPart(ValueError):
-    """Raised if a message, or a value in a file of messages, is malformed.
+    """Raised if a message, or another value in a message file, is malformed.
 
-    When a file of messages is read, a malformed message or value is skipped, and the error is
-    reported.
+    When a message file is read, malformed messages and values are skipped and reported.
     """
 
 
@@ -132,10 +130,10 @@ def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> Base
 
 
 def _remove_message_times(message_fields: dict[str, Any]) -> None:
-    """Remove times from the top-level fields of a message, and store the creation time as metadata.
+    """Remove timestamps from a message's top-level fields, and store the creation time as metadata.
 
-    The time under the key `CREATED` is moved from the message to `response_metadata`. All times
-    under the keys in `_TIMES` are removed from the message.
+    The creation time, under the key `CREATED`, is moved to the message's `response_metadata`.
+    Timestamps under the keys in `_TIMES` are removed.
     """
     for name in _TIMES:
         if parse_timestamp(message_fields.get(name)) is not None:
@@ -229,10 +227,10 @@ def _convert_responses_part_to_chat_part(part: Any) -> Any:
 
 
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """Return the value at a path of keys, if the value has the type `kind`.
+    """Return the value at a path of keys if it is of the type `kind`.
 
-    If the path leads to no value of the type `kind`, `kind()` is returned, which is an empty value
-    such as `""` or `{}`. Lone surrogates in text are replaced.
+    If the path leads to no value of the type `kind`, return an empty value of that type, such as
+    `""` or `{}`. Lone surrogates in text are replaced.
     """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -249,7 +247,7 @@ def parse_timestamp(value: Any) -> float | None:
     """Return a timestamp in seconds since 1970, or None if the value is not a timestamp.
 
     The value is text in ISO 8601, or a number of seconds, milliseconds, microseconds or nanoseconds
-    since 1970. The size of a number determines whether the number is in seconds or in a smaller
+    since 1970. The magnitude of a number determines whether it is read as seconds or as a smaller
     unit. A number may also be given as text.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value):

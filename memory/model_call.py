@@ -27,18 +27,18 @@ from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
-# maximum number of validation errors that the description of an invalid answer lists
+# maximum number of validation errors to list in the description of an invalid response
 _MAX_FAULTS: Final = 5
-# Minimum number of characters that remain of a conversation after it was shortened to fit in a
-# request.
+# Minimum length, in characters, to which a conversation is shortened to fit into the model's
+# context window.
 _MIN_CONVERSATION_CHARS: Final = 1_000
 # maximum number of characters of a refused answer that are quoted in the next request
 _MAX_QUOTED_CHARS: Final = 4_000
-# keys in the metadata of a model's answer under which providers store why the model stopped
+# keys in a response's metadata under which providers store the reason why the model stopped
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
-# Values under `_REASON_KEYS`. With a reason in `_CUT_OFF`, the answer was cut off at a token limit.
-# With a reason in `_WITHHELD`, the provider did not deliver the answer, for example because of a
-# content filter.
+# Reasons why a model stopped, in lower case. A reason in `_CUT_OFF` means that the response was cut
+# off at a token limit. A reason in `_WITHHELD` means that the provider withheld the response, for
+# example because of a content filter.
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
     *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
@@ -51,9 +51,9 @@ _PERMANENT_STATUSES: Final = {400, 401, 403, 404, 405, 422}
 def load_chat_model(model: Any) -> Runnable[Any, Any]:
     """Return the chat model with a name such as `"openai:gpt-5-mini"`.
 
-    An OpenAI model is a `ChatOpenAI`. A model of another provider than OpenAI is created by
-    langchain's `init_chat_model`. If the model cannot be created yet, for example because no API
-    key is set, it is created when it is first called. A model object is returned unchanged.
+    An OpenAI model is a `ChatOpenAI`. Models from other providers are created with langchain's
+    `init_chat_model`. If the model cannot be created yet, for example because no API key is set, it
+    is created when it is first called. A model object is returned unchanged.
 
     Raises:
         ConfigurationError: The text cannot be the name of a model, or the value is not a model.
@@ -90,7 +90,7 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.full_name.partition(":")[2] or self.full_name
 
     def copy_with_added_model_preparation(self, prepare_model: Callable[[Any], Any]) -> NamedModel:
-        """Return a copy of the `NamedModel` that also calls `prepare_model` on the created model.
+        """Return a copy that also calls `prepare_model` on the model when the model is created.
 
         Earlier preparations are called first.
         """
@@ -183,8 +183,8 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
-            # If a model's integration does not support an option, the integration raises an
-            # AttributeError, a TypeError, a ValueError or a NotImplementedError.
+            # Each of these errors can mean that the model's integration does not support one of the
+            # options.
             cause = exc
     fault = "cannot return structured answers: it has no with_structured_output"
     raise _build_unsupported_model_error(model, fault, cause) from cause
@@ -261,8 +261,7 @@ class ModelCall:
     def request_answer(self, request: RequestMessages) -> Effect[Any]:
         """Return an effect that calls the model.
 
-        The result of the effect is the model's answer to the request, or the exception that the
-        call of the model raised.
+        The effect's result is the model's response or the exception that the model call raised.
         """
         return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
 
@@ -312,8 +311,8 @@ class ModelCall:
     def _call_blocking(self, request: RequestMessages) -> Any:
         """Return the answer of the model, or the exception that the call raised.
 
-        The model is called in a separate OS thread, so that the caller can stop waiting when the
-        time limit is reached.
+        The model is called in a separate OS thread, so that the caller can stop waiting at the time
+        limit.
         """
         threads = ThreadPool(1, "perdure-model", is_permanent=False)
         run = contextvars.copy_context().run
@@ -321,8 +320,8 @@ class ModelCall:
         try:
             return wait_for_outcome(threads.submit(call, is_async=False), self.timeout_s)
         except GraphBubbleUp:
-            # A GraphBubbleUp is a control-flow signal of langgraph, such as an interrupt, and not a
-            # failure of the model.
+            # GraphBubbleUp is a control-flow signal of langgraph, such as an interrupt, not a model
+            # failure.
             raise
         except Exception as exc:
             return exc
@@ -354,26 +353,26 @@ def read_answer_text(answer: Any) -> str:
 
 
 def describe_name_and_url_of_failed_model(error: Exception) -> str:
-    """Return a description of the model whose call failed.
+    """Describe the model whose call failed.
 
-    If `error` contains the HTTP request to the model, the returned description contains the model's
-    name and the URL of the request.
+    If `error` contains the HTTP request to the model, the description contains the model's name and
+    the request's URL.
     """
     request: Any = getattr(error, "request", None)
     try:
         url, name = request.url, json.loads(request.content).get("model")
-        # Leave the password and the query of the URL out of the model's address, because the
-        # password and the query may be secret.
+        # Omit the password and query of the URL from the model's address, because they may be
+        # secret.
         address = f"{url.scheme}://{url.netloc.decode()}{url.path}"
-    # If the error contains no request of httpx, or if the body of the request is not JSON, the name
-    # of the model is unknown.
+    # The model's name is unknown if the error contains no httpx request, or if the request body is
+    # not JSON.
     except Exception:
         return "the model"
     return f"the model {name!r} at {address}" if name else f"the model at {address}"
 
 
 def find_reason_for_unusable_answer(answer: Any) -> str | None:
-    """Return a description of why an answer has no usable text, or None if its text is usable."""
+    """Return why a model response has no usable text, or None if its text is usable."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
@@ -386,10 +385,10 @@ def find_reason_for_unusable_answer(answer: Any) -> str | None:
 
 
 def _describe_incomplete_answer(answer: Any) -> str | None:
-    """Return a description of why an answer is incomplete, or None if the answer is complete.
+    """Return why a model response is incomplete, or None if it is complete.
 
-    An answer is incomplete if it was cut off at a token limit, or if the provider withheld the
-    answer, for example because of a content filter.
+    A response is incomplete if it was cut off at a token limit, or if the provider withheld it, for
+    example because of a content filter.
     """
     metadata = getattr(answer, "response_metadata", None) or {}
     details = metadata.get("incomplete_details") or {}
@@ -474,10 +473,9 @@ def quote_refused_model_answer(answer: Any) -> str:
 
 
 def _describe_answer_fault_without_content(answer: Any, fault: InvalidPatch) -> str:
-    """Describe why an answer cannot be used, without quoting the answer.
+    """Describe why a model response cannot be used, without quoting it.
 
-    The description of the fault is logged. A model's answer may contain secrets, so the logged
-    description does not quote the answer.
+    The description is logged, and a model response may contain secrets.
     """
     if not isinstance(answer, dict):
         return find_reason_for_unusable_answer(answer) or str(fault)

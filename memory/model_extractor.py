@@ -50,21 +50,21 @@ from perdure.memory.thread_messages import ThreadMessage, make_storable
 from perdure.stores.normal_form import normalize_text_for_comparison
 from perdure.stores.values import to_prompt_json
 
-# Name of the check in the outcome of a refused profile change. The check refuses a profile change
-# if another run has changed the same fields of the profile.
+# Name of the check that refuses a profile change if another run has changed the same fields. The
+# outcome of the refused change contains the name.
 CONFLICT_CHECK: Final = "changed"
 # maximum number of entries of a list in an answer; longer lists are refused, because they repeat
 # themselves
 _MAX_ENTRIES: Final = 200
-# Maximum number of characters of a rule that a user asked for and that is added to the
-# instructions. Longer rules are refused.
+# Maximum length, in characters, of a rule that is added to the instructions at a user's request.
+# Longer rules are refused.
 _WISH_CHARS: Final = 400
 
 
 def _make_schema_strict(schema: Document) -> None:
     """Change a JSON schema so that providers can enforce it strictly.
 
-    All fields of the schema become required, and no additional fields are allowed.
+    All fields of the schema become required, and additional fields are forbidden.
     """
     properties = schema.get("properties", {})
     schema.update(required=list(properties), additionalProperties=False)
@@ -73,8 +73,8 @@ def _make_schema_strict(schema: Document) -> None:
 
 
 class _Part(BaseModel):
-    # The JSON schema that is sent to the provider is strict. The parsing of the model's answer is
-    # lenient, because not every model obeys the schema.
+    # The JSON schema that is sent to the provider is strict, but the model's response is parsed
+    # leniently, because not every model follows the schema.
     model_config = ConfigDict(json_schema_extra=_make_schema_strict)
 
 
@@ -110,7 +110,7 @@ class ProfileChange(_Part):
     messages: list[int] = Field([], description="the numbers of the user's messages that say so")
 
     def to_patch_operation(self) -> Document:
-        """Return the change as an operation in the JSON Patch format of RFC 6902.
+        """Return the change as a JSON Patch operation (RFC 6902).
 
         A value that is not valid JSON is used as text.
         """
@@ -154,7 +154,7 @@ class ModelAnswer(_Part):
 
 
 def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
-    """Build the schema of an answer that consists of the named parts, such as `facts`."""
+    """Build the response schema from the named parts, such as `facts`."""
     fields: dict[str, Any] = {
         name: (info.annotation, info)
         for name, info in ModelAnswer.model_fields.items()
@@ -183,10 +183,10 @@ def build_model_answer(parsed: BaseModel) -> ModelAnswer:
 def build_memory_proposal(
     answer: ModelAnswer, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Proposal:
-    """Build a proposal of memory changes from the facts and episodes in a model's answer.
+    """Build a proposal of memory changes from the facts and episodes in a model response.
 
     An invalid change is not proposed. For each invalid change, the proposal contains an outcome
-    that reports the refusal.
+    that says why it was refused.
 
     Args:
         answer: The answer of the model.
@@ -220,7 +220,7 @@ def build_memory_proposal(
 def _build_change(
     change: FactChange | EpisodeFound, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Addition | Revision:
-    """Convert a fact or an episode in a model's answer to an addition or a revision of a memory.
+    """Convert a fact or episode in a model response to the addition or revision of a memory.
 
     Raises:
         InvalidPatch: The change is incomplete, or names unknown messages or memories.
@@ -251,7 +251,7 @@ def _build_change(
 def _build_addition(candidate: Candidate) -> Addition:
     """Build the addition of a candidate.
 
-    The key of the addition contains a hash of the candidate's source messages and text.
+    The key of the added memory contains a hash of the candidate's source messages and text.
     """
     source = candidate.provenance
     assert source is not None  # `Batch.build_candidate` sets it
@@ -261,9 +261,9 @@ def _build_addition(candidate: Candidate) -> Addition:
 
 
 def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
-    """Return the messages of a batch that have the given numbers.
+    """Return the messages in a batch that have the given numbers.
 
-    If `role` is not "", only messages of that role are returned.
+    If `role` is not empty, only messages with that role are returned.
     """
     wanted_numbers = {*numbers}
     selected = [
@@ -273,7 +273,7 @@ def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> li
 
 
 def _build_refused_outcome(reason: str, key: str | None = None) -> Outcome:
-    """Build the outcome that reports that an operation in a model's answer was refused."""
+    """Build the outcome for a refused operation in a model response."""
     return Outcome("refused", key, f"the operation {reason}", "model")
 
 
@@ -322,10 +322,10 @@ async def plan_profile_patch(
 def build_function_that_plans_profile_patch(
     state: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> PlanFunction:
-    """Return a function that plans the puts which apply a patch to a profile.
+    """Return a function that builds the write plan for a profile patch.
 
-    If the patch is invalid, the function returns a plan without puts, and the outcome in the plan
-    reports that the patch was refused.
+    If the patch is invalid, the plan contains no put operations, and its outcome reports that the
+    patch was refused.
 
     Args:
         state: The profile that the model was shown.
@@ -347,9 +347,9 @@ def build_function_that_plans_profile_patch(
 def build_function_that_plans_new_instruction_lines(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> PlanFunction:
-    """Return a function that plans a change of the instructions.
+    """Return a function that builds the write plan for new rules in the instructions.
 
-    The planned change adds one line to the instructions for each rule that users asked for.
+    The plan appends one line to the instructions for each rule that users asked for.
 
     Args:
         instructions: The instructions.
@@ -368,14 +368,14 @@ def build_function_that_plans_new_instruction_lines(
             fault = f"{len(line)} characters; expected 1 to {_WISH_CHARS}"
             refused.append(_build_refused_outcome(f"adds an instruction of {fault}"))
         else:
-            # Mark the candidate as explicitly requested, because the model has already decided that
-            # a user asked for the rule.
+            # The model reported that a user asked for the rule, so mark the candidate as explicitly
+            # requested.
             candidates.append(
                 replace(batch.build_candidate(user_messages, line, INSTRUCTIONS), explicit=True)
             )
 
     async def plan(gate: Gate) -> ChangePlan:
-        """Plan to add the rules that the gate admits and that the instructions do not contain."""
+        """Build the plan that adds the rules that pass the gate and that the instructions lack."""
         handle = instructions.get_handle(scope.config)
         previous = await instructions.read_version(handle)
         verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
@@ -384,9 +384,8 @@ def build_function_that_plans_new_instruction_lines(
             line = verdict.text or wish.text
             if normalize_text_for_comparison(line) in normalize_text_for_comparison(text):
                 continue
-            # The gate refuses a rule if a stored memory already states the rule. Add the rule to
-            # the instructions even if the gate refuses it for this reason, because the instructions
-            # do not contain the rule yet.
+            # The gate refuses a rule that is already stored as a memory. Add such a rule to the
+            # instructions anyway, because the instructions do not contain it yet.
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > MAX_LEARNED_CHARS:
@@ -435,18 +434,18 @@ _MAX_SIMILAR_FACTS: Final = 20  # maximum number of stored facts in a prompt
 # maximum number of users' messages, newest first, that serve as queries for similar facts
 _MAX_QUERIES: Final = 6
 _QUERY_CHARS: Final = 500  # maximum number of characters of a message that are used as a query
-# Estimated number of characters of a message number in a prompt. Each message in a prompt begins
-# with a message number such as `[12]`.
+# Estimated length, in characters, of the number that precedes each message in a prompt, such as
+# `[12]`.
 _NUMBER_CHARS: Final = 8
 # estimated number of characters of the mark that replaces the middle of a message
 _MARK_CHARS: Final = 80
 
 
 class _PromptContext(NamedTuple):
-    """The stored memories, profiles and instructions that a prompt shows to the model.
+    """The stored memories, profiles and instructions that a prompt includes.
 
-    A prompt contains stored memories, profiles and instructions, and a batch of messages. The keys
-    of `memories` are the short names of the memories in the prompt.
+    The prompt also includes a batch of messages. The keys of `memories` are the short names by
+    which the prompt refers to the memories, such as `m1`.
     """
 
     memories: Mapping[str, Memory]
@@ -488,7 +487,7 @@ class ModelExtractor:
         strict: bool = True,
     ) -> None:
         self.prompt = check_text("prompt", prompt)
-        # maximum number of characters of the conversation in one request to the model
+        # maximum length, in characters, of the conversation in one model request
         self.max_chars = 24_000
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
@@ -606,11 +605,11 @@ class ModelExtractor:
                 for state, changes in _group_changes_by_profile(answer, context.profiles):
                     await plan_profile_patch(state, changes, batch, scope)
             except VersionConflict:
-                # Ignore a version conflict of a profile while the answer is checked. The function
-                # that plans the profile's patch later reports the conflict as an outcome.
+                # Ignore a profile's version conflict here, because the function that plans the
+                # profile's patch reports the conflict later as an outcome.
                 pass
-            # If no retries are left, use the model's answer although the answer contains an invalid
-            # patch of a profile. The invalid patch is refused later, when the profile's changes are
+            # If no retries are left, accept the model's response even if it contains an invalid
+            # profile patch. The invalid patch is refused later, when the profile's changes are
             # planned.
             except InvalidPatch:
                 retries_left -= 1
@@ -629,7 +628,7 @@ class ModelExtractor:
     ) -> list[BaseMessage]:
         """Build the messages of a request.
 
-        If the last answer was refused, the request quotes the refused answer and the reason of the
+        If the last response was refused, the request quotes it and gives the reason for the
         refusal.
         """
         lines = [f"{name}: {_render_memory(memory)}" for name, memory in context.memories.items()]
@@ -660,8 +659,8 @@ def _group_changes_by_profile(
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in an answer by profile.
 
-    A change with an unknown profile name is added to the patch of the first profile. The patch of
-    the first profile is then refused, because one of its changes names an unknown profile.
+    A change that names an unknown profile is added to the first profile's patch. The first
+    profile's patch is then refused, because it contains a change for an unknown profile.
     """
     names = [state.name for state in states]
     by_name: dict[str, list[ProfileChange]] = {}
@@ -673,7 +672,7 @@ def _group_changes_by_profile(
 
 
 def _check_same_store(store: Any, scope: Scope, description: str) -> None:
-    """Check that a profile or instructions are in the same store as the memories.
+    """Check that a profile or the instructions are stored in the same store as the memories.
 
     Raises:
         ConfigurationError: The stores are different, so one transaction cannot write to both.
@@ -697,7 +696,7 @@ def _render_memory(memory: Memory) -> str:
 def _render_profile(state: ProfileState[Any]) -> str:
     """Render a profile with its schema.
 
-    If the profile does not fit its schema, the rendered text also describes the profile's fault.
+    If the profile does not match its schema, the rendered text also says why.
     """
     parts = [
         f"The profile {to_prompt_json(state.name)}:",
@@ -711,8 +710,8 @@ def _render_profile(state: ProfileState[Any]) -> str:
 def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str:
     """Render messages with their numbers, in about `max_chars` characters at most.
 
-    If the messages are too long, the middle of long messages is cut out. If the messages are too
-    long even without the middle of long messages, the oldest messages are left out.
+    If the messages are too long, the middle of each long message is cut out. If the messages are
+    still too long after this, the oldest messages are omitted.
     """
     lines = [_render_dated_message(message) for message in messages]
     max_line_chars = (
@@ -733,7 +732,7 @@ def _render_dated_message(message: ThreadMessage) -> str:
 def _indent_all_lines_except_first(message_text: str) -> str:
     """Indent all lines of a text except the first.
 
-    The model could mistake a line that is not indented for the first line of another message.
+    The model could mistake an unindented line for the start of another message.
     """
     first, *rest = message_text.splitlines() or [""]
     return "\n".join([first, *(text if text[:1] in ("", " ") else f"    {text}" for text in rest)])

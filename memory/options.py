@@ -36,8 +36,7 @@ def check_min_score(value: Any) -> float | None:
 def check_seconds(option_name: str, value: Any, *, above_zero: bool = False) -> float:
     """Return the value of the option `option_name` if it is a number of seconds.
 
-    The number of seconds must be at least 0. If `above_zero` is True, the number of seconds must be
-    more than 0.
+    The number of seconds must be at least 0, or greater than 0 if `above_zero` is True.
     """
     valid = is_number(value) and 0 <= value < inf and not (above_zero and not value)
     expected = f"a number of seconds {'above 0' if above_zero else 'of at least 0'}"
@@ -60,7 +59,7 @@ def check_instance(
 ) -> Any:
     """Return the value of the option `option_name` if it is an instance of one of the types.
 
-    The text `expected` is the part of the error message that describes the allowed values.
+    `expected` describes the allowed values in the error message.
     """
     return _require_valid_option(isinstance(value, types), option_name, value, expected)
 
@@ -68,7 +67,7 @@ def check_instance(
 def check_text(option_name: str, value: Any, expected: str = "text that is not blank") -> str:
     """Return the value of the option `option_name` if it is text that is not blank.
 
-    The text `expected` is the part of the error message that describes the allowed values.
+    `expected` describes the allowed values in the error message.
     """
     valid = isinstance(value, str) and bool(value.strip())
     return _require_valid_option(valid, option_name, value, expected)  # type: ignore[no-any-return]
@@ -81,7 +80,7 @@ def check_datetime(option_name: str, value: Any) -> datetime:
 
 
 def _require_valid_option(is_valid: bool, option_name: str, value: Any, expected: str) -> Any:
-    """Return the value of an option, or raise ConfigurationError if `is_valid` is False."""
+    """Return an option's value if `is_valid` is True, and raise ConfigurationError otherwise."""
     if not is_valid:
         raise ConfigurationError(f"{option_name} is {value!r:.80}; expected {expected}")
     return value

@@ -1,11 +1,10 @@
 """Write the archive of a person: JSON lines with all data that belongs to the person.
 
-The first line of an archive is the header. After the header, the archive contains a line for each
-thread, in the format of `perdure export`. After the threads, the archive contains a line for each
-version of a store item, in the format of `WholeStore.export`. The last lines of the archive are
-records of runs and crons, with one line for each run and for each cron. `perdure import` reads the
-threads and the store items of an archive. `perdure import` ignores the records of runs and crons,
-so an import neither starts runs nor creates crons.
+The first line of an archive is the header. After the header, the archive contains one line for each
+thread, in the format of `perdure export`. After the threads, the archive contains one line for each
+version of a store item, in the format of `WholeStore.export`. The archive ends with one line for
+each run and each cron. `perdure import` imports the threads and store items from an archive.
+`perdure import` ignores the records of runs and crons, so it neither starts runs nor creates crons.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def iter_archive_lines(
         "threads": len(thread_ids),
         "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*thread_ids}],
         "namespaces": [[*namespace] for namespace in namespaces.own],
-        # Leave out the namespaces of other people, because a person's archive must not name other
-        # people.
+        # Omit the namespaces of other people, because a person's archive must not identify anyone
+        # else.
         "other_namespaces": [
             [*other] for other in namespaces.others if other not in namespaces.owned_by_others
         ],
@@ -87,8 +86,8 @@ def iter_archive_lines(
     for thread_id in thread_ids:
         for line in _iter_thread_archive_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
-                # Remove the owner of a thread that another person created, because a person's
-                # archive must not name other people.
+                # Remove the owner from a thread that another person created, because a person's
+                # archive must not identify anyone else.
                 line.pop("owner", None)
             yield line
     for namespace in _sort_namespaces_of_internal_notes_last(namespaces.own):
@@ -105,10 +104,10 @@ def iter_archive_lines(
 def _iter_authored_versions(
     store: WholeStore, authored_items: Sequence[tuple[Namespace, str]], user: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the item versions that a person wrote outside of the person's own namespaces.
+    """Yield the item versions that a person wrote outside their own namespaces.
 
-    A version of a memory also contains the texts that the memory had before that version. Previous
-    texts that other people wrote are removed from the yielded versions.
+    A version of a memory also contains the memory's earlier texts. Earlier texts by other people
+    are removed from the yielded versions.
     """
     keys = frozenset(authored_items)
     for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
@@ -126,7 +125,7 @@ def _iter_authored_versions(
 def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
     """Yield the archive line of a thread.
 
-    Yield nothing if the thread has been deleted since the list of threads was made.
+    Yield nothing if the thread was deleted after the threads were listed.
 
     If the thread's messages cannot be exported, the line contains no messages, and its field
     `problem` gives the reason.
@@ -145,8 +144,8 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
 def _sort_namespaces_of_internal_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     """Sort namespaces so that the namespaces of perdure's own notes come last.
 
-    Perdure's notes include tombstones of erased texts. An import that has read the tombstone of a
-    text refuses to store the text, so the items of the archive must be imported before the
+    Perdure's notes include tombstones, which record that texts were erased. Once an import has read
+    a text's tombstone, it refuses to store the text, so an archive's items must come before its
     tombstones.
     """
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)
@@ -155,11 +154,9 @@ def _sort_namespaces_of_internal_notes_last(namespaces: Sequence[Namespace]) -> 
 def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     """Build the record of a run on a person's thread.
 
-    The record has the run's ids, times and status, its request, and its error. If the run was not
-    requested by the person, the record does not name the sender of the request. If the person did
-    not request the run, the record includes only the parts of the request that were stored in the
-    thread. If the person did not request the run, the record includes only the field `error` of the
-    run's error.
+    The record has the run's ids, times and status, its request, and its error. If the person did
+    not request the run, the record does not identify who did. Such a record includes only the parts
+    of the request that were stored in the thread, and only the `error` field of the run's error.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error = _classify_sender(run.details, user), run.error
@@ -185,8 +182,8 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
 def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     """Build the record of a person's cron: its ids and times, and the request of its runs.
 
-    If the person's cron was created by another person, the record of the cron does not name the
-    creator. See also `build_run_record`.
+    If another person created the cron, the cron's record does not identify the creator. See also
+    `build_run_record`.
     """
     content = cron.content
     sender = _classify_sender(content, user)

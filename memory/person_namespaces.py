@@ -10,8 +10,8 @@ The namespaces of a person are:
 - and the namespaces of perdure's own notes about all of these namespaces.
 
 A conversation whose id equals the name of another person belongs to that other person. A namespace
-that contains the person's name as a label, but is not one of the person's namespaces, is not
-erased. The receipt of the erasure lists the namespaces that contain the person's name and were not
+that merely contains the person's name as a label, without being one of the person's namespaces, is
+not erased. The erasure receipt lists the namespaces that contain the person's name but were not
 erased.
 """
 
@@ -127,8 +127,8 @@ async def find_person_namespaces(
             namespace[label_offset:]
         ):
             others.append(namespace)
-    # perdure's notes about memories are erased before the memories. An interrupted erasure
-    # therefore cannot leave notes about memories that no longer exist.
+    # Erase perdure's notes about memories before the memories themselves, so that an interrupted
+    # erasure cannot leave notes about memories that no longer exist.
     return PersonNamespaces(
         tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
@@ -179,7 +179,7 @@ async def forget_person(
 async def forget_author(
     adapter: StoreAdapter, user: str, *, hand_over: bool = False, dry_run: bool = False
 ) -> Receipt:
-    """Erase the memories that a user wrote for teams, and the user's quarantine entries for teams.
+    """Erase the memories and quarantine entries that a user wrote in the namespaces of teams.
 
     Args:
         adapter: The store.
@@ -217,10 +217,10 @@ async def _find_authored_items(
 
 
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
-    """Build the put that removes an item, or that removes the author's name from the item.
+    """Build the put operation that deletes an item or removes its author's name.
 
-    If `hand_over` is True, the item is kept without the name of its author. If `hand_over` is
-    False, the whole item is removed.
+    If `hand_over` is True, the item is kept without its author's name. If `hand_over` is False, the
+    whole item is deleted.
     """
     item_key = tuple(item.namespace), item.key
     if not hand_over:
@@ -234,7 +234,7 @@ async def _delete_items_under_prefix(
 ) -> Receipt:
     """Delete the items under a namespace prefix.
 
-    `_delete_items_under_prefix` is used for a store that has no method to erase items.
+    Use `_delete_items_under_prefix` for stores that have no method for erasing items.
     """
     keys = [(item.namespace, item.key) for item in await adapter.list_items_under(prefix)]
     if not dry_run:
@@ -255,7 +255,7 @@ async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[s
 
 
 async def _does_store_have_personal_namespace_of(adapter: StoreAdapter, person_name: str) -> bool:
-    """Return whether the store contains a personal namespace of the person `person_name`."""
+    """Return whether the store contains a personal namespace of `person_name`."""
     namespaces = await adapter.list_namespaces_with_label(person_name)
     return any(
         namespace[0] in PERSONAL_LABELS and namespace[1:2] == (person_name,)
@@ -264,10 +264,10 @@ async def _does_store_have_personal_namespace_of(adapter: StoreAdapter, person_n
 
 
 def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
-    """Return the labels of a namespace, without labels that cannot be a person's name.
+    """Return the labels of a namespace, except those that cannot be a person's name.
 
-    The first label of a namespace such as `("memories", "alice")` is a fixed word, and so is not
-    the name of a person. Labels in a team's namespace are not the names of persons.
+    The first label of a namespace such as `("memories", "alice")` is a fixed word, not a person's
+    name. Labels in a team's namespace are not the names of persons.
     """
     if namespace[:1] == (TEAMS,):
         return ()
@@ -283,8 +283,8 @@ def _is_namespace_of_conversation_or_person(
 ) -> bool:
     """Return whether a namespace belongs to a conversation or to a person.
 
-    A namespace belongs to a person if it matches one of the templates. A template whose first label
-    is `{user_id}` is ignored.
+    A namespace belongs to a person if it matches one of the templates. Templates whose first label
+    is `{user_id}` are ignored.
     """
     labels = namespace[2:] if namespace[0] == RESERVED_LABEL else namespace
     if labels[:1] == (CHAT_LABEL,):
@@ -298,16 +298,16 @@ def _is_namespace_of_conversation_or_person(
 
 
 def _label_matches_any_person(template_label: str, label: str) -> bool:
-    """Return whether `label` matches a label of a namespace template, for any person's name."""
+    """Return whether `label` matches a template's label, with any name for `{user_id}`."""
     return template_label == USER_LABEL or _label_matches_template(template_label, label, "")
 
 
 def _is_template_specific_to_person(template_labels: Sequence[str]) -> bool:
-    """Return whether a template can be used to find the namespaces of a person.
+    """Return whether a template is specific enough to find a person's namespaces.
 
-    A template can be used if at least one of its labels has no placeholder, or if all of its labels
-    are `{user_id}`. For example, the template `("{team}", "{user_id}")` cannot be used, because it
-    would match every namespace whose second label is the person's name.
+    A template is specific enough if at least one of its labels has no placeholder, or if all of its
+    labels are `{user_id}`. For example, the template `("{team}", "{user_id}")` is too general,
+    because it would match every namespace whose second label is the person's name.
     """
     return all(label == USER_LABEL for label in template_labels) or any(
         not _PLACEHOLDER.search(label) for label in template_labels
@@ -317,9 +317,9 @@ def _is_template_specific_to_person(template_labels: Sequence[str]) -> bool:
 def _find_personal_prefix(
     namespace: Namespace, templates: Iterable[Sequence[str]], user: str
 ) -> Namespace | None:
-    """Return the shortest prefix of a namespace that matches a template, or None.
+    """Return the shortest prefix of a namespace that matches any template, or None.
 
-    The placeholder `{user_id}` of a template matches only the name of the user.
+    In the templates, the label `{user_id}` matches only the name of the given user.
     """
     sizes = [
         len(labels)
@@ -337,10 +337,10 @@ def _find_personal_prefix(
 
 
 def _label_matches_template(template_label: str, label: str, user: str) -> bool:
-    """Return whether `label` matches a label of a namespace template, for the name of a user.
+    """Return whether `label` matches a template's label, with `user` as the value of `{user_id}`.
 
-    The label of a template can contain placeholders such as `{user_id}`. `label` matches the label
-    of the template if `label` results from filling in the placeholders.
+    A template's label can contain placeholders such as `{team}`. `label` matches if filling in the
+    placeholders of the template's label can produce it.
     """
     if template_label == USER_LABEL:
         return label == user

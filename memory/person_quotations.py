@@ -19,8 +19,8 @@ from perdure.memory.conversation import role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-# Minimum length of a quoted text, in characters. Shorter texts are ignored, because different
-# people may write the same short text by chance.
+# Minimum length, in characters, of a text that counts as a quotation. Shorter texts are ignored,
+# because different people might write the same short text by chance.
 _MIN_LENGTH: Final = 16
 _FOREIGN_DEEDS: Final = ("said", "scheduled")
 """Values of the checkpoint metadata `DEED`.
@@ -33,16 +33,16 @@ another user sent.
 class QuotationFinder:
     """Finds texts that quote a person.
 
-    A text quotes a person if it contains one of the person's texts. Texts of the person with fewer
-    than 16 characters are ignored.
+    A text quotes a person if it contains one of the person's texts. Texts by the person that are
+    shorter than 16 characters are ignored.
 
     Args:
         texts: The texts that the person wrote.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        # The texts that the person wrote, grouped by their first 16 characters. The key is the
-        # first 16 characters, and the value is a set of complete texts that begin with the key.
+        # The person's texts, indexed by their first 16 characters. Each value is the set of
+        # complete texts that begin with the key.
         self._texts: dict[str, set[str]] = defaultdict(set)
         for text in texts:
             stripped = text.strip()
@@ -53,7 +53,7 @@ class QuotationFinder:
         return bool(self._texts)
 
     def is_quoted_in(self, text: str) -> bool:
-        """Return whether `text` contains one of the texts that the person wrote."""
+        """Return whether `text` contains any of the texts that the person wrote."""
         for start in range(len(text) - _MIN_LENGTH + 1):
             candidates = self._texts.get(text[start : start + _MIN_LENGTH])
             if candidates and any(text.startswith(candidate, start) for candidate in candidates):
@@ -64,7 +64,7 @@ class QuotationFinder:
 def find_ids_of_quoting_threads_for_each_finder(
     saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
 ) -> list[tuple[str, ...]]:
-    """Find the threads in which a message quotes a person, for several `QuotationFinder` objects.
+    """Find the threads in which a message quotes a person, for several `QuotationFinder`s at once.
 
     Args:
         saver: The checkpointer.
@@ -90,7 +90,7 @@ def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
 
 
 def _iter_message_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
-    """Yield each item of a thread's history that is a message."""
+    """Yield the items of a thread's history that contain messages."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
             if isinstance(item.value, BaseMessage):
@@ -110,10 +110,10 @@ class HumanTexts(NamedTuple):
 
 
 def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
-    """Read the human messages of a person's threads, and separate them by their sender.
+    """Read the human messages in a person's threads, and separate them by sender.
 
-    The texts that the person sent are returned as `HumanTexts.own`. The texts that other users sent
-    are returned as `HumanTexts.foreign`.
+    Texts from the person are returned in `HumanTexts.own`, and texts from other users in
+    `HumanTexts.foreign`.
     """
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
@@ -130,8 +130,7 @@ def _read_times_of_checkpoints_with_messages_of_others(
 ) -> set[datetime]:
     """Return the times of the checkpoints with a message that another user sent."""
     times = set[datetime]()
-    # `checkpoints` raises an error if the thread has no checkpoints or has been deleted in the
-    # meantime.
+    # `checkpoints` raises an error if the thread has no checkpoints or was deleted in the meantime.
     with suppress(PerdureError):
         for checkpoint in saver.checkpoints(thread_id):
             if checkpoint.metadata.get(DEED) in _FOREIGN_DEEDS and CALLER in checkpoint.metadata:

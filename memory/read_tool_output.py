@@ -1,6 +1,6 @@
 """`read_tool_output`, a tool with which a model reads an earlier tool result again.
 
-The history of a thread contains the original of each tool result that was cleared, trimmed or
+A thread's history contains the original of each tool result that was cleared, trimmed or
 summarised.
 """
 
@@ -37,7 +37,7 @@ _DEFAULT_LIMIT: Final = 20_000
 _MIN_LIMIT: Final = 100
 # Number of history items that are decoded at a time, starting with the newest.
 _PAGE_ITEMS: Final = 256
-# Maximum number of characters of an unknown tool call id that are quoted in the error for the
+# Maximum number of characters to quote from an unknown tool call id in the error message for the
 # model.
 _MAX_SHOWN_ID: Final = 80
 _ID: Final = "The id of the tool call whose result to read, as the note about the result gives it."
@@ -45,9 +45,9 @@ _START: Final = "The character at which to begin; 0 is the beginning of the resu
 
 
 class _ReadTool(ToolOutputReader, StructuredTool):
-    """The class of the tools that `read_tool_output` returns.
+    """The class of the tool that `read_tool_output` returns.
 
-    Other modules use `isinstance` to recognise a tool that `read_tool_output` returned.
+    Other modules use `isinstance` to recognise a tool from `read_tool_output`.
     """
 
 
@@ -61,12 +61,12 @@ def read_tool_output(
 ) -> BaseTool:
     """Return a tool with which a model reads the result of an earlier tool call again.
 
-    The model calls the tool with the id of an earlier tool call. The tool first looks for the
-    result of the earlier tool call in the state of the run. If the state does not contain the
-    complete result, the tool searches the history of the graph's checkpoint namespace up to the
-    run's checkpoint, and then the histories of the parent graphs. If the complete result is in none
-    of these histories, but the state contains a shortened form of the result, the tool searches all
-    other checkpoint namespaces of the thread. The tool never reads other threads.
+    The model passes the id of the earlier tool call to the tool. The tool first looks for the
+    earlier call's result in the run's state. If the state does not contain the complete result, the
+    tool searches the history of the graph's checkpoint namespace up to the run's checkpoint, and
+    then the histories of the parent graphs. If none of these histories contains the complete
+    result, but the state contains a shortened or cleared version, the tool searches all other
+    checkpoint namespaces of the thread. The tool never reads other threads.
 
     A result of at most `limit` characters is returned unchanged. A longer result is returned in
     pages. The model passes `start` to read the next page. If no result is found, because the id is
@@ -110,8 +110,8 @@ def read_tool_output(
 
 def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
-    # The import is local to save time at startup. If the run has a perdure checkpointer, the module
-    # `perdure.checkpointers.checkpointer` is imported already, and the local import takes no time.
+    # Import the module here, not at startup, to save time. If the run has a perdure checkpointer,
+    # the module has already been imported, so the import takes no time.
     from perdure.checkpointers.checkpointer import Checkpointer
 
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
@@ -147,9 +147,9 @@ async def _find_tool_result(
     """Return the newest result of a tool call from the run's state or from the thread's history.
 
     The thread's history is searched if the run's state does not contain the original result. The
-    run's state may contain a shortened form of the result, whose middle was cut out. The shortened
-    form is returned only if the history does not contain the original result. The placeholder of a
-    cleared result is never returned.
+    run's state may contain a shortened version of the result, with the middle cut out. The
+    shortened version is returned only if the history does not contain the original result. The
+    placeholder of a cleared result is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
@@ -195,7 +195,7 @@ class _ThreadHistory:
         return None
 
     async def find_in_other_namespaces(self, message_ids: Set[str | None]) -> ToolMessage | None:
-        """Search the thread's namespaces that were not searched yet for one of the messages."""
+        """Search the thread's remaining checkpoint namespaces for a result with one of the ids."""
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)
         except UnknownThread:
@@ -211,9 +211,8 @@ class _ThreadHistory:
     ) -> ToolMessage | None:
         """Return the tool call's result from one checkpoint namespace, or None if it is not found.
 
-        The history of the namespace is searched up to a checkpoint.
-
-        If the checkpoint is not stored yet, the history up to the head is searched.
+        The namespace's history is searched up to the given checkpoint, or up to the latest
+        checkpoint if the given one is not stored yet.
         """
         self.searched.add(namespace)
         for end_id in dict.fromkeys((checkpoint_id, None)):
@@ -228,10 +227,10 @@ class _ThreadHistory:
     async def _find_newest_unshortened_output(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Return the newest unshortened result of the tool call in the history up to a checkpoint.
+        """Return the tool call's newest complete result in the history up to a checkpoint.
 
-        If neither the checkpoint nor its ancestors contain an unshortened result of the tool call,
-        the newest unshortened result on another branch is returned.
+        If neither the checkpoint nor its ancestors contain a complete result of the tool call, the
+        newest complete result on another branch is returned.
         """
         on_branch: ToolMessage | None = None
         before: int | None = None

@@ -46,24 +46,24 @@ _MAX_REJECTED_FACTOR: Final = 3
 The additional memories replace memories that will be rejected. The value is a multiple of the
 number of memories that the search has to return.
 """
-# Minimum number of memories that are read in addition to the search's limit, because some memories
-# repeat other memories.
+# Minimum number of extra memories to read beyond the search's limit, because duplicates are removed
+# later.
 _MIN_SPARE: Final = 5
-# If a search finds too few usable memories, it is repeated. The limit of the repeated search is the
-# previous limit multiplied by this factor.
+# Factor by which the limit grows each time a search is repeated because it found too few usable
+# memories.
 _DEPTH_FACTOR: Final = 4
-# To find duplicates, each memory in a merged ranking is compared with at most this number of the
-# best memories.
+# Maximum number of top-ranked memories that each memory in a merged ranking is compared with to
+# find duplicates.
 _MAX_COMPARED: Final = 100
-# The constant of reciprocal rank fusion. With a larger constant, the difference between the weights
-# of a high and a low rank is smaller.
+# The constant k of reciprocal rank fusion, in which a rank r has the weight 1 / (k + r). The larger
+# k is, the less a high rank outweighs a low rank.
 _FUSION_CONSTANT: Final = 60
 # Maximum number of characters of a memory that an explanation shows.
 _MAX_EXPLAINED_CHARS: Final = 120
 # Minimum absolute value of a part of a score that an explanation shows.
 _MIN_EXPLAINED_PART: Final = 0.005
-# The date by which memories without a date are sorted. Memories are sorted newest first, so
-# memories without a date come last.
+# Sort date for memories that have no date. Memories are sorted newest first, so memories with this
+# date come last.
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -94,8 +94,8 @@ class RecallResult:
         """Explain to a human reader which memories were recalled, and which scored too low.
 
         Memories below the minimum score are listed only after a recall with `explain=True`. For
-        each memory, one line contains the score, the key and the text, and a second line contains
-        the parts of the score.
+        each memory, one line shows its score, key and text, and a second line shows the parts of
+        the score.
         """
         limit = f"minimum score {self.min_score:.2f}" if self.min_score else "no minimum score"
         lines = [
@@ -114,9 +114,9 @@ class RecallResult:
         return "\n".join(lines)
 
     def describe_memories_below_min_score(self) -> str:
-        """Say how many memories scored below the search's minimum score.
+        """Return a message that says how many memories scored below the minimum score.
 
-        Return "" if no memory did.
+        The message is "" if there are none.
         """
         number = len(self.below_min_score)
         which = "memory is" if number == 1 else f"{number} memories are"
@@ -140,7 +140,7 @@ def _render_memory_explanation(memory: Memory) -> str:
 def choose_namespace_option(
     namespace: Labels, namespaces: Sequence[Sequence[str]] | None
 ) -> Labels:
-    """Return the option `namespaces` if it is not None, else the option `namespace`.
+    """Return the option `namespaces`, or the option `namespace` if `namespaces` is None.
 
     Raises:
         ConfigurationError: Both options are given, or `namespaces` is not a list of lists of
@@ -173,7 +173,7 @@ def wrap_single_namespace_in_list(namespace_or_list: Labels) -> Sequence[Any]:
 class MemorySearch:
     """A reusable search for memories.
 
-    The options of the search are set once, and apply to every query.
+    Search options are set once and apply to every query.
 
     Args:
         namespace: See `recall`.
@@ -214,10 +214,10 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """Return the namespaces that a run searches, without nested namespaces.
+        """Return the namespaces that a run searches, except those nested inside another.
 
-        A nested namespace begins with all labels of another namespace in the list. A search of the
-        outer namespace also finds the memories in the nested namespace.
+        A namespace is nested if it begins with all labels of another namespace in the list.
+        Searching the outer namespace also finds the memories in the nested one.
 
         The namespaces of the user and the teams are left out if the run must not use memories.
         """
@@ -290,9 +290,9 @@ class MemorySearch:
         memories = merge_rankings_by_reciprocal_rank(
             [*rankings, _assign_ranks_to_unranked_memories(all_memories, rankings)], limit
         )
-        # The search of a single namespace ranks turns that only repeat the query's question behind
-        # memories that answer the question. After results from several namespaces were merged,
-        # turns that only repeat the question must be moved behind the answers again.
+        # In the results from each namespace, turns that only repeat the question already rank
+        # behind the answers. Merging results from several namespaces can undo this order, so
+        # restore it.
         if len(prefixes) > 1:
             ordered, _ = rank_answers_first_and_count_answers([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
@@ -345,9 +345,9 @@ class MemorySearch:
     ) -> list[tuple[int, Memory]]:
         """Return (rank, memory) for the best memories of one namespace.
 
-        The list may be longer than `limit`, because the caller removes memories that repeat other
-        memories. Accepted memories that reach the minimum score come first, and accepted memories
-        below the minimum score follow.
+        The list may be longer than `limit`, because the caller removes duplicates. Accepted
+        memories with at least the minimum score come first, followed by accepted memories below the
+        minimum score.
         """
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
@@ -375,8 +375,9 @@ class MemorySearch:
                 below = [pair for pair in candidates if is_below_min_score(pair[1], min_score)]
                 return [*ordered, *below][:max_results]
             depth *= _DEPTH_FACTOR
-            # A filter by kind has to read the value of every memory, so the filter is used only in
-            # repeated searches. Stores other than perdure's do not support $in.
+            # Filtering by kind is slow, because it reads the value of every memory, so only
+            # repeated searches use the filter. Stores from other libraries do not support the `$in`
+            # operator, so the filter is not used for them.
             if adapter.versioned and self._kinds is not None:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
@@ -384,12 +385,10 @@ class MemorySearch:
 def _assign_ranks_to_unranked_memories(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
-    """Assign a rank to each memory that is in none of the rankings.
+    """Assign a rank to each memory that appears in no ranking.
 
-    For each memory that is in none of the rankings, the returned list contains a pair of the
-    assigned rank and the memory.
-
-    The first assigned rank is one more than the highest rank in `rankings`.
+    The returned list contains (rank, memory) pairs. The assigned ranks start at one more than the
+    highest rank in `rankings`.
     """
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last_rank = max((rank for ranking in rankings for rank, _ in ranking), default=0)
@@ -414,17 +413,16 @@ async def _recall(
 ) -> RecallResult:
     """Return the memories that answer a query.
 
-    The node `use_memories` searches for memories like `recall`, before a model is called.
+    The node `use_memories` performs the same search as `recall` before a model is called.
 
-    Within one namespace, memories are ranked by the store's search. A turn is a message that was
-    stored as a memory. After the store's search, the rank number of each memory that is not a turn
-    is halved, so that extracted memories rank higher than turns. A memory that was extracted from a
-    turn comes before the turn. Results from several namespaces are merged by rank. If several
-    memories state one fact, only the best of these memories is returned. A turn that only asks the
-    same question as the query ranks behind a statement that answers the question. A turn is not
-    returned if its text equals the query. A superseded memory is not returned if its successor is
-    recalled. If the successor is not recalled, the superseded memory is shown with the date until
-    which it was true.
+    Within a namespace, the store's search ranks the memories. A turn is a memory that contains a
+    message. The rank of each memory that is not a turn is then halved, so that extracted memories
+    rank above turns. A memory that was extracted from a turn comes before the turn. Results from
+    several namespaces are merged by rank. If several memories state the same fact, only the best
+    one is returned. A turn that only asks the same question as the query ranks behind a statement
+    that answers the question. A turn is not returned if its text equals the query. A superseded
+    memory is not returned if its successor is recalled. If its successor is not recalled, a
+    superseded memory is shown with the date until which it was true.
 
     Args:
         query: The query, in the words of the user.
@@ -469,8 +467,8 @@ def merge_rankings_by_reciprocal_rank(
 
     Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    # Each entry is a pair of a memory and a dict with the ranks of that memory. A key in the dict
-    # of ranks is the index of a ranking in `rankings`.
+    # Pairs of a memory and its ranks. The ranks are a dict that maps the index of a ranking in
+    # `rankings` to the memory's rank in that ranking.
     entries: list[tuple[Memory, dict[int, int]]] = []
     # Maps the normalized text of a memory to the memory's index in `entries`.
     numbers: dict[str, int] = {}
@@ -501,9 +499,9 @@ def merge_rankings_by_reciprocal_rank(
 
 
 def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
-    """Move extracted memories up, so that each comes before the turns from which it was made.
+    """Move extracted memories up, so that each precedes the turns from which it was extracted.
 
-    The rank number of each memory that is not a turn is halved, so that the memory moves up.
+    To move extracted memories up, the rank of each memory that is not a turn is halved.
     """
     turns = {
         message: rank
@@ -513,7 +511,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     }
 
     def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
-        """Return the sort key of a memory: its new rank, and whether the memory is a turn."""
+        """Return a memory's sort key, which is its adjusted rank and whether it is a turn."""
         if memory.kind == TURN:
             return rank, True
         turn_ranks = [
@@ -532,9 +530,9 @@ def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
 
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
-    """Remove each turn that comes after an extracted memory with the same source messages.
+    """Remove each turn that ranks below an extracted memory with the same source messages.
 
-    A memory that was extracted only from the turn has the same source messages as the turn.
+    A memory that was extracted from a single turn has the same source messages as that turn.
     """
     remaining: list[Memory] = []
     extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
@@ -551,7 +549,7 @@ def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
 
 
 def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
-    """Remove each memory that is superseded by one of the first `limit` memories."""
+    """Remove each memory that was superseded by one of the first `limit` memories."""
     superseded_ids = {
         message_id
         for memory in memories[:limit]
@@ -560,11 +558,10 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     }
 
     def is_replaced(memory: Memory) -> bool:
-        """Return whether a memory is no longer true and its successor was recalled.
+        """Return whether a memory was superseded and its successor is among the recalled memories.
 
-        A recalled memory lists the source messages of its previous texts. The successor of a memory
-        was recalled if recalled memories list all source messages of the memory as source messages
-        of previous texts.
+        Each recalled memory lists the source messages of its earlier texts. If these lists contain
+        all source messages of a memory that is no longer true, then its successor was recalled.
         """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (
@@ -606,7 +603,7 @@ class CheckedQuestion(NamedTuple):
 
 
 class RecallReport(NamedTuple):
-    """The result of `check_recall`. `str(report)` has a line for each question that was asked.
+    """The result of `check_recall`. `str(report)` has one line per question.
 
     Attributes:
         questions: The questions.
@@ -640,7 +637,7 @@ def check_recall(
 ) -> RecallReport:
     """Recall memories for test questions, and report the ranks of the expected memories.
 
-    The time to live of the recalled memories is not refreshed.
+    Recalling memories for a test does not refresh their time to live.
 
     Args:
         questions: The questions, each with the key of the memory that it should recall, a text that
@@ -717,5 +714,5 @@ def _validate_questions_with_expected_texts(questions: Any) -> list[tuple[str, S
 
 
 def _contains_text(memory: Memory, text: str) -> bool:
-    """Return whether a memory contains a text, regardless of case and of repeated spaces."""
+    """Return whether a memory contains a text, ignoring case and repeated whitespace."""
     return " ".join(text.casefold().split()) in " ".join(memory.text.casefold().split())
