@@ -300,7 +300,7 @@ class RunTable(ServerTable):
     def _build_cancel_statements(
         self, thread_id: str, run_id: str, action: str, *, includes_delayed: bool = False
     ) -> list[Statement]:
-        """Build the statements that cancel runs; see `cancel_runs`."""
+        """Build the statements that cancel runs; see `cancel_runs_and_list_their_ids`."""
         params = thread_id, run_id, int(includes_delayed)
         delete_waiting = [self._sql(name, *params) for name in ("keep_waiting_seq", "drop_waiting")]
         return [

@@ -484,8 +484,8 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
 
     Source: the small word lists of Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437.
 
-    >>> round(message_frequency("thank"), 3), message_frequency("xyzzy")
-    (0.009, 0.0)
+    >>> [round(estimate_share_of_messages_with_word(word), 3) for word in ("thank", "xyzzy")]
+    [0.009, 0.0]
     """
     words, rarity = _load_word_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()

@@ -199,7 +199,8 @@ def permit_and_build_filter_for_own_data(
     """Allow an action on data of a user, and return the filter that selects this data.
 
     A user's threads, crons and assistants have the user's id as `owner` in their metadata. A user's
-    namespaces have the user's id as their second label. See `Access.permit` for the arguments.
+    namespaces have the user's id as their second label. See `Access.authorize_and_build_filter` for
+    the arguments.
 
     Args:
         user: The owner of the data.

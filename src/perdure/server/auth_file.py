@@ -182,7 +182,7 @@ class AuthFileAccess:
     async def authorize_and_build_filter(
         self, identity: Identity, action: Action, value: dict[str, Any]
     ) -> Filter:
-        """Call the most specific handler for an action; see `Access.permit`."""
+        """Call the most specific handler for an action; see `Access.authorize_and_build_filter`."""
         resource, _, verb = action.partition(":")
         candidates = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
         handler = next(

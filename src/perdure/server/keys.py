@@ -148,7 +148,8 @@ class KeysFileAccess:
     ) -> Filter:
         """Allow actions on the user's own data and on the memories of the user's teams.
 
-        `Access.permit` describes the arguments. An admin may perform every action.
+        `Access.authorize_and_build_filter` describes the arguments. An admin may perform every
+        action.
         """
         if identity.is_admin:
             return {}
