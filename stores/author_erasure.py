@@ -24,7 +24,7 @@ from perdure.stores.values import encode_value_as_json
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """The rows that change when the texts of an author are erased.
+    """The rows to change when an author's texts are erased.
 
     Attributes:
         by_author: Rows of the versions that the author wrote.
@@ -53,7 +53,7 @@ def forget_author(
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
-    """Find the versions that an author wrote, and versions that contain the author's texts."""
+    """Find the versions an author wrote, and others that contain earlier texts of the author."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -66,20 +66,20 @@ def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_A
 
 
 def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
-    """Return the entries for earlier texts of an item, which are stored in the item's value."""
+    """Return the entries for an item's earlier texts, which are stored in the item's value."""
     entries = value.get(PREVIOUS)
     return entries if isinstance(entries, list) else []
 
 
 def _is_by(entry: Any, author: str) -> bool:
-    """Return whether an entry for an earlier text names `author` as the text's author."""
+    """Return whether `author` wrote the earlier text that an entry describes."""
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 
 def _erase_author(
     parts: StoreParts, path: bytes, author: str, *, hand_over: bool
 ) -> Flow[_AuthoredRows]:
-    """Erase the versions that an author wrote, or remove only the name of the author.
+    """Erase the versions that an author wrote, or only remove the author's name from them.
 
     All changes are made in one transaction.
     """
@@ -111,7 +111,7 @@ def _erase_author(
 def _remove_author_from_version(
     parts: StoreParts, row: Row, author: str, *, hand_over: bool
 ) -> Flow[None]:
-    """Store a version again, without the texts of an author or without the author's name."""
+    """Rewrite a version without an author's texts, or only without the author's name."""
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])
     if provenance.get(AUTHOR) == author:
@@ -144,7 +144,7 @@ def _remove_author_from_version(
 def _build_receipt(
     parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, is_scrubbed: bool
 ) -> Receipt:
-    """Build the `Receipt` for versions that were erased or that lost the name of their author."""
+    """Build the `Receipt` for versions that were erased or whose author's name was removed."""
     rows = [] if hand_over else found_rows.by_author
     closed_count = sum(row[6] is not None for row in rows)
     keys = sorted({(row[1], row[2]) for row in rows})

@@ -11,7 +11,7 @@ from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
-# A period consists of its start (included) and its end (excluded), both with a time zone.
+# A period runs from its start (inclusive) to its end (exclusive), both with a time zone.
 Period = tuple[datetime, datetime]
 # Time to live in minutes. None means that the item never expires.
 TTL = float | None | NotProvided
@@ -21,11 +21,12 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The origin of an item. All fields are optional, and filters may use all fields."""
+    """The origin of an item. All fields are optional, and each can be used in a filter."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None  # Id of a checkpoint of the thread `thread_id`
-    message_ids: tuple[str, ...] = ()  # Ids of the messages from which the item was made
+    # Ids of the messages that the item was made from
+    message_ids: tuple[str, ...] = ()
     actor: str | None = None  # Name of the speaker
     # Trust class of the source, which you define, such as "user", "tool" or "web"
     trust: str | None = None
@@ -124,26 +125,26 @@ class FoundItem(SearchItem):
 class VersionRetention:
     """A retention rule, which says which closed versions of items are kept.
 
-    A closed version is a version that was replaced, was deleted or has expired. A closed version is
-    kept if at least one of `last` and `days` keeps it. The current version of a key is always kept.
+    A closed version is one that was replaced or deleted, or that has expired. It is kept if either
+    `last` or `days` keeps it. The current version of a key is always kept.
     """
 
-    # Number of the newest closed versions that are kept for each key
+    # Number of most recent closed versions to keep for each key
     last: int | None = None
-    # Number of days for which a version is kept after it was replaced, deleted or expired
+    # Number of days to keep a version after it was replaced or deleted, or after it expired
     days: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RemovableVersions:
-    """The versions of one key that would be removed by `sweep_ttl` and a following `retain`."""
+    """The versions of one key that `sweep_ttl` followed by `retain` would remove."""
 
     namespace: Namespace
     key: str
     # Whether the current version has expired, so that `sweep_ttl` would close it
     expired: bool
-    # Number of versions of the key that would be removed. The number includes the current version
-    # if it has expired.
+    # Number of versions of the key that would be removed, including the current version if it has
+    # expired
     versions: int
     # Total size in bytes of the values and the provenance in the versions that would be removed
     size_bytes: int
@@ -153,9 +154,10 @@ class RemovableVersions:
 class QueryPlan:
     """The database's query plan for a search."""
 
-    # Paths whose indexes the search uses. If there are none, the search reads all items.
+    # JSON paths whose database indexes the search uses. If empty, the search reads all items.
     indexes: tuple[str, ...]
-    steps: tuple[str, ...]  # Lines of the query plan that the database itself returns
+    # Lines of the database's own query plan
+    steps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class RankExplanation:
     """The rank of one item among the results of a query, and the reason for this rank."""
 
     reason: str
-    # Position of the item in the results, counted from 1, or None if the search excludes the item
+    # Rank of the item in the results, starting at 1, or None if the search excludes the item
     rank: int | None = None
     # Parts of the score by name. The score is the sum of the parts.
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -171,9 +173,9 @@ class RankExplanation:
 
 @dataclass(frozen=True, slots=True)
 class PendingEmbedding:
-    """An item that has no vectors, because the embedder raised an error for the text of the item.
+    """An item that has no vectors, because the embedder raised an error for its text.
 
-    A search can still find the item by the words of its text.
+    The item can still be found by keyword search.
     """
 
     namespace: Namespace
@@ -188,33 +190,35 @@ class Receipt:
 
     With `dry_run`, the receipt lists the items and messages that `forget` would remove.
 
-    The attribute `clean` is true if the database file and its WAL contain no byte of the removed
-    items. The attribute `clean` is false after a dry run, if another process still reads an older
-    snapshot, or if the disk has no room for a copy of the database file.
+    The attribute `clean` is true if no byte of the removed items is left in the database file or
+    its WAL. It is false after a dry run, if another process still reads an older snapshot, or if
+    the disk has no room for a copy of the database file.
 
-    The receipt does not cover quotations of a removed item in other places, for example in a
+    The receipt does not cover copies of a removed text in other places, such as quotations in a
     thread's messages. Each hash can prove that a certain text was erased, without revealing the
     text.
     """
 
     items: int  # Number of removed current items
-    # Number of removed versions that had been replaced or deleted before, including versions of
-    # items that were deleted earlier
+    # Number of removed versions that had already been replaced or deleted, including versions of
+    # items that no longer existed
     versions: int
-    # Number of removed messages in threads, including their copies in checkpoints
+    # Number of messages removed from threads, counting each stored copy of a message
     messages: int
     keys: tuple[tuple[Namespace, str], ...]  # Namespace and key of each removed item
     hashes: tuple[str, ...]  # BLAKE2b-128 of the JSON of each removed value, in hexadecimal
     threads: tuple[str, ...]  # Ids of the threads from which messages were removed
     at: datetime  # Time of the erasure (UTC)
-    clean: bool  # Whether no byte of the removed items is left in the database file and its WAL
-    # Tasks that were cancelled because they quoted an erased message. Each task has the form
-    # `thread_id: node:task_id`.
+    # Whether no byte of the removed items is left in the database file or its WAL
+    clean: bool
+    # Tasks that were cancelled because they quoted an erased message, each in the form `thread_id:
+    # node:task_id`
     cancelled: tuple[str, ...] = ()
     # Total size in bytes of the values and the provenance in the removed versions
     size_bytes: int = 0
-    others: tuple[Namespace, ...] = ()  # Namespaces with the person's name that were not erased
-    # Number of versions that were handed over, which means that only the author's name was removed
+    # Namespaces that have the person's name as a label but were not erased
+    others: tuple[Namespace, ...] = ()
+    # Number of versions that were kept without the author's name, because they were handed over
     handed_over: int = 0
 
     @property
@@ -225,7 +229,7 @@ class Receipt:
     def __add__(self, other: Receipt) -> Receipt:
         """Return a receipt that combines two receipts.
 
-        The attribute `clean` of the combined receipt is true if `clean` is true for both receipts.
+        The combined receipt is `clean` only if both receipts are.
         """
         return Receipt(
             self.items + other.items,
@@ -251,8 +255,8 @@ class NamespaceSize:
     """
 
     namespace: Namespace
-    # Number of namespaces that contain items. The number is 1 for a single namespace. For a prefix,
-    # all namespaces under the prefix are counted.
+    # Number of non-empty namespaces: 1 for a single namespace, or the number of namespaces under a
+    # prefix
     namespaces: int
     items: int
     value_bytes: int  # Total bytes of the JSON of the items
@@ -263,16 +267,17 @@ class StoreUsage:
     """The largest namespaces, and the number of items created in each month."""
 
     largest: tuple[NamespaceSize, ...]  # The namespaces with the most bytes
-    by_month: Mapping[str, int]  # Number of current items by month of creation, like "2026-11"
+    # Number of current items per month of creation, with keys like "2026-11"
+    by_month: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """Counts and sizes of a store.
 
-    The attribute `pending` counts the items that have no vectors of the store's embedding model. An
-    item is counted if `pending_embeddings()` returns the item, or if the item has vectors of an
-    earlier model and `reembed()` has not yet processed the item.
+    The attribute `pending` counts the items that have no vectors from the store's embedding model.
+    These are the items that `pending_embeddings()` returns, and the items whose vectors come from
+    an earlier model and that `reembed()` has not processed yet.
     """
 
     namespaces: int  # Number of namespaces with items
@@ -287,7 +292,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """The result of an import, with counts of items and versions, and with the refused items.
+    """The result of an import: counts of items and versions, and the refused items.
 
     Attributes:
         items: Number of imported current items.
@@ -307,7 +312,7 @@ class TransferReport:
     def __add__(self, other: TransferReport) -> TransferReport:
         """Return a report that combines two reports.
 
-        Counts are added, and the tuples of refused items are concatenated.
+        Counts are added up, and the tuples of refused items are concatenated.
         """
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

@@ -1,10 +1,10 @@
 """Embedders, built from an object, a function or the name of a model.
 
-A blocking model is called in a daemon thread. If a model never returns, its call can be abandoned,
-because a daemon thread does not prevent the process from ending. If the caller is a coroutine, an
-async model is awaited in the event loop of the caller. For blocking callers, an async model runs on
-an event loop in a separate thread. All blocking callers share one event loop, because the
-connections of an async client belong to the loop on which they were opened.
+A blocking model is called in a daemon thread. A call that never returns can be abandoned, because a
+daemon thread does not keep the process alive. If the caller is a coroutine, an async model is
+awaited in the event loop of the caller. For blocking callers, an async model runs on an event loop
+in a separate thread. All blocking callers share one event loop, because the connections of an async
+client belong to the loop on which they were opened.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _find_model_name(spec: Any) -> str:
 class _EmbedFunction(NamedTuple):
     """A function of a model that embeds a list of texts or a single text."""
 
-    # A function that embeds texts. It returns the vectors, or an awaitable that gives the vectors.
+    # A function that embeds texts. It returns the vectors, or an awaitable that resolves to them.
     call: Callable[[Any], Any]
     # The async variant of `call`, or None if async callers must run `call` in a thread.
     acall: Callable[[Any], Any] | None
@@ -174,11 +174,11 @@ class _EmbedFunction(NamedTuple):
 
 
 def _find_document_and_query_embed_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
-    """Return the function by which a model embeds documents, and the function for queries."""
+    """Return a model's function for embedding documents and its function for embedding queries."""
     if isinstance(model, Embeddings):
-        # The async methods that a class inherits from `Embeddings` run in the thread pool of the
-        # event loop, where a call that hangs would prevent the process from ending. The blocking
-        # methods are called in perdure's own threads instead.
+        # If a class inherits its async methods from `Embeddings`, call its blocking methods in
+        # perdure's own threads instead. The inherited methods would run in the event loop's thread
+        # pool, where a call that hangs would keep the process alive.
         has_async_documents = type(model).aembed_documents is not Embeddings.aembed_documents
         has_async_query = type(model).aembed_query is not Embeddings.aembed_query
         return (
@@ -214,7 +214,7 @@ def _find_document_and_query_embed_functions(model: Any) -> tuple[_EmbedFunction
 class CheckedEmbedder:
     """An embedder that checks the answers of a model and normalises its vectors to length 1.
 
-    A model's answer that is not usable raises an error.
+    If the model returns an unusable answer, `EmbeddingFailed` is raised.
 
     Texts are sent to the model in batches, each text once. The most recently used vectors are
     cached, with separate entries for queries and documents. Several OS threads and event loops may
@@ -233,8 +233,8 @@ class CheckedEmbedder:
         self._threads = ThreadPool(_MAX_THREADS, "perdure-embed", is_permanent=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # guards `_dims` and `_cache`
-        # A cache of vectors. The key is a pair of a text and a flag that says whether the text is a
-        # query. The least recently used entry comes first.
+        # A cache of vectors, keyed by the text and by whether the text is a query. The least
+        # recently used entry comes first.
         self._cache: dict[tuple[str, bool], Floats] = {}
 
     @property
@@ -278,8 +278,8 @@ class CheckedEmbedder:
     def clear_cache(self) -> None:
         """Drop all cached vectors.
 
-        The method is called when items are erased, because a cached vector can reveal the text from
-        which it was computed.
+        This method is called when items are erased, because a cached vector can reveal the text
+        that it was computed from.
         """
         with self._lock:
             self._cache.clear()
@@ -444,11 +444,11 @@ class StoreEmbedder:
     embedder: CheckedEmbedder | None = None
     model: Model | None = None  # the model as it is recorded in the file
     in_process: bool = False  # whether the model runs in this process
-    # The embedding function of a fast model. Its vectors are not stored: each search computes the
+    # The embedding function of a fast model, whose vectors are not stored. Each search computes the
     # vectors of the items that it reads.
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
-    # Whether the caller has not chosen an encoding for vectors. The store then uses the encoding
-    # that the database file has recorded.
+    # Whether the caller left the vector encoding unset. If so, the store uses the encoding that is
+    # recorded in the database file.
     accepts_any_kind: bool = False
 
     @property
@@ -466,10 +466,10 @@ class StoreEmbedder:
         return [piece for text in texts for piece in split_into_chunks(text)]
 
     def computes_vectors_in_searches(self, recorded_model: Model) -> bool:
-        """Return whether searches compute the vectors of items, because the model is fast.
+        """Return whether searches compute the items' vectors instead of reading stored vectors.
 
-        If searches compute the vectors with the recorded model `recorded_model`, no vectors are
-        stored in the database.
+        This is the case if the store's model is fast and equals `recorded_model`, the model that is
+        recorded in the database.
         """
         return self.embed_quickly is not None and self.model == recorded_model
 

@@ -24,7 +24,7 @@ class ErasedMessages(Protocol):
 
     @property
     def items(self) -> int:
-        """The number of erased messages, including copies of a message in several checkpoints."""
+        """The number of erased messages, counting each stored copy of a message."""
 
     @property
     def scrubbed(self) -> bool:
@@ -92,8 +92,8 @@ def forget(
             parts.now(),
             parse_filter(filter)
             if filter
-            # `StoreParts.build_item_selection` is not called here, because it caches the filter.
-            # The filter may contain the text that must be erased from memory as well.
+            # Do not call `StoreParts.build_item_selection`, because it caches the filter, which may
+            # contain the very text that must also be erased from memory.
             else None,
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),
@@ -108,9 +108,9 @@ def forget(
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
         return _build_receipt(parts, found_rows, threads, messages, is_scrubbed=False)
-    # Messages are erased before the store items that were made from them. If the process dies
-    # between the two steps, the items still contain the ids of the messages that remain to be
-    # erased.
+    # Erase messages before the store items that were made from them. If the process dies between
+    # the two steps, the items still contain the ids of the messages, so the erasure can be
+    # repeated.
     messages_before = {**found_rows.messages, **dict.fromkeys(threads)}
     reports = _erase_messages(checkpointer, messages_before)
     clean = True
@@ -125,8 +125,8 @@ def forget(
         reports += _erase_messages(
             checkpointer, {thread_id: ids for thread_id, ids in messages_after.items() if ids}
         )
-        # This process drops the cached words and vectors now. Other processes drop their cached
-        # words and vectors at their next search.
+        # This process drops its cached words and vectors now. Other processes drop theirs at their
+        # next search.
         parts.database.read(parts.indexes.purge_erased)
         clean = parts.database.scrub_deleted_rows()
     return _build_receipt(

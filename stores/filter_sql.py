@@ -1,10 +1,10 @@
 """SQL conditions that preselect the rows which a filter may match.
 
-The SQL condition for a filter may select too many rows, but never omits a row that the filter
-matches. `Filter.matches` checks each row that the SQL condition has selected. SQL conditions are
-built for the operators `$eq`, `$in`, `$gt`, `$gte`, `$lt` and `$lte`, if the operand is text, a
-finite number or a boolean. A part of a filter that uses any other operator or operand is replaced
-by the SQL condition TRUE, which selects all rows.
+The SQL condition for a filter may select too many rows, but never misses a row that the filter
+matches. `Filter.matches` then checks each row that the SQL condition has selected. A comparison is
+tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte` and its operand
+is text, a finite number or a boolean. Any other comparison, and any negation, becomes the SQL
+condition TRUE, which selects all rows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from perdure.stores.filters import (
     parse_path,
 )
 
-# maximum number of characters of an SQL condition, which keeps expressions below SQLite's limit for
-# the depth of an expression
+# maximum length of an SQL condition in characters, which keeps expressions within SQLite's depth
+# limit
 _MAX_SQL_LENGTH = 10_000
-# Maximum number of JSON paths for one field of a filter. A field with more paths is not tested in
-# SQL, so its SQL condition is TRUE.
+# Maximum number of JSON paths that one field of a filter may stand for. A field with more paths is
+# not tested in SQL; its SQL condition is TRUE.
 _MAX_PATHS = 8
 # largest integer that SQLite reads exactly from JSON, whether the integer is written as 1 or as 1.0
 _MAX_EXACT_INTEGER = 2**53
-# largest number that an SQL condition compares; a filter with a larger number is not tested in SQL
+# maximum absolute value of a number in an SQL condition; comparisons with larger numbers are not
+# tested in SQL
 _MAX_NUMBER = 1e300
 # matches the characters at which SQLite truncates a string: NUL and lone surrogates
 TRUNCATING = re.compile(r"[\x00\ud800-\udfff]")
@@ -57,14 +58,15 @@ class Condition(NamedTuple):
     def with_numbered_parameters(self, first: int) -> str:
         """Return the SQL text of the condition with numbered parameters such as `?1`.
 
-        If an SQL statement contains the text of the condition twice, numbered parameters allow the
-        statement to pass each value only once.
+        With numbered parameters, a statement that contains the condition twice needs to pass each
+        value only once.
         """
         numbers = count(first)
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
-# condition for a part of a filter that cannot be tested in SQL; the condition selects all rows
+# SQL condition that stands in for a part of a filter that cannot be tested in SQL; it selects all
+# rows
 _UNKNOWN = Condition("TRUE")
 
 
@@ -97,7 +99,7 @@ def build_condition(
 def find_indexable_paths(filter: Filter) -> list[str]:
     """Return the paths whose indexes could speed up a filter.
 
-    Paths that are tested for equality come before paths that are tested for a range.
+    Paths tested for equality come before paths tested for a range.
     """
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
@@ -133,9 +135,9 @@ def _is_indexable(path: object) -> TypeGuard[str]:
 
 
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
-    """Yield the parts of a conjunction, all of which must hold.
+    """Yield the parts of a conjunction, including the parts of nested conjunctions.
 
-    A filter node that is not a conjunction is yielded as the only part.
+    A filter node that is not a conjunction is yielded itself, as the only part.
     """
     if isinstance(node, AllOf):
         for part in node.parts:
@@ -187,9 +189,9 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
                 if _convert_to_sql_value_if_exact(value) is None
             ]
             return join_with_or([location.membership_condition(exact), *others])
-        # SQLite cuts a string at a NUL character. The string "a\0b" is therefore compared as "a",
-        # which is equal to the operand "a" and not greater. All bounds are inclusive, so that rows
-        # with such strings are selected as well.
+        # All bounds are inclusive, even for `$gt` and `$lt`, because SQLite truncates a string at a
+        # NUL character. It compares the string "a\0b" as "a", which is equal to the operand "a" and
+        # not greater.
         case "$gt" | "$gte" if bounds := _compute_lowest_and_highest_sql_value(operand):
             return location.range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_lowest_and_highest_sql_value(operand):
@@ -206,7 +208,7 @@ def _build_equality(value: Any, location: JSONLocation) -> Condition:
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
-    """Return the SQL value to which SQLite converts a JSON value, or None if it may be inexact."""
+    """Return the SQL value that SQLite extracts for a JSON value, or None if it may be inexact."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -215,11 +217,10 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
 
 
 def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
-    """Return bounds of the SQL value to which SQLite converts a JSON value.
+    """Return the lowest and the highest SQL value that SQLite may extract for a JSON value.
 
-    The bounds are a pair of the lowest and the highest possible value. The lowest and the highest
-    value may differ, because SQLite may round numbers. The result is None if no bounds can be given
-    for the JSON value.
+    The two bounds differ for numbers, because SQLite may round them. The result is None if the JSON
+    value has no bounds, for example because it is an object or too large a number.
     """
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
@@ -248,8 +249,8 @@ def _join_with_and(parts: Sequence[Condition]) -> Condition:
 def join_with_or(parts: Sequence[Condition]) -> Condition:
     """Join conditions with OR.
 
-    If one of the conditions in `parts` is TRUE, or if the joined SQL expression would be too long,
-    the result is the condition TRUE.
+    The result is the condition TRUE if one of `parts` is TRUE or if the joined SQL expression would
+    be too long.
     """
     if _UNKNOWN in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
         return _UNKNOWN
@@ -270,8 +271,8 @@ def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
 def build_index_expression(path: str, column: str) -> str:
     """Build the SQL expression to index so that filters on `path` can use the index.
 
-    The expression reads the field whose name is exactly `path`, including the dots. If the field
-    with the name `path` is missing or null, the expression follows the path into nested objects.
+    The expression reads the field named exactly `path`, dots included. If this field is missing or
+    null, the expression follows the path into nested objects.
     """
     extracted = f"json_extract({column}, '$.{check_index_path(path)}')"
     if "." not in path:
@@ -280,12 +281,12 @@ def build_index_expression(path: str, column: str) -> str:
 
 
 class JSONLocation(NamedTuple):
-    """The location of a JSON value in a column.
+    """The location of a JSON value in a column, given by one or more JSON paths.
 
-    The location is a list of JSON paths, because a key with a dot can be the name of a field or a
+    There may be several paths, because a key that contains a dot can be either a field name or a
     path to a nested field.
 
-    If `paths` is empty, the value cannot be read in SQL, and the methods return the condition TRUE.
+    If `paths` is empty, the value cannot be read in SQL, and every condition on it is TRUE.
     """
 
     column: str
@@ -299,13 +300,13 @@ class JSONLocation(NamedTuple):
         return True
 
     def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
-        """Turn a condition on a JSON document into a condition on the document's row."""
+        """Turn a condition on a JSON document into a condition on the row that contains it."""
         return json_condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
-        """Return the location of one element of the object or array at this location.
+        """Return the location of a value inside the object or array at this location.
 
-        The element of an object is selected by a string, and the element of an array by a position.
+        A string `key` is the name of a field in an object. An int `key` is a position in an array.
         """
         paths = tuple(
             path + end for path in self.paths for end in self.list_json_path_suffixes_of_key(key)
@@ -314,7 +315,7 @@ class JSONLocation(NamedTuple):
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[Any]:
-        """Return the suffixes that extend the JSON path of an object to its field `key`."""
+        """Return the suffixes to append to the JSON path of an object to reach its field `key`."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
@@ -328,7 +329,7 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("IN (SELECT value FROM json_each(?))", json.dumps(keys))
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the SQL condition that a JSON value lies between two inclusive bounds.
+        """Return the SQL condition that a JSON value lies between two bounds, inclusive.
 
         If `low` is None, the range has no lower bound. If `high` is None, the range has no upper
         bound.
@@ -340,7 +341,7 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("BETWEEN ? AND ?", low, high)
 
     def _extract_condition(self, comparison: str, *params: str | float | None) -> Condition:
-        """Return the SQL condition that compares the value at this location with parameters."""
+        """Return an SQL condition that compares the value with bound parameters."""
         # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns the JSON text of
         # an array.
         if self.expression:
@@ -352,12 +353,12 @@ class JSONLocation(NamedTuple):
 def _build_path_suffixes(key: str) -> tuple[str, ...]:
     """Return the suffixes to append to a SQLite JSON path so that it leads to the value of `key`.
 
-    The result contains a suffix for the field whose name is exactly `key`, and a suffix for `key`
-    as a path to a nested field. If a label of the path is not ASCII, each suffix is returned in two
-    spellings. `json.dumps` can write the label as text or with escapes, and SQLite 3.40 compares
-    labels without decoding escapes. If SQLite's JSON paths cannot express `key`, the result is
-    empty. A JSON path of SQLite cannot contain the step `[*]`, or a label with quotes, backslashes
-    or control characters.
+    There is one suffix for the field named exactly `key`, and one for `key` as a path to a nested
+    field. If the path contains a non-ASCII label, each suffix is returned in two spellings, with
+    the label as plain text and with JSON escapes. Both are needed, because stored JSON can contain
+    either spelling and SQLite 3.40 compares labels without decoding escapes. The result is empty if
+    SQLite's JSON paths cannot express `key`, because it contains a `[*]` step, or a label with
+    quotes, backslashes or control characters.
     """
     step_lists = dict.fromkeys(((key,), parse_path(key)))
     if any(

@@ -11,13 +11,13 @@ A filter is a mapping. All its entries must hold:
 
 These rules apply wherever a filter is used.
 
-Values are strict JSON: `True` is not 1, 1 equals 1.0, 2**53 + 1 differs from 2.0**53, and `"1"` is
-not 1.
+Values are compared as strict JSON: `True` is not 1, 1 equals 1.0, 2**53 + 1 differs from 2.0**53,
+and `"1"` is not 1.
 
 `{"a": None}` holds if the field `a` exists and is null. A missing field is never equal to an
 operand. Use `$exists` to test whether a field is missing.
 
-`$ne` negates `$eq`, and `$nin` negates `$in`. `$not` negates the filter that is its operand. A
+`$ne` negates `$eq`, and `$nin` negates `$in`. `$not` negates its operand, which is a filter. A
 condition with `$ne`, `$nin` or `$not` also holds for a missing field. For example, `{"a": {"$ne":
 1}}` holds if the field `a` is missing, because `{"a": {"$eq": 1}}` does not hold.
 
@@ -28,19 +28,19 @@ compare with numbers. A comparison with NaN never holds.
 `$contains` holds if an array has an element that equals the operand, or if a string contains the
 operand.
 
-`$eq`, `$ne`, `$in`, `$nin` and `$contains` compare objects with all their entries. If the condition
-on a field is a mapping without operators, such as `{"name": "Ann"}`, the condition holds for every
-object that has at least the entries of the mapping. If the condition on a field is a list, each
-element of the list is a condition on the array's element at the same position.
+`$eq`, `$ne`, `$in`, `$nin` and `$contains` treat two objects as equal only if all their entries are
+equal. If the condition on a field is a mapping without operators, such as `{"name": "Ann"}`, the
+condition holds for every object that has at least these entries. If the condition on a field is a
+list, each element of the list is a condition on the array element at the same position.
 
-A key that starts with `$` is an operator. To name a field whose name starts with `$`, write a path
-to the field, such as `author.$ref`.
+A key that starts with `$` is an operator. To refer to a field whose name starts with `$`, write a
+path to the field, such as `author.$ref`.
 
-A key such as `author.name` can be the name of a field or a path. If the document has a field with
-exactly the name `author.name`, the condition tests the value of this field. If the document has no
-such field, the key is a path to a nested field. The step `[*]` in a path means that at least one
-element of the array must meet the whole condition. If the array is empty, the condition of a path
-with `[*]` is tested as for a missing field.
+A key such as `author.name` can be either a field name or a path. If the document has a field named
+exactly `author.name`, the condition applies to this field. Otherwise, the key is interpreted as a
+path to a nested field. The `[*]` step in a path means that at least one array element must satisfy
+the whole condition. If the array is empty, a condition on a path with `[*]` is evaluated as if the
+field were missing.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ OPERATORS = (
 """The names of all operators."""
 
 _CONTAINERS = (Mapping, list, tuple)
-# Booleans, dicts and lists are not looked up in a set of operands. In a set, True would equal 1,
-# and dicts and lists cannot be hashed.
+# Booleans, dicts and lists are compared one by one instead of being looked up in a set of operands,
+# because True would equal 1 in a set, and dicts and lists cannot be hashed.
 _UNHASHABLE_OR_BOOL = (
     bool,
     dict,
@@ -95,9 +95,9 @@ _STEP_PATTERN = re.compile(rf"({_LABEL_PATTERN})|\[(-?[0-9]+|\*)\]")
 
 
 class Mark(Enum):
-    """Markers for a missing value, and for the step `[*]`, which selects each element of an array.
+    """Sentinels for a missing value and for the `[*]` step, which selects all elements of an array.
 
-    The markers differ from each JSON value and from each label.
+    The sentinels are distinct from every JSON value and from every label of a path.
     """
 
     MISSING = "missing"
@@ -121,8 +121,9 @@ class Comparison(NamedTuple):
     """Compares the value with an operand.
 
     `operator` is one of the filter operators except `$ne`, `$nin` and `$not`, which are parsed into
-    `Negation`. Two more operators exist besides the filter operators: `object` holds if the value
-    is an object, and `array` holds if the value is an array whose length is `operand`.
+    `Negation`. In addition to the filter operators, the parser uses two internal operators:
+    `object` holds if the value is an object, and `array` holds if the value is an array whose
+    length is `operand`.
     """
 
     operator: str
@@ -152,7 +153,7 @@ class AnyOf(NamedTuple):
 
 
 class Negation(NamedTuple):
-    """A negated condition, which holds if the condition `part` does not hold."""
+    """A negated condition: it holds if the condition `part` does not hold."""
 
     part: Node
 
@@ -230,7 +231,7 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
 
 
 def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
-    """Return a scalar of JSON. A str, int or float of a subclass is converted to its base class."""
+    """Return a JSON scalar. Instances of subclasses of str, int or float become plain values."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -340,7 +341,7 @@ def _parse_logical(
 
 
 def _combine_all(parts: Sequence[Node]) -> Node:
-    """Return a filter node that holds if all nodes in `parts` hold."""
+    """Return a filter node that holds if all of `parts` hold."""
     return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
 
@@ -368,7 +369,7 @@ def _build_unknown_name_error(
 
 
 def _format_filter_path(path: _FilterPath) -> str:
-    """Format the location of a part of a filter for messages, such as `filter["$or"][0]`."""
+    """Format the position of a part of a filter for error messages, such as `filter["$or"][0]`."""
     return "filter" + "".join(f"[{_format_short_repr(step)}]" for step in path)
 
 
@@ -403,7 +404,7 @@ def _compile_node(node: Node) -> _Predicate:
 
 
 def _build_conjunction(tests: Sequence[_Predicate]) -> _Predicate:
-    """Return a predicate that holds if all predicates in `tests` hold."""
+    """Return a predicate that holds if all of `tests` hold."""
 
     def test_all(value: Any) -> bool:
         for test in tests:  # noqa: SIM110 - half the time of all() over a generator
@@ -417,7 +418,7 @@ def _build_conjunction(tests: Sequence[_Predicate]) -> _Predicate:
 def parse_path(key: str) -> tuple[Step, ...]:
     """Split a key into the steps of its path.
 
-    A key that is not a well-formed path is returned as a single step.
+    A key that is not a well-formed path is treated as a single step.
 
     >>> parse_path("items[*].name")
     ('items', <Mark.ANY_ELEMENT: '*'>, 'name')
@@ -433,9 +434,9 @@ def parse_path(key: str) -> tuple[Step, ...]:
 def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
     """Return a predicate that applies `test` to the value under `key` in an object or array.
 
-    If an object has a field with exactly the name `key`, including its dots, the value of this
-    field is passed to `test`. If an object has no such field, `key` is interpreted as a path. If
-    `key` is an int, the predicate requires an array that has an element at the position `key`.
+    If an object has a field named exactly `key`, dots included, `test` is applied to this field. If
+    an object has no such field, `key` is interpreted as a path. An int `key` is a position in an
+    array; the caller must ensure that the array has an element at this position.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
@@ -444,7 +445,7 @@ def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
 
 
 def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
-    """Return a predicate that applies `test` to the value at the end of a path in a JSON value."""
+    """Return a predicate that applies `test` to the value that a path leads to."""
     if ANY_ELEMENT in steps:
         index = steps.index(ANY_ELEMENT)
         test_element = _compile_steps(steps[index + 1 :], test)
@@ -467,7 +468,7 @@ def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
 
 
 def _compile_comparison(name: str, operand: Any) -> _Predicate:
-    """Return a predicate that compares a value with an operand by means of a filter operator."""
+    """Return a predicate that applies a filter operator to a value and an operand."""
     match name:
         case "object":
             return lambda value: isinstance(value, dict)

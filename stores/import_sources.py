@@ -1,7 +1,6 @@
 """Sources of imports: JSON Lines, any store with langgraph's interface, and langgraph's tables.
 
-For each item, a source yields the name of the item for error messages, and the item as a JSON
-object.
+For each item, a source yields a name to use in error messages, and the item as a JSON object.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Lines = Generator[Line, None, None]
 
 
 def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
-    """Parse lines of JSON, and yield one item for each line. Empty lines are skipped.
+    """Parse lines of JSON, and yield one item per line. Empty lines are skipped.
 
     Args:
         lines: The lines, with one JSON object each.
@@ -70,9 +69,9 @@ def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) 
 def _add_missing_namespace_and_key(
     line_name: str, line: dict[str, Any], default_namespace: Namespace | None
 ) -> Mapping[str, Any]:
-    """Add a missing namespace and a missing key to an item that was read from a line of JSON.
+    """Fill in the namespace and the key if an item from a JSON line lacks them.
 
-    An item without a key gets a key that is the hash of its value.
+    An item without a key gets the hash of its value as its key.
     """
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
@@ -114,10 +113,10 @@ def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
 def iter_store_items(store: BaseStore) -> Lines:
     """Yield the current version of each item of a store, namespace by namespace.
 
-    Namespaces are listed in pages. A page may be shorter than requested, so pages are read until a
-    page is empty. The namespaces are listed twice, without a prefix and with the prefix `ROOT`. The
-    second list is needed because perdure's own stores list the namespaces of notes about memories
-    only if the prefix begins with the label `ROOT`.
+    Namespaces are listed in pages. A page may be shorter than requested, so pages are read until
+    one is empty. The namespaces are listed twice, once without a prefix and once with the prefix
+    `ROOT`, because perdure's own stores leave out the namespaces of notes about memories unless the
+    prefix begins with the label `ROOT`.
     """
     notes = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -134,13 +133,13 @@ def iter_store_items(store: BaseStore) -> Lines:
 
 def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
     """Yield the current version of each item of one namespace."""
-    # The method `search` rejects some labels that a store may contain, so a `SearchOp` is built
-    # directly.
+    # Build a `SearchOp` instead of calling `search`, which rejects some labels that a store may
+    # contain.
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
-            # A search also returns items of longer namespaces that begin with `namespace`. Skip the
-            # items of longer namespaces.
+            # Skip items from deeper namespaces, because a search also returns the items of all
+            # namespaces that begin with `namespace`.
             if tuple(item.namespace) == namespace:
                 times = item.created_at, item.updated_at
                 yield (
@@ -179,7 +178,7 @@ def iter_langgraph_items(
 def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
     """Yield the items of a file.
 
-    Each value is read by a query of its own, because a value may be large.
+    Each value is read by a separate query, because values may be large.
     """
     database = SQLiteDatabase(
         path, None, read_only=True, tables=STORE_TABLES, max_value_bytes=max_value_bytes
@@ -203,7 +202,7 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
 
 
 def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
-    """Build the error for a file that does not contain the table of langgraph's SqliteStore."""
+    """Build the error for a file that lacks the table of langgraph's SqliteStore."""
     if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
             f"{file.path!r} is a file of perdure: export its items to JSON Lines and import these, "
@@ -241,10 +240,9 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 
 
 def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
-    """Convert a row of langgraph's table to a line of an import.
+    """Convert a row of langgraph's table to the fields of one imported item.
 
-    A line is a dict with the fields of one item. If the row is invalid, the function returns an
-    `ImportFailed` error instead of the dict.
+    If the row is invalid, an `ImportFailed` error is returned in place of the fields.
     """
     prefix, key, value, created, updated, expires, ttl = row
     item_name = f"{path!r}, {key!r} in {prefix!r}"

@@ -1,11 +1,10 @@
 """Search index of one namespace: its items, words and vectors as arrays, in memory and encoded.
 
 Rows are appended as items are put. The words of new rows are appended to an unsorted list, which
-each search scans as a whole. When the list of unsorted words has grown too long,
-`NamespaceIndex.compact` sorts its words into the postings. The postings are an inverted index: for
-each word, they contain the rows in which the word occurs. A search works on an `IndexView`, which
-does not change while the index changes. The encoded form of an index consists of a header in JSON,
-the arrays, and the words.
+every search scans in full. Once this list has grown too long, `NamespaceIndex.compact` merges its
+words into the sorted postings. The postings are an inverted index: for each word, they contain the
+rows in which the word occurs. A search works on an `IndexView`, which does not change while the
+index changes. The encoded form of an index consists of a header in JSON, the arrays, and the words.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ ROW_DTYPE: Final = np.dtype(
         ("since", "<i8"),  # time of the put, microseconds since 1970
         ("position", "<f8"),
         ("at", "<f8"),  # time of the message, seconds since 1970; NaN if unknown
-        # integer that the index assigned to the thread id, or -1 if the item belongs to no thread
+        # number that the index assigned to the item's thread, or -1 if the item belongs to no
+        # thread
         ("thread", "<i4"),
         ("actor", "<i4"),
         ("length", "<i4"),  # number of words
@@ -67,22 +67,21 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# The unsorted words of an index are merged into the sorted postings only if there are more unsorted
-# words than this number. For unsorted vectors, the minimum is 1/64 of `_MIN_RECENT`.
+# Threshold for merging the unsorted words of an index into the sorted postings: the index must have
+# more unsorted words than this number. The threshold for unsorted vectors is 1/64 of this number.
 _MIN_RECENT: Final = 1 << 13
-# The unsorted words of an index are merged into the sorted postings only if there are more unsorted
-# words than 1/32 of the number of sorted words. For vectors, the minimum is 1/32 of the number of
-# sorted vectors.
+# Second threshold for merging unsorted words: there must also be more of them than 1/32 of the
+# number of sorted words. The same fraction applies to vectors.
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
-# Number of bits of the row number, and of the count, in a sort key. A sort key is an integer that
-# consists of a word number, a row number and a count.
+# Number of bits that a sort key uses for the row number and for the count. A sort key is an integer
+# that packs a word number, a row number and a count.
 _ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
 _FORMAT_VERSION: Final = 3  # version of the encoded form of an index
 _ALIGNMENT: Final = 8  # alignment in bytes; each encoded array starts at a multiple of this number
-# size in bytes of the integer at the start of an encoded index that gives the length of its header
+# size in bytes of the integer at the start of an encoded index that gives the header length
 _LENGTH_BYTES: Final = 8
 # maximum bytes of an encoded index; a larger index is not stored. SQLite's limit for a value is
 # 10^9 bytes.
@@ -90,12 +89,13 @@ _MAX_ENCODED_BYTES: Final = 1 << 29
 
 
 class IndexedItem(NamedTuple):
-    """The search data of one version of an item."""
+    """The data that a search needs about one version of an item."""
 
     id: int  # id of the version
     words: Sequence[str]  # tokens of the text
     ends_with_question: bool  # whether the text ends with a question
-    vectors: bytes  # encoded vectors of the item's text, concatenated
+    # concatenated encoded vectors of the item's text
+    vectors: bytes
     thread: str | None
     position: float  # position in the thread
     actor: str | None  # the speaker
@@ -105,7 +105,7 @@ class IndexedItem(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """The measured separation of an index, and the ids of the rows that were measured."""
+    """The measured vector separation of an index, with the ids of the rows it was measured on."""
 
     ids: Ints
     separation: VectorSeparation
@@ -116,9 +116,10 @@ class Coverage(NamedTuple):
 
     newest: int  # highest id that was read
     items: int  # number of current items, including items that are excluded from search
-    # counter that increases whenever vectors are stored for items that had been stored without them
+    # counter that increases whenever vectors are added to items that were stored without any
     embedded: int
-    closed: int  # sequence number of the newest replaced or deleted version that was read
+    # sequence number of the latest replaced or deleted version that was read
+    closed: int
 
 
 class NamespaceIndex:
@@ -146,7 +147,7 @@ class NamespaceIndex:
         self._reset_unsorted_words_vectors_and_cached_view()
 
     def _reset_unsorted_words_vectors_and_cached_view(self) -> None:
-        """Drop the cached view, and drop the words and vectors that have not been sorted yet."""
+        """Drop the cached view and all unsorted words and vectors."""
         none = np.empty(0, np.int32)
         self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
         self._recent_vectors: list[bytes] = []
@@ -168,7 +169,7 @@ class NamespaceIndex:
     # -- changes
 
     def add_items(self, entries: Sequence[IndexedItem]) -> None:
-        """Add items to the index. The items must be newer than all items in the index."""
+        """Add items to the index. They must be newer than every item already in the index."""
         if not entries:
             return
         first = len(self.rows)
@@ -214,7 +215,7 @@ class NamespaceIndex:
         self._compact_if_needed()
 
     def _find_rows_by_id(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
-        """Return a pair of row number and id for each of the ids that the index contains."""
+        """Return pairs of row number and id for those of the given ids that are in the index."""
         rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
@@ -228,8 +229,8 @@ class NamespaceIndex:
         """Remove the items with these ids."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], ids)
         if self._sample is not None and np.isin(self._sample.ids, ids).any():
-            # Discard the measurement of the vector separation, because the measurement used removed
-            # rows. Every process must obtain the same measurement for the same rows.
+            # Discard the measured vector separation, because some of the measured rows are now
+            # removed. Every process must obtain the same measurement for the same rows.
             self._sample = None
         self._compact_if_needed()
 
@@ -250,7 +251,7 @@ class NamespaceIndex:
     def compact(self) -> None:
         """Sort all words into the postings.
 
-        Removed rows are dropped, and so are words that no row contains.
+        Removed rows are dropped, and so are words that no longer occur in any row.
         """
         rows = self.rows
         order = sort_rows_by_thread_and_position(rows, np.flatnonzero(rows["alive"]))
@@ -261,15 +262,15 @@ class NamespaceIndex:
         key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
         row_of_word = positions[np.concatenate([sorted_rows, row_of_word])]
         is_present = row_of_word >= 0
-        # The array of sort keys is changed in place, because it may have millions of elements.
+        # Change the array of sort keys in place, because it may have millions of elements.
         key <<= _ROW_BITS
         key |= row_of_word
         key <<= _COUNT_BITS
         key |= np.concatenate([sorted_counts, counts])
         key = key[is_present]
         key[np.count_nonzero(is_present[: len(sorted_rows)]) :].sort()
-        # The array of sort keys consists of two parts, which are each in order. numpy's stable sort
-        # merges two sorted parts quickly.
+        # The array of sort keys consists of two sorted runs, which numpy's stable sort merges
+        # quickly.
         key.sort(kind="stable")
         numbers = np.arange(len(self.vocabulary) + 1) << (_ROW_BITS + _COUNT_BITS)
         starts = np.searchsorted(key, numbers)
@@ -314,8 +315,8 @@ class NamespaceIndex:
     ) -> Vectors:
         """Return a `Vectors` object with a matrix of vectors and the row number of each vector.
 
-        If there are many vectors, a sketch of each vector is added to the matrix. A sketch is a
-        short bit string from which a search estimates the similarity of the vector to the query.
+        If there are many vectors, the matrix also gets a sketch of each vector. A sketch is a short
+        bit string that lets a search estimate how similar the vector is to the query.
         """
         return Vectors(
             matrix.copy_with_sign_bit_sketches()
@@ -325,7 +326,7 @@ class NamespaceIndex:
         )
 
     def _get_sorted_and_recent_vectors(self) -> tuple[Vectors, ...]:
-        """Return the sorted and the unsorted vectors of the index, without empty parts."""
+        """Return the sorted and the unsorted vectors, leaving out either if it is empty."""
         parts = [] if self.vectors is None else [self.vectors]
         if self._recent_owners and self.model is not None:
             matrix = VectorMatrix.from_bytes(
@@ -337,9 +338,10 @@ class NamespaceIndex:
     # -- expiry
 
     def find_ids_expiring_between(self, after: int, until: int) -> list[int]:
-        """Return the ids of the items whose expiry is after `after` and not after `until`.
+        """Return the ids of the items that expire after `after` and no later than `until`.
 
-        The expiry of an item is taken from the index. The expiry in the database may be later.
+        The expiry times cached in the index are used. An item's expiry time in the database may be
+        later.
         """
         if self._is_view_valid(after) and self._is_view_valid(until):
             return []
@@ -372,7 +374,7 @@ class NamespaceIndex:
             return self._view
         rows, parts = self.rows, self._get_sorted_and_recent_vectors()
         is_searchable = rows["length"] > 0
-        # A row that has neither words nor vectors is left out, because no search can find the row.
+        # Leave out rows that have neither words nor vectors, because no search can find them.
         if not is_searchable.all():
             for part in parts:
                 is_searchable[part.owner] = True
@@ -402,11 +404,11 @@ class NamespaceIndex:
     def _get_or_measure_separation_of_related_rows(
         self, vector_parts: Sequence[Vectors]
     ) -> VectorSeparation:
-        """Return how well the vectors of the index separate related rows from random rows.
+        """Return how well the index's vectors distinguish related rows from random rows.
 
-        The separation of the vectors is measured in the oldest rows that have vectors. A cached
-        measurement is reused only if it was made with the same rows, so the result depends only on
-        the rows that the index contains.
+        The vector separation is measured on the oldest rows that have vectors. A cached measurement
+        is reused only if it was made on the same rows, so that the result depends only on the rows
+        in the index.
         """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in vector_parts:
@@ -425,9 +427,9 @@ class NamespaceIndex:
     def _measure_separation_of_related_rows(
         self, vector_parts: Sequence[Vectors], first_rows: Ints
     ) -> VectorSeparation:
-        """Measure how well vectors separate related rows from random rows, using only `first_rows`.
+        """Measure how well the vectors of `first_rows` distinguish related rows from random rows.
 
-        The rows `first_rows` are the oldest rows that have vectors.
+        `first_rows` are the oldest rows that have vectors.
         """
         size = len(first_rows)
         if not size:
@@ -454,7 +456,7 @@ class NamespaceIndex:
         )
 
     def _find_pairs_sharing_words(self, positions: NDArray[np.int32], count: int) -> Rows:
-        """Return pairs of rows that share a rare word and whose positions are below `count`."""
+        """Return pairs of rows that share a rare word, both with a position below `count`."""
         words, rows = self._collect_words_and_their_row_positions(
             np.where(positions < count, positions, -1)
         )
@@ -463,13 +465,10 @@ class NamespaceIndex:
     def _collect_words_and_their_row_positions(
         self, positions: NDArray[np.int32]
     ) -> tuple[Rows, Rows]:
-        """Return the words of the selected rows as two arrays of equal length.
+        """Return the words of the selected rows as two parallel arrays.
 
-        The first array contains word numbers. The second array contains, for each word, the
-        position of the row that contains the word. A row is selected if `positions` gives it a
-        position.
-
-        A row has no position if `positions` is -1 for the row.
+        The first array contains word numbers. The second array gives, for each word, the position
+        of the row that contains it. A row is selected unless its entry in `positions` is -1.
         """
         starts, rows, _ = self.postings
         posting_positions = positions[rows]
@@ -485,7 +484,7 @@ class NamespaceIndex:
 
 
 def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
-    """Return a dict that assigns the next integer to a key when the key is first looked up."""
+    """Return a dict that assigns the next integer to each new key when it is first looked up."""
     numbering: dict[str, int] = defaultdict(lambda: len(numbering))
     numbering.update(zip(names, count()))
     return numbering
@@ -494,7 +493,7 @@ def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
 def _renumber_used_names_without_gaps(
     rows: NDArray[Any], column: str, names: Mapping[str, int]
 ) -> dict[str, int]:
-    """Renumber the names in a column of the rows without gaps, and return the number of each name.
+    """Renumber the names in a column so that there are no gaps, and return each name's new number.
 
     Names that no row uses are dropped.
     """
@@ -511,15 +510,18 @@ def _renumber_used_names_without_gaps(
 class Postings(NamedTuple):
     """The inverted index: for each word, the rows that contain the word."""
 
-    # The index of each word's first entry in `rows`. The last element is the index after the last
-    # entry.
+    # For each word, the index of the word's first entry in `rows`, followed by the length of
+    # `rows`.
     starts: Ints
     rows: Rows  # rows that contain each word, ascending
     counts: NDArray[np.uint8]  # number of occurrences of the word in each row
 
 
 class Vectors(NamedTuple):
-    """Vectors, with the row number of each vector. The vectors of a row are adjacent."""
+    """A matrix of vectors, with the number of the row that each vector belongs to.
+
+    The vectors of a row are adjacent.
+    """
 
     matrix: VectorMatrix
     owner: NDArray[np.int32]
@@ -554,22 +556,23 @@ class Candidates:
 class IndexView:
     """An immutable view of an index at one moment, with all or some of its rows."""
 
-    # Numbers of the index rows that the view contains. The rows of a thread are adjacent and have
-    # the order of their messages.
+    # Numbers of the index rows in the view. The rows of a thread are adjacent, in the order of
+    # their messages.
     order: Ints
-    # The words of the index. Words of rows that were added after the view was created may be
-    # included.
+    # All words of the index. They may include words of rows that were added after the view was
+    # created.
     vocabulary: Vocabulary
     actors: Sequence[str]  # names by number
     threads: Sequence[str]  # names by number
     nbytes: int  # approximate size of the index in memory, in bytes
     rows: NDArray[Any]
     postings: Postings
-    # Occurrences of words that are not yet in the sorted arrays of `postings`, as an array of word
-    # numbers, an array of row numbers and an array of counts
+    # Word occurrences that are not yet merged into the sorted `postings`, as parallel arrays of
+    # word numbers, row numbers and counts
     recent: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
-    # how well vectors separate related rows from random rows, measured in all rows of the index
+    # how well vectors distinguish related rows from random rows, measured on a sample of the whole
+    # index
     separation: VectorSeparation
 
     @cached_property
@@ -587,7 +590,7 @@ class IndexView:
         return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
     def find_word(self, word: str) -> WordHits:
-        """Return the rows of this view that contain a word, and the word's count in each row."""
+        """Return the rows of this view that contain a word, with the word's count in each row."""
         number = self.vocabulary.get(word)
         if number is None:
             return NO_HITS
@@ -609,8 +612,8 @@ class IndexView:
 
     def frequent_words(self, min_share: float) -> list[str]:
         """Return the words that occur in at least the given share of the index's rows."""
-        # Copy the words of the vocabulary, because another thread may add words to the vocabulary
-        # while this method counts the rows of each word.
+        # Copy the words of the vocabulary, because another OS thread may add words while this
+        # method counts the rows of each word.
         words = list(self.vocabulary)
         counts = np.bincount(self.recent[0], minlength=len(words))
         counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
@@ -620,9 +623,9 @@ class IndexView:
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Return the best similarity of each row's vectors to the query; NaN means no vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
-        # If the view contains a small part of the index, the query is compared with the vectors of
-        # the view's rows only. A comparison of sketches selects the rows that are most similar in
-        # the whole index, and a small view may contain none of these rows.
+        # If the view is a small part of the index, compare the query only with the vectors of the
+        # view's rows. A search by sketches finds the most similar rows of the whole index, and a
+        # small view may contain none of them.
         is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
         for matrix, owner in self.vectors:
             if is_small_part:
@@ -647,7 +650,7 @@ class IndexView:
         return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
     def without_later_puts(self, moment: int) -> IndexView:
-        """Return an index view without the rows of items that were put after the given time."""
+        """Return an index view without the items that were put after the given time."""
         is_earlier = self.rows["since"][self.order] <= moment
         return self if is_earlier.all() else replace(self, order=self.order[is_earlier])
 
@@ -661,9 +664,9 @@ def sort_rows_by_thread_and_position(rows: NDArray[Any], selected: Ints) -> Ints
 
 
 def build_position_of_each_row(order: Ints, row_count: int) -> NDArray[np.int32]:
-    """Return an array with the position in `order` of each of `row_count` rows.
+    """Return an array that gives each row's position in `order`, for `row_count` rows.
 
-    The position of a row that `order` does not contain is -1.
+    Rows that are not in `order` get the position -1.
     """
     positions = np.full(row_count, -1, np.int32)
     positions[order] = np.arange(len(order), dtype=np.int32)
@@ -709,7 +712,7 @@ def decode_index_or_none_if_outdated(
 
 
 def _build_associated_data(path: bytes) -> AssociatedData:
-    """Return the associated data by which the encryption binds a stored index to its namespace."""
+    """Return the associated data that binds an encrypted index to its namespace."""
     return ("index", path.decode())
 
 

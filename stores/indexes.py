@@ -1,12 +1,12 @@
 """Search indexes of all namespaces of a store: loading, updating, caching and merging them.
 
 Each namespace has a counter that increases with every change of its items. A search first compares
-the counter of a namespace with the counter that its index has recorded. If the counter of a
-namespace has increased since its index was updated, the search adds the items that are newer than
-the index, and drops the items that have been replaced or deleted. An index that is not in memory is
-read from the database, where indexes are stored in encoded form. If a search had to analyse many
-texts, it stores the encoded index in the database. If all indexes together exceed a maximum number
-of bytes, the indexes that have not been searched for the longest time are dropped from memory.
+a namespace's counter with the value recorded in its index. If the counter has increased since the
+index was updated, the search adds the items that are newer than the index, and drops the items that
+have been replaced or deleted. An index that is not in memory is read from the database, where
+indexes are stored in encoded form. If the stored index lacks many items, the search stores the
+updated index in the background. If all indexes together exceed a maximum size in bytes, the least
+recently searched indexes are evicted from memory.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from perdure.stores.separation import VectorSeparation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
-# word that stands for the person in extracted facts such as "The user likes figs"
+# word by which extracted facts, such as "The user likes figs", refer to the person
 USER_WORD: Final = "user"
-# Minimum share of a namespace's rows that must contain a word for the word to count as the name of
-# the namespace's person.
+# Minimum fraction of a namespace's rows that must contain a word before the word is taken for the
+# name of the person whom the rows are about.
 MIN_NAME_SHARE: Final = 0.3
-# If a namespace has more rows than this number, a search does not determine the name of the person
+# Maximum number of rows in a namespace for which a search tries to determine the name of the person
 # whom the rows are about.
 _MAX_PERSONAL_ROWS: Final = 2_000
 _PAGE_ROWS: Final = 1 << 12  # number of rows that are read at a time
-# maximum number of words of a query that are corrected; the correction of one word takes 1 ms
+# maximum number of query words to correct; correcting one word takes about 1 ms
 _MAX_CORRECTED_WORDS: Final = 16
-# maximum number of similar words that are tried as a correction of one word; several are needed
-# because some occur only in rows that the filter excludes
+# maximum number of similar words to try as the correction of one word; several are tried, because
+# some may occur only in rows that the filter excludes
 _MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
-# key of the cache: the path of a namespace, and whether the index contains replaced and deleted
-# versions instead of current items
+# cache key of an index: the path of its namespace, and whether the index contains replaced and
+# deleted versions instead of current items
 _Key = tuple[bytes, bool]
 # the path of a namespace, and a function that loads an index view of the namespace
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]
@@ -83,12 +83,12 @@ class QueryTerms(NamedTuple):
     words: Mapping[str, Sequence[str]]
     vector: Floats | None = None
     model: Model | None = None  # the model of the vector
-    # Whether a word of the query that no row contains is replaced by the most similar word that a
-    # row contains.
+    # Whether to replace a query word that occurs in no row with the most similar word that does
+    # occur.
     corrects_words: bool = True
-    # Whether the search must find out which person the rows of a namespace are about. If so, the
-    # frequent words of the namespace are looked up in addition to the words of the query, because
-    # one of them may be the name of the person.
+    # Whether the search must determine which person the rows of a namespace are about. If so, it
+    # looks up the namespace's frequent words in addition to the query's words, because one of them
+    # may be the person's name.
     is_personal: bool = False
 
     def compute_cosines(
@@ -104,17 +104,17 @@ class QueryTerms(NamedTuple):
 
 @dataclass
 class CandidatePool:
-    """The rows that a search ranks, and the data from which their scores are computed."""
+    """The rows that a search ranks, with the data needed to score them."""
 
     candidates: Candidates
     actors: Sequence[str]  # name of each actor, by number
     thread_count: int  # number of threads
-    # For each word of the query that a row contains, the rows that contain the word.
+    # Maps each word of the query that occurs in any row to the rows that contain it.
     terms: dict[str, WordHits]
     # similarity of each row to the query: NaN for a row without a vector; None if no vectors are
     # comparable
     cosines: Floats | None
-    # how much more similar the vectors of related rows are than the vectors of random rows
+    # how much more similar the vectors of related rows are than those of random rows
     separation: VectorSeparation
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class CandidatePool:
         return rows, counts
 
     def merge_threads_with_equal_names(self, thread_names: Sequence[Hashable]) -> CandidatePool:
-        """Return a copy of the pool in which threads with equal names have the same thread number.
+        """Return a copy of the pool in which threads of the same name have the same number.
 
         Args:
             thread_names: The name of each thread, by its number.
