@@ -75,16 +75,16 @@ _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's extension codes
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
-# The msgpack extension codes 64 to 66 are perdure's own codes. A tuple is stored as an array. A
-# dict whose keys msgpack does not support is stored as pairs. A value of a registered type is
-# stored as [module, name, result of `dump`].
+# Perdure's own msgpack extension codes are 64 to 66: a tuple, stored as an array; a dict with keys
+# that msgpack does not support, stored as key-value pairs; and a value of a registered type, stored
+# as [module, name, result of `dump`].
 _TUPLE, _PAIRS, _REGISTERED = 64, 65, 66
 
 _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
-# langgraph's serializer, which encodes objects that contain no other objects.
+# langgraph's serializer, which is used for objects that contain no other objects
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 DeltaSnapshot: Final[Any] = type(
     _LANGGRAPH.loads_typed(
@@ -98,11 +98,11 @@ DeltaSnapshot: Final[Any] = type(
 class Continuation:
     """A value for a list channel that contains only the items to append to the parent's value.
 
-    An import, or any other program that stores many checkpoints of one growing list, passes a
-    `Continuation` to `put` as the value of the channel, and not the complete list. Only `items` are
-    encoded and compared with the log, so the cost of storing a checkpoint does not grow with the
-    length of the list. The items of a `Continuation` are always appended to the value in the parent
-    checkpoint, even if the parent is not the head.
+    To store many checkpoints of one growing list, for example in an import, pass a `Continuation`
+    to `put` as the channel's value instead of the complete list. Only `items` are encoded and
+    compared with the log, so the cost of storing a checkpoint does not grow with the length of the
+    list. The items are always appended to the value in the parent checkpoint, even if the parent is
+    not the head of the thread.
     """
 
     items: list[Any]
@@ -145,11 +145,10 @@ class TypeNotAllowed(TypeError):
 class Allowlist:
     """Decides which classes may be rebuilt, from the option `allowed_msgpack_modules`.
 
-    The option `allowed_msgpack_modules` of the serializer names classes that the checkpointer may
+    The serializer option `allowed_msgpack_modules` names the classes that the checkpointer may
     rebuild. If the option is True or contains `LOADED`, the checkpointer may also rebuild every
-    plain data class that the process has imported. If the option `allowed_msgpack_modules` is not
-    True and does not contain `LOADED`, the allowlist is strict, which means that the checkpointer
-    may rebuild only the classes that the option names.
+    plain data class that the process has imported. Otherwise, the allowlist is strict: the
+    checkpointer may rebuild only the classes that the option names.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
@@ -175,8 +174,7 @@ class Allowlist:
     def check_allowed(self, name: Name) -> None:
         """Raise `TypeNotAllowed` if the allowlist is strict and does not name the class.
 
-        The method checks plain data classes. To check a class that is not a plain data class, call
-        `has_name` and not this method.
+        The method checks plain data classes. For any other class, call `has_name` instead.
         """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
@@ -185,8 +183,8 @@ class Allowlist:
 class DetachedFields(dict[str, Any]):
     """The fields of an object whose class is not available in this process.
 
-    A `DetachedFields` that is stored again is encoded as an object of the original class. The
-    current entries of the `DetachedFields` become the fields of the object.
+    When a `DetachedFields` is stored again, it is encoded as an instance of the original class,
+    with the current entries of the dict as the instance's fields.
 
     Attributes:
         origin: The extension code, the name of the class, and the values after the payload.
@@ -199,8 +197,8 @@ class DetachedFields(dict[str, Any]):
     origin: tuple[int, Name, list[Any]]
     is_payload: bool
 
-    # Use the object's identity as its hash. A `DetachedFields` must be hashable, to take the place
-    # of an original object that is an element of a set or a key of a dict.
+    # Hash by identity. A `DetachedFields` must be hashable, because it may replace an object that
+    # is an element of a set or a key of a dict.
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
@@ -218,7 +216,7 @@ class Converter:
         former: The earlier names under which to encode classes, by present name.
 
     Attributes:
-        is_replacing: Whether lone surrogates are replaced with "?", because the value has some.
+        replacing: Whether lone surrogates are replaced with "?", because the value has some.
     """
 
     def __init__(
@@ -231,12 +229,12 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # `_in_registered` is True while the converter converts a part of a value of a registered
-        # type. If `_in_registered` is True, a nested value that cannot be loaded raises an error.
+        # `_in_registered` is True while the converter works on the contents of a value of a
+        # registered type. During this time, a nested value that cannot be loaded raises an error.
         self._in_registered = False
         self._depth = 0
-        # The first error that was raised for a nested object. The error is stored here because
-        # ormsgpack raises another error with a different message.
+        # The first error that was raised for a nested object, kept here because ormsgpack raises
+        # its own error with a different message.
         self._error: Exception | None = None
 
     def pack(self, value: Any) -> bytes:
@@ -259,7 +257,7 @@ class Converter:
             raise error from None
 
     def unpack(self, data: bytes | memoryview) -> Any:
-        """Decode a value from msgpack data that `pack` or langgraph's serializer has created.
+        """Decode a value from msgpack data that `pack` or langgraph's serializer has written.
 
         Raises:
             TypeNotAllowed: The allowlist is strict, and does not name a class in the value.
@@ -282,7 +280,7 @@ class Converter:
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that converts a nested object. Limit the depth of nested objects."""
+        """Call a converter function for a nested object, and limit the nesting depth."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -307,7 +305,7 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            # `packb` raises an error if the id contains a lone surrogate.
+            # Encode the id only to raise an error if it contains a lone surrogate.
             ormsgpack.packb(value.id)
         if name in KNOWN:
             return self._encode_known_class(value, name)
@@ -322,15 +320,15 @@ class Converter:
         return self._encode_builtin_subclass_or_use_langgraph_serializer(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
-        """Build a msgpack extension in which all nested values keep their exact types."""
+        """Build a msgpack extension whose nested values all keep their exact types."""
         return ormsgpack.Ext(
             code, self._pack_value(self._replace_types_that_msgpack_changes(parts), _EXACT)
         )
 
     def _replace_types_that_msgpack_changes(self, value: Any) -> Any:
-        """Replace values whose type msgpack would change.
+        """Replace values whose types msgpack would not preserve.
 
-        Each replacement is a msgpack extension, which also stores the type of the original value.
+        Each replacement is a msgpack extension that also records the original type.
         """
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._replace_types_that_msgpack_changes, value))
@@ -347,7 +345,7 @@ class Converter:
     def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
         """Encode an instance of a class in `KNOWN` as langgraph does.
 
-        Values inside the instance are encoded by the `Converter` itself and not by langgraph.
+        Values inside the instance are encoded by the `Converter` itself, not by langgraph.
         """
         cls: Any = type(value)
         code, further_parts = _KEYWORDS, []
@@ -448,8 +446,8 @@ class Converter:
     def _encode_builtin_subclass_or_use_langgraph_serializer(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
 
-        A subclass of a builtin type is encoded as that type. langgraph's serializer encodes arrays,
-        and also objects of the classes that the allowlist names.
+        An instance of a subclass of a builtin type is encoded as that type. Numpy arrays, and
+        objects of the classes that the allowlist names, are encoded by langgraph's serializer.
         """
         for builtin, plain in _BUILTINS.items():
             if isinstance(value, builtin):
@@ -531,8 +529,8 @@ class Converter:
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                # In perdure's encoding of a model, 3 parts follow after the payload. In langgraph's
-                # encoding of a model, the number of parts after the payload is not 3.
+                # A pydantic model that perdure has encoded has exactly 3 parts after the payload.
+                # langgraph writes a different number of parts.
                 is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
                 dumped = kind == "model" and not is_exact
@@ -585,8 +583,8 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) in _KEYS or (type(key) is tuple and all(map(_is_plain_key, key)))
 
 
-# `_BUILTINS` maps each builtin type to a function that converts an instance of a subclass to the
-# builtin type. langgraph's serializer makes the same conversion.
+# `_BUILTINS` maps each builtin type to a function that converts an instance of a subclass to this
+# type, as langgraph's serializer does.
 _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
     str: str.__str__,
     int: int.__int__,
@@ -614,7 +612,7 @@ def _call_class_with_stored_arguments(
         if len(stored_arguments) == 3 and class_name(cls) == _SEND:
             return cls(*stored_arguments[:2], timeout=stored_arguments[2])
         if issubclass(cls, deque):
-            # The constructor of a subclass of deque may accept only the items and no maximum
+            # The constructor of a deque subclass may accept only the items, without a maximum
             # length.
             with suppress(TypeError):
                 return cls(*stored_arguments)
@@ -639,7 +637,7 @@ _MAX_NOTED: Final = 1000
 def _log_that_class_is_read_as_dict(name: Name, reason: str, remedy: str = "") -> None:
     """Log that objects of a class are returned as dicts, with advice on how to get objects.
 
-    The log message is logged only once for each class.
+    The message is logged only once per class.
 
     Args:
         name: The stored name of the class.

@@ -21,9 +21,9 @@ class WebhookTable(ServerTable):
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
-        """Store the webhook that announces the end of a run.
+        """Store a webhook that announces the end of a run.
 
-        For the arguments, see `build_webhook_insert`.
+        See `build_webhook_insert` for the arguments.
         """
         insert = self.build_webhook_insert(
             run, content, content_if_erased, keeps_thread=keeps_thread, known_cancel="rollback"

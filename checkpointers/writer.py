@@ -1,10 +1,10 @@
 """Plan and store checkpoints and pending writes.
 
-Before a checkpoint is stored, the writer plans the SQL statements and the new head of the thread.
-The writer computes the plan from the checkpoint and from the thread's cached head. The planned
-statements are executed in one transaction, provided that the stored thread has not changed since
-the thread was cached. If the thread has changed or was not cached, the transaction reads the
-thread, makes a new plan, and executes the new plan. See docs/decisions/0022.
+Before storing a checkpoint, the writer plans the SQL statements and the thread's new head. It
+builds this plan from the checkpoint and the thread's cached head. The planned statements are
+executed in one transaction, provided that the stored thread has not changed since it was cached. If
+the thread has changed or was not cached, the transaction reads the thread, builds a new plan, and
+executes that plan. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from perdure.checkpointers.status import NULL_TASK, is_update_path
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
 
-# minimum time in seconds between two stored times of activity of a thread, to save writes
+# minimum time in seconds between two updates of a thread's last-activity time, to save writes
 ACTIVITY_PRECISION_S: Final = 0.1
 _SEQ_MASK: Final = 0xFFFFFFFF  # the bits of a checkpoint's row key that contain the sequence number
 _log = logging.getLogger("perdure")
@@ -82,7 +82,7 @@ class DatabaseWrite(NamedTuple):
 
 
 class _MissingParts(NamedTuple):
-    """Lists uncached data that must be read from the database before a checkpoint can be stored.
+    """The uncached data that must be read from the database before a checkpoint can be stored.
 
     Attributes:
         key_count: The number of new keys for the thread, the namespace and the logs.
@@ -104,12 +104,12 @@ class CheckpointWriter:
         self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
     def plan_database_write(self, request: CheckpointPut | TaskWrites) -> DatabaseWrite:
-        """Build the arguments of `Database.write` that store a checkpoint or pending writes.
+        """Build the arguments with which `Database.write` stores a checkpoint or pending writes.
 
         If the cache contains enough data about the thread, the SQL statements are planned without
         reading the database. If the thread has changed since it was cached, the same transaction
-        reads the thread and plans the statements again. Because a request never needs a second
-        transaction, requests are stored in the order in which they were made.
+        reads the thread and plans the statements again. A request never needs a second transaction,
+        so requests are stored in the order in which they were made.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -121,8 +121,7 @@ class CheckpointWriter:
         def store_request() -> Flow[Commit]:
             """Execute the SQL statements that were planned from cached data.
 
-            If the planned statements fail because the thread has changed, read the thread and plan
-            the statements again.
+            If the statements fail because the thread has changed, read the thread and plan again.
             """
             if commit is not None:
                 try:
@@ -132,7 +131,7 @@ class CheckpointWriter:
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
-                            # The key that was reserved for the new thread may already be the key of
+                            # The key that was reserved for the new thread may already be in use by
                             # another thread.
                             self.cache.keys.discard_keys()
                 else:
@@ -144,8 +143,8 @@ class CheckpointWriter:
         on_failure = partial(
             self._drop_cached_heads_and_keys, None if isinstance(request, TaskWrites) else thread_id
         )
-        # The commit of a task's writes may be delayed and shared with the commit of the next
-        # checkpoint. An answer to an interrupt is committed without delay, because the nodes that
+        # The commit of a task's writes may be delayed, so that they share a commit with the next
+        # checkpoint. The answer to an interrupt is committed without delay, because the nodes that
         # use the answer run at once (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
         urgency = task not in (None, NULL_TASK), task == NULL_TASK
@@ -156,9 +155,9 @@ class CheckpointWriter:
     def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
         """Drop cached data that may be wrong after a failed transaction.
 
-        If the transaction was to store a checkpoint, the cached heads of the thread are dropped.
-        The row keys that this process has reserved are also dropped. If one of the reserved keys
-        was already in use, this may be the reason why the transaction has failed.
+        If the transaction was to store a checkpoint, drop the thread's cached heads. Also drop the
+        row keys that this process has reserved, because a key that was already in use may have made
+        the transaction fail.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
@@ -167,7 +166,7 @@ class CheckpointWriter:
     def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> Commit | None:
         """Plan a request from cached data.
 
-        None is returned if the cache does not contain all data that is needed for the plan.
+        None is returned if the plan needs data that is not cached.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -185,8 +184,8 @@ class CheckpointWriter:
             return None
         if isinstance(request, TaskWrites):
             return self._plan_task_writes(request, thread)
-        # Do not wait for the lock of the cached thread, because the caller may be running on an
-        # event loop.
+        # Do not wait for the cached thread's lock, because the caller may be running on an event
+        # loop.
         if not thread.lock.acquire(blocking=False):
             return None
         try:
@@ -209,8 +208,7 @@ class CheckpointWriter:
             result = self._plan_checkpoint(request, thread, head, parent)
             return result if isinstance(result, Commit) else None
         except BaseException:
-            # After an error, the cached thread may be updated only in part, so mark the cached
-            # thread as outdated.
+            # After an error, the cached thread may be only partly updated, so mark it as outdated.
             thread.version_token = None
             raise
         finally:
@@ -330,7 +328,7 @@ class CheckpointWriter:
     def _list_row_keys_and_log_items_missing_in_cache(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
     ) -> _MissingParts:
-        """List the row keys and log items that a put needs and the cache lacks."""
+        """List the row keys and log items that a put needs but that are not cached."""
         logs, hashes = [], list[int]()
         for channel, node in nodes.items():
             if not isinstance(node, SplitValue):
@@ -354,8 +352,7 @@ class CheckpointWriter:
     ) -> Statement:
         """Build the first statement of a put, which fails if the cached thread is outdated.
 
-        The returned statement also fails if the database already contains a row that the put would
-        create.
+        The statement also fails if a row that the put would create already exists.
         """
         (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
@@ -410,7 +407,7 @@ class CheckpointWriter:
         """Add the labels of the parent to a checkpoint, and return the complete metadata.
 
         If the checkpoint's encoded metadata already contains all inherited labels, the metadata is
-        not encoded a second time.
+        not encoded again.
         """
         metadata, labels = put.metadata, dict[str, Any]()
         inherited, needs_encoding = dict[str, Any](), LABELS in metadata or MERGED in metadata
@@ -444,10 +441,9 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build the statements that update a thread's list entry, which is its title and metadata.
 
-        The list entry of a thread contains the metadata of the root namespace's head. If the new
-        checkpoint is on a branch, the metadata in the list entry does not change. If the new
-        checkpoint is on a branch, the thread is marked as possibly waiting for an answer, because
-        the unchanged head of the thread may be waiting for an answer.
+        A thread's list entry contains the metadata of the root namespace's head. A checkpoint on a
+        branch does not change this metadata. Instead, the thread is marked as possibly waiting for
+        an answer, because its head, which does not change, may be waiting for one.
         """
         if put.address.checkpoint_ns:
             return []
@@ -456,8 +452,7 @@ class CheckpointWriter:
         if title is None or put.title not in (None, title):
             title = choose_title(put, thread, nodes)
         if is_head:
-            # The following code is not a separate function, for speed, because the code runs for
-            # every checkpoint that is stored.
+            # The following code is inlined for speed, because it runs for every stored checkpoint.
             new_listed, is_new = dict[str, Any](), False
             for name, value in metadata.items():
                 if name not in UNLISTED_NAMES and not (
@@ -488,7 +483,7 @@ class CheckpointWriter:
     ) -> tuple[Any, bytes]:
         """Return the decoded and the encoded metadata.
 
-        If the encoded metadata is unchanged, return `previous_decoded_and_encoded`.
+        If the encoded metadata has not changed, return `previous_decoded_and_encoded`.
         """
         stored = self.codec.encode(metadata, lambda: "metadata", exact=True)
         if previous_decoded_and_encoded is not None and stored == previous_decoded_and_encoded[1]:
@@ -530,7 +525,7 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build statements that replace values in pending writes with references to the logs.
 
-        The pending writes belong to the tasks whose results are applied in the new checkpoint.
+        The pending writes belong to the tasks whose results the new checkpoint applies.
         """
         statements, address = [], put.address
         tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
@@ -618,7 +613,7 @@ class CheckpointWriter:
     def _build_filter_if_removals_are_newer(
         self, request: CheckpointPut | TaskWrites, newest_removal: int
     ) -> Flow[Any]:
-        """Return a `StalePut` if data was removed since a request's state was loaded, else None."""
+        """Return a `StalePut` if data was removed after a request's state was loaded, else None."""
         if not newest_removal or not self.removals.is_stale(request, newest_removal):
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
@@ -626,7 +621,7 @@ class CheckpointWriter:
         return (yield from StalePut.build_from_newer_removals(self.reader, request))
 
     def _find_cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
-        """Return the cached thread, or None if its key or generation differs from the arguments."""
+        """Return the cached thread, or None if its key or generation does not match."""
         thread = self.cache.get_thread(thread_id)
         return thread if thread and (thread.key, thread.generation) == (key, generation) else None
 
@@ -636,7 +631,7 @@ class CheckpointWriter:
         key_and_generation: tuple[int, int],
         is_cache_valid: bool,
     ) -> tuple[int, int]:
-        """Return the thread key and generation for which the log references of a request are valid.
+        """Return the thread key and generation for which a request's log references are valid.
 
         Returns:
             The argument `key_and_generation` if the cached data of the thread is valid. If the
@@ -735,8 +730,8 @@ class CheckpointWriter:
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
         """Plan the writes of a task from cached data.
 
-        None is returned if the cache does not contain all data that is needed for the plan. The
-        pending writes of a task may be stored before the checkpoint to which the writes belong.
+        None is returned if the plan needs data that is not cached. A task's pending writes may be
+        stored before the checkpoint that they belong to.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         head, last_namespace = thread.heads.get(checkpoint_ns), thread.last_namespace
@@ -767,8 +762,8 @@ class CheckpointWriter:
             snapshot.has_stopped_task = True
             insert = self.sql("new_writes_at_head", *insert.params, snapshot.key)
         statements = [insert]
-        # For speed, the statements that store an answer to an interrupt do not update the thread's
-        # time of activity.
+        # For speed, the thread's last-activity time is not updated when the answer to an interrupt
+        # is stored.
         if request.task_id != NULL_TASK:
             statements += self._build_activity_statements(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
@@ -782,10 +777,10 @@ class CheckpointWriter:
         return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
 
     def _build_activity_statements(self, thread: Thread) -> list[Statement]:
-        """Build a statement that updates the thread's time of activity if the stored time is old.
+        """Build the statement that updates a thread's last-activity time, if it needs an update.
 
-        If the stored time is at most `ACTIVITY_PRECISION_S` seconds old, the time is not updated,
-        because updates of the index on the time of activity are expensive.
+        A time that is at most `ACTIVITY_PRECISION_S` seconds old is not updated, because it is
+        expensive to update the index on last-activity times.
         """
         now = time.time()
         if now - thread.updated_at <= ACTIVITY_PRECISION_S:
@@ -796,9 +791,9 @@ class CheckpointWriter:
     def _read_and_store_writes(self, request: TaskWrites) -> Flow[Commit]:
         """Read a thread and store the writes of a task, in one transaction.
 
-        If the task already has stored writes to channels of the graph, the stored writes are kept.
-        If the task already has stored writes with a negative index, such as errors and interrupts,
-        the new writes replace the stored writes.
+        Writes that are already stored for the task are kept, and a new write with the same index is
+        ignored. However, a new write with a negative index, such as an error or an interrupt,
+        replaces the stored one.
         """
         thread_id, checkpoint_ns, checkpoint_id = request.address
         state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
@@ -819,9 +814,8 @@ class CheckpointWriter:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        # Mark the thread as changed when its namespace is created. If another put was planned to
-        # create the same namespace, the statements of the other put then fail, and the other put is
-        # planned again.
+        # Mark the thread as changed when a namespace is created in it. If a concurrent put was
+        # planned to create the same namespace, its statements then fail and it is planned again.
         if namespace_key is None:
             namespace_key = keys.pop()
             yield [
@@ -832,8 +826,8 @@ class CheckpointWriter:
             self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
         )
         thread = cached_thread or Thread(key, generation, newest_removal)
-        # Restore the stored time of activity. A failed plan may have changed the time of activity
-        # in the cached thread.
+        # Restore the stored last-activity time, because a failed plan may have changed the time in
+        # the cached thread.
         thread.updated_at = updated_at
         writes = request.build_writes_for_state(
             *self._get_thread_key_and_generation_if_cache_is_valid(

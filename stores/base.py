@@ -125,8 +125,9 @@ class FoundItem(SearchItem):
 class VersionRetention:
     """A retention rule, which says which closed versions of items are kept.
 
-    A closed version is one that was replaced or deleted, or that has expired. It is kept if either
-    `last` or `days` keeps it. The current version of a key is always kept.
+    A closed version is one that was replaced or deleted, or that has expired. It is kept if
+    at least one of the rules `last` and `days` keeps it. The current version of a key is always
+    kept.
     """
 
     # Number of most recent closed versions to keep for each key
@@ -211,8 +212,8 @@ class Receipt:
     at: datetime  # Time of the erasure (UTC)
     # Whether no byte of the removed items is left in the database file or its WAL
     clean: bool
-    # Tasks that were cancelled because they quoted an erased message, each in the form `thread_id:
-    # node:task_id`
+    # Tasks that were cancelled because they quoted an erased message, each in the form
+    # `thread_id: node:task_id`
     cancelled: tuple[str, ...] = ()
     # Total size in bytes of the values and the provenance in the removed versions
     size_bytes: int = 0

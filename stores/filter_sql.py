@@ -190,8 +190,8 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
             ]
             return join_with_or([location.membership_condition(exact), *others])
         # All bounds are inclusive, even for `$gt` and `$lt`, because SQLite truncates a string at a
-        # NUL character. It compares the string "a\0b" as "a", which is equal to the operand "a" and
-        # not greater.
+        # NUL character. SQLite compares the string "a\0b" as "a", which is equal to the operand "a"
+        # and not greater.
         case "$gt" | "$gte" if bounds := _compute_lowest_and_highest_sql_value(operand):
             return location.range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_lowest_and_highest_sql_value(operand):
@@ -286,7 +286,7 @@ class JSONLocation(NamedTuple):
     There may be several paths, because a key that contains a dot can be either a field name or a
     path to a nested field.
 
-    If `paths` is empty, the value cannot be read in SQL, and every condition on it is TRUE.
+    If `paths` is empty, the value cannot be read in SQL, and every condition on the value is TRUE.
     """
 
     column: str
