@@ -273,7 +273,7 @@ class TranscriptSearch:
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
         """Find the visible threads whose messages match the text best.
 
-        `_find_hits` searches the transcript index as it is, and does not update the index first.
+        The transcript index is searched as it is, without being updated first.
         """
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
@@ -305,8 +305,7 @@ class TranscriptSearch:
     def _hash_owner(self, owner: object) -> str:
         """Return the label of an owner's namespace.
 
-        The label of the namespace is a hash of the owner, so that the label does not reveal the
-        owner's name.
+        The label is a hash of the owner, so it does not reveal the owner's name.
         """
         data = repr(owner).encode(errors="surrogatepass")
         return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
@@ -318,12 +317,11 @@ class TranscriptSearch:
     ) -> int:
         """Index the visible threads that have changed, and return how many are not indexed yet.
 
-        `_index_changed_threads` returns after at most `wait_s` seconds, even if some threads are
-        not indexed yet.
+        Wait at most `wait_s` seconds, even if some threads are not indexed by then.
         """
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        # The loop runs a second time, because an indexing job that was already running may not
-        # include the newest changes of the threads.
+        # Run the loop twice, because an indexing job that was already running can miss the latest
+        # changes to the threads.
         for _ in range(2):
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
@@ -351,7 +349,7 @@ class TranscriptSearch:
             owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
 
             def index_and_remove_job() -> None:
-                """Index the owner's threads, and then remove this indexing job from `_jobs`."""
+                """Index the owner's threads, then remove the finished indexing job from `_jobs`."""
                 try:
                     self._index_threads(job, owners)
                 finally:
@@ -365,7 +363,7 @@ class TranscriptSearch:
             return job
 
     def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
-        """Index threads, and write the index entries in several transactions.
+        """Index threads, writing the index entries in several transactions.
 
         A thread is indexed in one or more steps. Each transaction writes the index entries of
         several indexing steps.
@@ -413,9 +411,9 @@ class TranscriptSearch:
             before = after if items else None
 
     def _write_index_steps(self, steps: Sequence[_IndexStep]) -> None:
-        """Write the index entries of several steps in one transaction.
+        """Write the index entries of several indexing steps in one transaction.
 
-        The transaction that writes index entries also records the indexing progress of each thread.
+        The same transaction records how far each thread has been indexed.
         """
         if not steps:
             return
@@ -433,10 +431,10 @@ class TranscriptSearch:
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
     def _iter_index_puts(self, step: _IndexStep) -> Iterator[PutItem]:
-        """Yield the puts that add the messages of an indexing step to the index.
+        """Yield the write operations that add the messages of an indexing step to the index.
 
-        Messages of tools and of the system are skipped, as are messages with `{"remember": False}`
-        in their `response_metadata`.
+        Tool messages and system messages are skipped, as are messages with `{"remember": False}` in
+        their `response_metadata`.
         """
         label = (step.after.path or b"").decode().rstrip("\0")
         for item, stored_at in step.items:
@@ -481,8 +479,8 @@ def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
 def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Find the positions of a query's words in a text.
 
-    Inflected forms of the query's words are also found in the text. If the query contains a
-    misspelt word, similar words in the text are found.
+    Inflected forms of a query word match as well. A misspelt query word matches similar words in
+    the text.
 
     >>> find_query_word_spans("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
@@ -533,14 +531,13 @@ def search_threads(
 ) -> ThreadHits:
     """Find threads by the words of their messages.
 
-    The search also finds inflected forms of the words in `text`, and finds similar words if a word
-    in `text` is misspelt. The first search indexes all threads that the user may see, beginning
-    with the latest thread. Each search after the first one indexes the threads that have changed
-    since they were last indexed. The index is stored in separate tables that only `search_threads`
-    reads, so that the content of the index never gets into a prompt, a recall or a search of the
-    store. The index entries of a thread or a message are deleted together with the thread or the
-    message. The search ignores messages of tools and of the system, and messages whose
-    `response_metadata` contains `{"remember": False}`.
+    The search also matches inflected forms of the words in `text`, and similar words if a word is
+    misspelt. The first search indexes all threads that the user can see, starting with the latest
+    one. Later searches index only the threads that have changed since they were last indexed. The
+    index is stored in separate tables that only `search_threads` reads, so indexed text never
+    appears in a prompt, in recalled memories or in a store search. The index entries of a thread or
+    a message are deleted together with the thread or the message. The search ignores tool messages,
+    system messages, and messages whose `response_metadata` contains `{"remember": False}`.
 
     Args:
         saver: One of perdure's checkpointers.
@@ -594,7 +591,7 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 def delete_transcript_index(saver: Checkpointer) -> None:
     """Delete the transcript index of all threads of a checkpointer.
 
-    The next search indexes the threads again.
+    The next search rebuilds the index.
     """
     while saver.database.write(
         lambda: drop_and_count_transcript_indexes(saver._sql, _THREADS_PER_TRANSACTION),

@@ -1,15 +1,15 @@
 """Estimate token counts without a tokenizer, for text, images, files, audio and video.
 
-The numbers of tokens per character, by which texts are estimated, were fitted to OpenAI's encoding
-`o200k_base`. For prose, code, JSON, CSV, identifiers and emoji in Latin script, the estimate is
-between 0.8 and 1.5 times the real number. For text in a script whose characters take three bytes in
-UTF-8, the estimate is up to twice the real number.
+The tokens-per-character values used for text were fitted to OpenAI's `o200k_base` encoding. For
+prose, code, JSON, CSV, identifiers and emoji in Latin script, the estimate is between 0.8 and 1.5
+times the real number. For scripts whose characters take three bytes in UTF-8, the estimate can be
+up to twice the real number.
 
-The numbers of tokens for images, PDF pages, audio and video were published by the providers. OpenAI
-counts 765 tokens for an image of 1024 by 1024 pixels, and 85 tokens for an image in low detail
-(https://platform.openai.com/docs/guides/images-vision). Anthropic counts 1,500 to 3,000 tokens for
-a page of a PDF (https://docs.anthropic.com/en/docs/build-with-claude/pdf-support). Google counts 32
-tokens for a second of sound and about 300 tokens for a second of video
+The token counts for images, PDF pages, audio and video are based on the providers' documentation.
+OpenAI counts 765 tokens for an image of 1024 by 1024 pixels, and 85 tokens for an image in low
+detail (https://platform.openai.com/docs/guides/images-vision). Anthropic counts 1,500 to 3,000
+tokens for a page of a PDF (https://docs.anthropic.com/en/docs/build-with-claude/pdf-support).
+Google counts 32 tokens for a second of sound and about 300 tokens for a second of video
 (https://ai.google.dev/gemini-api/docs/tokens).
 """
 
@@ -40,8 +40,8 @@ letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additiona
 _ASCII: Final = bytes(range(0x80))
 # First bytes of the UTF-8 form of emoji and rare characters, which take four bytes.
 _FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))
-# A constant whose name begins with `_TOKENS_PER_` is the estimated number of tokens for one
-# character of a certain kind.
+# The `_TOKENS_PER_` constants are the estimated numbers of tokens per character, by kind of
+# character.
 _TOKENS_PER_DIGIT: Final = 0.55
 _TOKENS_PER_PUNCTUATION: Final = 0.7
 # Estimated tokens for a letter next to digits, as in a UUID or a hash.
@@ -50,13 +50,13 @@ _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
 # Estimated tokens for a character that takes four bytes in UTF-8, such as an emoji.
 _TOKENS_PER_FOUR_BYTES: Final = 1.9
-# Assumed number of letters next to digits, for each digit in a text. A letter next to digits takes
-# more tokens than a letter in a word.
+# Assumed number of letters adjacent to digits, per digit in the text. Letters adjacent to digits,
+# as in a UUID, take more tokens than letters in words.
 _MIXED_LETTERS_PER_DIGIT: Final = 2
 
 IMAGE_TOKENS: Final = 765
 LOW_DETAIL_IMAGE_TOKENS: Final = 85
-# Estimated number of tokens of one page of a document, such as a PDF.
+# Estimated number of tokens per page of a document, such as a PDF.
 _PAGE_TOKENS: Final = 2_000
 # Assumed size of a page of a document, in bytes.
 _PAGE_BYTES: Final = 50_000
@@ -68,8 +68,8 @@ _RAW_AUDIO_BYTES_PER_S: Final = 48_000
 _VIDEO_TOKENS_PER_S: Final = 300
 # Assumed rate of video, in bytes per second: 1 Mbit/s.
 _VIDEO_BYTES_PER_S: Final = 125_000
-# Number of characters of encrypted reasoning that are estimated as one token. The number is high
-# because providers drop encrypted reasoning from the requests of later turns.
+# Estimated number of characters per token of encrypted reasoning. The value is high because
+# providers drop encrypted reasoning from the requests of later turns.
 _CHARACTERS_PER_HIDDEN_TOKEN: Final = 32
 # Estimated tokens of speech for each token of the transcript of the speech.
 _TRANSCRIPT_FACTOR: Final = 3
@@ -136,7 +136,7 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
 
     Prose is estimated as one token for four bytes of UTF-8. Digits, punctuation, letters next to
     digits, and emoji take more tokens per byte than prose. If a text contains many digits,
-    punctuation marks or emoji, its tokens are estimated by counting the characters of each kind.
+    punctuation marks or emoji, the estimate is based on the number of characters of each kind.
 
     Args:
         text: The text. A lone surrogate is treated as one character.
@@ -198,7 +198,7 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _find_media_kind(block: Mapping[str, Any]) -> str | None:
-    """Return the kind of media that a block contains, or None for a block without media."""
+    """Return the kind of media in a content block, or None if the block contains no media."""
     kind = block.get("type")
     if kind is not None:
         return _KINDS.get(kind) if isinstance(kind, str) else None
@@ -241,8 +241,8 @@ def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> 
 def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the number of tokens of a block with an image, a file, audio or video."""
     parts: list[Mapping[str, Any]] = [block]
-    # The loop appends nested dicts to `parts` and then visits them, because Amazon Bedrock stores
-    # the media data in a dict within a dict.
+    # Append nested dicts to `parts` during the iteration, so that the loop also visits them. Amazon
+    # Bedrock stores media data in a dict within a dict.
     for part in parts:
         nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
         parts += [value for value in nested if isinstance(value, Mapping)]
@@ -270,8 +270,8 @@ def _find_mime_type_and_media_data(
 ) -> tuple[str, str | bytes | None]:
     """Return the MIME type and the data of the media in a block.
 
-    If the block has no MIME type, a format such as `wav` or a file name is returned in place of the
-    MIME type. If the block contains only a URL or a file id, the returned data is None.
+    If the block has no MIME type, its format, such as `wav`, or its file name is returned instead.
+    The data is None if the block contains only a URL or a file id.
 
     Args:
         parts: The block and the nested dicts that may contain the data.
@@ -288,7 +288,7 @@ def _find_mime_type_and_media_data(
 
 
 def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> int:
-    """Estimate the tokens of media with a size of `byte_count` bytes: a file, audio or video."""
+    """Estimate the number of tokens of a file, audio or video from its size in bytes."""
     if media_kind == "audio":
         raw = any(name in mime_type for name in _RAW_AUDIO_TYPES)
         seconds = byte_count / (_RAW_AUDIO_BYTES_PER_S if raw else _AUDIO_BYTES_PER_S)
@@ -301,8 +301,7 @@ def _estimate_media_tokens(media_kind: str, mime_type: str, byte_count: int) -> 
 def _count_json_tokens(value: Any, count_text: CountText) -> int:
     """Return the number of tokens of a JSON value.
 
-    If the JSON value contains Base64 data, the tokens of the data are estimated as for a file of
-    the same size.
+    Base64 data in the JSON value is counted like a file of the same size.
     """
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return sum(
@@ -314,7 +313,7 @@ def _count_json_tokens(value: Any, count_text: CountText) -> int:
     files = 0
 
     def without_files(part: Any) -> Any:
-        """Return `part` without the media that it contains. Add the media's tokens to `files`."""
+        """Return `part` with all media removed, and add the tokens of the media to `files`."""
         nonlocal files
         if isinstance(part, Mapping):
             if part is not value and _find_media_kind(part) is not None:

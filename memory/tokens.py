@@ -1,8 +1,8 @@
 """Count the tokens of texts, messages, requests and tools, and look up context windows.
 
-The optional dependencies of the extra `tokens` provide OpenAI's encodings. The tokens of models
-from other providers are estimated (see `token_estimates`). An estimate is scaled up if the provider
-reports more tokens in `usage_metadata`.
+The optional dependencies of the extra `tokens` provide OpenAI's encodings. For models from other
+providers, token counts are estimated (see `token_estimates`). An estimate is scaled up if the
+provider reports more tokens in `usage_metadata`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from perdure.memory.token_estimates import (
 )
 from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
 
-# Import langchain's modules only for type checking, because the import takes a second at runtime.
-# Langchain's modules are not needed to estimate the tokens of a text.
+# Import these modules only for type checking. At runtime, the import would take a second, and
+# estimating the tokens of a text does not need it.
 if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 # Tokens that OpenAI adds for each message, name, tool call, tool result and request. Source:
 # https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-# An answer's reported token usage is used to scale estimates only if the answer has at least this
-# number of estimated tokens.
+# Minimum size of a model response, in estimated tokens, for its reported usage to scale the
+# estimates.
 _MIN_MEASURED: Final = 50
-# Maximum factor by which estimated token counts are multiplied because a provider reported more
-# tokens than were estimated.
+# Maximum factor by which estimates are scaled up if a provider reports more tokens than estimated.
 _MAX_SCALE: Final = 4.0
 # The encoder is created once, because creating an encoder for each call takes three times as long.
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -84,7 +83,7 @@ class TokenCounter:
 
     @property
     def request_overhead(self) -> int:
-        """The number of tokens that every request has in addition to the tokens of its messages."""
+        """The fixed number of tokens that every request has in addition to its messages."""
         return ceil(self.count_fixed_tokens(0))
 
     def count_fixed_tokens(self, tools: int) -> float:
@@ -92,9 +91,9 @@ class TokenCounter:
 
         `tools` is the number of tokens of the tools in the request.
 
-        A custom counting function may add a fixed number of tokens to every request. The fixed
-        number of a counting function is assumed to include the tokens of the tools, so the larger
-        one of the fixed number and `tools` is returned.
+        A custom counting function can add a fixed overhead to every request. The larger of this
+        overhead and `tools` is returned, because the overhead is assumed to include the tools
+        already.
         """
         if self._function is not None:
             return max(self._function.fixed_tokens, tools)
@@ -107,7 +106,7 @@ class TokenCounter:
 
     @property
     def is_additive(self) -> bool:
-        """True if the token count of several messages is the sum of the single messages' counts."""
+        """Whether the token count of several messages equals the sum of their individual counts."""
         return self._function is None or self._function.is_additive
 
     @property
@@ -119,10 +118,9 @@ class TokenCounter:
         return self.count_message if self._function is None else self._function.count_message
 
     def for_model(self, model: str | None) -> TokenCounter:
-        """Return a copy of the counter for the model `model`.
+        """Return a copy of the counter that scales its estimates to the usage reported by `model`.
 
-        The token estimates of the copy are scaled only by the token usage that `model` has
-        reported.
+        Token usage reported by other models is ignored.
         """
         counter = copy(self)
         counter.model = model
@@ -177,10 +175,9 @@ class TokenCounter:
         return counted + (max(0, tools - self.fixed_tokens) if tools else 0)
 
     def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
-        """Return the number of tokens of a system prompt.
+        """Return the number of tokens in a system prompt.
 
-        If there is no system prompt, or if this counter counts messages instead of tokens, 0 is
-        returned.
+        Return 0 if there is no system prompt, or if the counter counts messages rather than tokens.
         """
         if system_prompt is None or self.counts_messages:
             return 0
@@ -189,14 +186,12 @@ class TokenCounter:
         return self.count_message(system_prompt)
 
     def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
-        """Return a copy of the counter, scaled by the token usage reported in `messages`.
+        """Return a copy of the counter with estimates scaled to the usage reported in `messages`.
 
-        The scale of the copy is computed from the answers of a single model. If the attribute
-        `model` of the counter is None, the answers of the model that gave the newest answer are
-        used, and otherwise the answers of the model `model`. For each answer of the model, the
-        ratio of reported tokens to estimated tokens is computed. The scale of the copy is the
-        largest ratio of reported tokens to estimated tokens, so removing messages never increases
-        the scale.
+        The scale is computed from the responses of a single model: the counter's `model`, or, if it
+        is None, the model that gave the newest response. The scale is the largest ratio of reported
+        to estimated tokens in any of these responses, so removing messages never increases the
+        scale.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
@@ -215,9 +210,9 @@ class TokenCounter:
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
     def _compute_reported_to_estimated_ratio(self, message: BaseMessage) -> float:
-        """Return the ratio of an answer's reported tokens to its estimated tokens.
+        """Return the ratio of reported to estimated tokens for a model response.
 
-        If fewer tokens were reported than estimated, the returned ratio is 1.
+        The ratio is at least 1, because estimates are never scaled down.
         """
         if has_block_of_type(message, REASONING_BLOCKS):
             return 1.0
@@ -237,7 +232,7 @@ class TokenCounter:
     def _count_block_tokens(self, blocks: Sequence[Any]) -> int:
         """Return the number of tokens of content blocks.
 
-        The tokens of tool calls are not included. `_count_tool_call_tokens` counts them.
+        Tool calls are not included, because `_count_tool_call_tokens` counts them.
         """
         total = 0
         for block in blocks:
@@ -322,7 +317,7 @@ def context_window(model: str | Runnable[Any, Any]) -> int:
     check_instance("the model", unwrapped, (str, BaseChatModel), expected)
     chat_model = unwrapped
     if isinstance(unwrapped, str) and _find_encoding_name(unwrapped) is not None:
-        # `langchain_openai` is imported within the function, because the import takes a second.
+        # Import `langchain_openai` only when it is needed, because the import takes a second.
         from langchain_openai import ChatOpenAI
 
         chat_model = ChatOpenAI(model=_PROVIDER.sub("", unwrapped), api_key=lambda: "none")
@@ -371,7 +366,7 @@ def _unwrap_model_and_bound_tools(model: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def get_model_name(model: Any) -> str | None:
-    """Return the model name in a chat model's attributes, or None if there is no name."""
+    """Return the model name from the attributes of a chat model, or None if it has no name."""
     names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
     return next((name for name in names if isinstance(name, str) and name), None)
 
@@ -383,8 +378,7 @@ def _describe_model(model: Any) -> str:
 
 def _find_encoding_name(model: str) -> str | None:
     """Return the name of an OpenAI chat model's encoding, or None for any other model."""
-    # tiktoken is imported here, because it is needed only if a counter is made for the name of a
-    # model.
+    # Import tiktoken here, because only counters that are created from a model name need it.
     from tiktoken import encoding_name_for_model
 
     try:
@@ -398,16 +392,14 @@ def _find_encoding_name(model: str) -> str | None:
 def _load_encoding(encoding: str) -> Callable[[str], int] | None:
     """Return a function that counts the tokens of a text in an encoding of OpenAI.
 
-    The returned function caches its results. If `bpe_openai`, which contains the encodings, is not
-    installed, None is returned.
+    Return None if `bpe_openai`, the package that contains the encodings, is not installed. The
+    returned function caches token counts.
     """
-    # bpe-openai calls a deprecated function to read its files, so the deprecation warning is
-    # ignored.
+    # Ignore the deprecation warning that bpe-openai triggers when it reads its files.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            # The package bpe-openai contains the encodings. tiktoken is not used, because it would
-            # download them.
+            # Use bpe-openai, because it ships with the encodings, whereas tiktoken downloads them.
             bpe: Any = import_module("bpe_openai")
         except ImportError:
             logging.getLogger("perdure").warning(

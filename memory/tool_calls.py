@@ -61,8 +61,8 @@ _RESULTS: Final[Mapping[str, str]] = {
 }
 """Types of content blocks with a result, and the key of the id of the call."""
 
-# The type of a content block ends with this suffix if it contains the result of one of Anthropic's
-# server tools, such as `web_search_tool_result`.
+# Suffix of the type of content blocks that hold the result of an Anthropic server tool, as in
+# `web_search_tool_result`.
 _ANTHROPIC_RESULT: Final = "_tool_result"
 
 CallKind = Literal["tool", "custom", "function", "unparsed", "client", "server"]
@@ -120,8 +120,8 @@ def find_tool_calls(message: AIMessage) -> list[Call]:
     listed_ids = {call.id for call in calls}
     for block in blocks:
         call = _read_call_from_block(block)
-        # A block without a call id is skipped if `tool_calls` or `invalid_tool_calls` has entries,
-        # because the block probably repeats one of these entries.
+        # Skip a block without a call id if `tool_calls` or `invalid_tool_calls` has entries,
+        # because the block probably duplicates one of them.
         if call is None or call.id in listed_ids or (listed_ids and not call.id):
             continue
         calls.append(call)
@@ -153,10 +153,10 @@ def list_call_ids_of_results(message: BaseMessage) -> list[str]:
 
 
 def is_tool_result_that_needs_content_block(message: BaseMessage) -> bool:
-    """Return whether a message is a tool result for which OpenAI requires a certain content block.
+    """Return whether a message is a tool result that OpenAI does not accept as plain text.
 
-    OpenAI rejects plain text as the result of certain tools. For example, OpenAI requires an image
-    as the result of a call of the computer tool.
+    OpenAI requires a specific content block as the result of some tools. For example, the result of
+    a computer tool call must be an image.
     """
     if not isinstance(message, ToolMessage):
         return False
@@ -171,7 +171,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
     for block in () if isinstance(content, str) else content:
         if isinstance(block, dict):
             yield unwrap_non_standard_block(block)
-    # langchain-openai wrote the field `tool_outputs` before version 1.0.
+    # langchain-openai used the field `tool_outputs` before version 1.0.
     older = message.additional_kwargs.get("tool_outputs")
     for block in older if isinstance(older, list) else ():
         if isinstance(block, dict):
@@ -179,9 +179,9 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
 
 
 def unwrap_non_standard_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the provider's block from within a langchain block of type `non_standard`.
+    """Unwrap a langchain block of type `non_standard`, and return the provider's block in it.
 
-    A block whose type is not `non_standard` is returned unchanged.
+    Blocks of all other types are returned unchanged.
     """
     value = block.get("value") if block.get("type") == "non_standard" else None
     return value if isinstance(value, dict) else block
@@ -195,11 +195,11 @@ def rewrite_calls(
     new_ids: Mapping[int, str] | None = None,
     stray_ids: Collection[str] = (),
 ) -> AIMessage:
-    """Return a copy of an AI message whose tool calls are in a form that providers accept.
+    """Return a copy of an AI message with its tool calls in a form that providers accept.
 
-    The message itself is returned if nothing has to change. A tool call that is only in a content
-    block is added to `tool_calls`, so that each provider's client sends the call in the form that
-    the provider expects.
+    The message itself is returned if nothing has to change. A tool call found only in a content
+    block is added to `tool_calls`, so that the client of each provider can send it in the expected
+    format.
 
     Args:
         message: The AI message.
@@ -210,8 +210,8 @@ def rewrite_calls(
         stray_ids: The ids of calls whose result blocks are removed from the content.
     """
     new_ids = new_ids or {}
-    # The entries of the new `invalid_tool_calls` are under the key True, and the entries of the new
-    # `tool_calls` are under the key False.
+    # The key False holds the entries of the new `tool_calls`, and the key True holds those of the
+    # new `invalid_tool_calls`.
     entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
         entry = None if position in removed_positions else _build_tool_call_entry(message, call)
@@ -237,7 +237,7 @@ def rewrite_calls(
     elif sentences:
         content = "\n\n".join([*filter(str.strip, [content]), *sentences])
     kwargs = dict(message.additional_kwargs)
-    # If the attribute `tool_calls` is empty, langchain-openai sends the calls in
+    # If the attribute `tool_calls` is empty, langchain-openai falls back to
     # `additional_kwargs["tool_calls"]`, so that key is removed.
     kwargs.pop("tool_calls", None)
     if isinstance(older := kwargs.get("tool_outputs"), list):
@@ -255,11 +255,10 @@ def _build_predicate_for_removed_content_blocks(
     new_ids: Mapping[int, str],
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Return a function that returns True for content blocks that `rewrite_calls` removes."""
+    """Build a predicate that selects the content blocks for `rewrite_calls` to remove."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
-    # If a call is removed or gets a new id, the block of the call must be removed from the content.
-    # The content of a message needs no blocks of tool calls, because the clients of providers build
-    # the blocks from `tool_calls`.
+    # If a call is removed or gets a new id, its content block must be removed. The block is not
+    # needed, because the provider's client rebuilds it from `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
@@ -281,13 +280,13 @@ def _build_predicate_for_removed_content_blocks(
 def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
     """Build a message that replaces a missing tool result and says that no result is stored.
 
-    The returned message contains `call_id` as the id of the tool call.
+    `call_id` is the id of the tool call whose result is missing.
     """
     mark = {REQUEST_ONLY: True}
     if call.kind == "function":
         return FunctionMessage(name=call.name, content=NO_RESULT, additional_kwargs=mark)
     content: Any = NO_RESULT
-    # For a call of a custom tool, OpenAI accepts only a result block of the type
+    # OpenAI accepts the result of a custom tool call only as a block of type
     # `custom_tool_call_output`.
     if call.kind == "custom":
         content = [{"type": "custom_tool_call_output", "output": NO_RESULT}]
@@ -298,8 +297,8 @@ def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
 def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
     """Build an id for a tool call that has no id, or whose id is not unique in its message.
 
-    Repeated calls of this function for one tool call return one id. The id has at most 40
-    characters, as OpenAI requires.
+    The same tool call always gets the same id. The id has at most 40 characters, as OpenAI
+    requires.
     """
     source = f"{message.id} {call.id} {position}"
     return f"call_{blake2b(source.encode(errors='replace'), digest_size=12).hexdigest()}"
@@ -319,8 +318,8 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
     """Build the entry of a call in `tool_calls` or `invalid_tool_calls`.
 
-    Return None for a call that neither `tool_calls` nor `invalid_tool_calls` can contain, such as a
-    call that the provider answers.
+    Return None for a call that belongs in neither list, such as a tool call that the provider
+    executes itself.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (
@@ -338,11 +337,11 @@ def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
 
 
 def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
-    """Return the tool call that a content block contains, or None for a block without a call."""
+    """Return the tool call in a content block, or None if the block contains no call."""
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
-        # Depending on their version, OpenAI's clients have stored the id of a call under the key
-        # `call_id` or `id`.
+        # OpenAI's clients store the call id under the key `call_id` or `id`, depending on their
+        # version.
         call_id = block.get(_CLIENT_CALLS[kind]) or block.get("id")
         name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
         call_kind: CallKind = "tool" if kind in CALL_BLOCKS else "client"

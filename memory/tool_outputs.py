@@ -50,16 +50,15 @@ _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
 class ToolOutputReader:
-    """Base class by which other modules recognise the tools that `read_tool_output` returns."""
+    """Base class of the tools that `read_tool_output` returns, for `isinstance` checks."""
 
 
 class ClearToolOutputs(MessagesNode):
-    """A node that replaces old, large tool results with a placeholder of one line.
+    """A node that replaces old, large tool results with one-line placeholders.
 
-    In a graph, the node replaces old tool results in the state with placeholders, and the thread's
-    history keeps the original results. In a `view`, the node replaces old tool results only in the
-    request to the model, and does not change the state. A tool result is replaced only if the model
-    has already read the result and has given an answer.
+    In a graph, the node replaces tool results in the state, and the thread's history keeps the
+    originals. In a `view`, the node replaces tool results in the request to the model, and does not
+    change the state. A tool result is replaced only after the model has read it and responded.
 
     Args:
         keep: The number of newest results that are not replaced, including unanswered results.
@@ -98,9 +97,10 @@ class ClearToolOutputs(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node for requests that contain `tools`.
+        """Return a copy of the node for requests with the given tools.
 
-        A placeholder tells the model to use the tool `read_tool` only if this tool is in `tools`.
+        Placeholders tell the model to read a result with `read_tool` only if `tools` contains that
+        tool.
         """
         node = copy(self)
         readers = (_get_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
@@ -158,15 +158,15 @@ class ClearToolOutputs(MessagesNode):
             yield turn._replace(units=units[::-1])
 
     def _clear_result(self, message: BaseMessage) -> BaseMessage:
-        """Return a copy of a large tool result with a placeholder as its content.
+        """Return a copy of a large tool result with its content replaced by a placeholder.
 
-        A message that is not a large tool result is returned unchanged.
+        Messages other than large tool results are returned unchanged.
         """
         is_cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or is_cleared or message.name in self.exclude:
             return message
-        # A placeholder is a text, and OpenAI accepts no text as the result of certain tools, such
-        # as the computer tool.
+        # A placeholder is plain text, which OpenAI rejects as the result of some tools, such as the
+        # computer tool.
         if is_tool_result_that_needs_content_block(message):
             return message
         tokens = self.counter.count_message(message)
@@ -187,7 +187,7 @@ clear_tool_outputs = ClearToolOutputs
 
 
 def _get_tool_name(tool: Any) -> str | None:
-    """Return the name of a tool. `tool` is a tool object, or a dict in a provider's format."""
+    """Return the name of a tool, which is a tool object or a dict in a provider's format."""
     if isinstance(tool, Mapping):
         function = tool.get("function")
         return function.get("name") if isinstance(function, Mapping) else tool.get("name")
@@ -209,9 +209,9 @@ async def _read_summarized_messages(
 ) -> list[BaseMessage]:
     """Return the original messages that a thread's summary has replaced, in chronological order.
 
-    If the thread's history contains several versions of a message, the last version that was not
-    shortened by `trim` or `clear_tool_outputs` is returned. Messages that have been erased since
-    they were summarised are left out.
+    If the thread's history contains several versions of a message, the latest one that was not
+    shortened by `trim` or `clear_tool_outputs` is returned. Messages that were erased after they
+    had been summarised are omitted.
 
     Args:
         checkpointer: A perdure checkpointer.

@@ -1,9 +1,9 @@
 """Tools with which a model stores, changes and searches memories.
 
 A mistake of the model is answered with a message to the model, and a mistake of the developer
-raises an error. To find out who stated the content of a memory, perdure compares the memory with
-the messages of the run. perdure does not rely on what the model says about the source, because
-instructions in a web page may have misled the model.
+raises an error. perdure determines the source of a memory by comparing it with the messages of the
+run. The model is not trusted to name the source, because it might have followed instructions that
+were injected through a web page.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _TEAM_DESCRIPTION: Final = (
     "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
     "out for what concerns the user alone; all members read what is kept for their team."
 )
-# The value of a memory tool's parameter `runtime` if the tool is called outside of a graph.
+# Default value of a memory tool's `runtime` parameter, which langgraph sets only within a graph.
 _NO_RUNTIME: Final[Any] = None
 # Matches the names of tools that providers accept.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -110,11 +110,11 @@ The results of these tools are memories, which do not count as new information f
 """
 # Maximum number of memories that a model can get from one search.
 _MAX_LIMIT: Final = 50
-# A tool's answer to the model contains the reason of an error or of a decision. A longer reason is
-# cut to this number of characters.
+# Maximum length, in characters, of the reason for an error or a decision in a tool result. Longer
+# reasons are truncated.
 _MAX_REASON_CHARS: Final = 400
-# Characters that models add before or after a word by mistake. perdure removes these characters
-# from actions, ids and team names.
+# Stray characters that models tend to add around a value. They are stripped from both ends of
+# actions, ids and team names.
 _STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"
 _ERASED_ANSWER: Final = (
     "Nothing was stored, because its message was erased. Do not store the memory again, and "
@@ -127,8 +127,8 @@ _WITHOUT_MEMORY_ANSWER: Final = (
 _UNKNOWN_ANSWER: Final = (
     "There is no memory with the id {id}. Search for it, and copy its id exactly."
 )
-# Word stems that are ignored when a memory is compared with messages. A word such as "user" is in
-# most memories, so the word does not show from which message a memory comes.
+# Word stems that are ignored when a memory is compared with messages. Words such as "user" occur in
+# most memories, so they do not help to identify the source message.
 _IGNORED_STEMS: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokenize(word)
 }
@@ -153,11 +153,11 @@ def manage_memory(
 ) -> BaseTool:
     """Return a tool with which a model stores and changes memories.
 
-    The provenance of a stored memory lists the ids of the messages from which the memory comes. The
-    provenance also contains a trust class, which is the role of the speaker who wrote the source
-    messages of the memory. The tool returns an error to the model in three cases: the arguments are
-    wrong, the gate refuses the memory, or the memory repeats a message that was erased from the
-    thread during the run.
+    The provenance of a stored memory lists the ids of the messages that the memory is based on. The
+    trust class in the provenance says whether these messages come from the user, a tool or the
+    assistant. The tool returns an error to the model if the arguments are invalid, if the gate
+    rejects the memory, or if the memory repeats a message that was erased from the thread during
+    the run.
 
     Args:
         namespace: See `Collection`.
@@ -184,7 +184,7 @@ def manage_memory(
     channel = check_text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
-        """Change the memories of the user or of a team as the model requested."""
+        """Apply the change that the model requested to the memories of the user or a team."""
         if collection.namespace.is_memory_disabled_for_run(attribution.config):
             raise ToolException(_WITHOUT_MEMORY_ANSWER)
         chosen_collection, config = collection, attribution.config
@@ -192,8 +192,8 @@ def manage_memory(
             team := (arguments.get("team") or "").strip(_STRAY_CHARS)
         ):
             chosen_collection, config = team_collection, _build_config_for_team_of_run(config, team)
-        # `build_writer` fails only because of a mistake of the developer, so its error is raised
-        # and not reported to the model.
+        # `build_writer` fails only if the developer made a mistake, so its error is raised instead
+        # of being reported to the model.
         writer = chosen_collection.build_writer(config, by_model=True)
         return await _execute_memory_action(writer, arguments, attribution)
 
@@ -213,10 +213,10 @@ def search_memory(
 ) -> BaseTool:
     """Return a tool with which a model searches memories.
 
-    The tool returns a quoted line for each memory, best first. The line contains the id, text,
-    date, trust class and previous text of the memory. With the arguments `since` and `until`, the
-    model can state the period that its question is about. Memories from the period between `since`
-    and `until` rank higher than other memories.
+    The tool returns each memory as a line of quoted data, best match first. The line contains the
+    memory's id, text, date, trust class and previous text. The model can pass `since` and `until`
+    to say which period its query is about. Memories from the period between `since` and `until`
+    rank higher than others.
 
     Args:
         namespace: See `recall`.
@@ -293,9 +293,9 @@ def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> R
 def _expand_team_collections(
     collections: Sequence[Collection], config: RunnableConfig | None
 ) -> Iterator[tuple[Collection, RunnableConfig | None]]:
-    """Yield pairs of a collection and the config with which the collection is searched.
+    """Yield each collection together with the run config to search it with.
 
-    A collection in the namespace of the teams is yielded once for each team of the run.
+    A collection of team memories is yielded once for each team in the run's config.
     """
     for collection in collections:
         if collection.namespace.labels[:2] != (TEAMS, TEAM):
@@ -308,8 +308,8 @@ def _expand_team_collections(
 def quote_memories(memories: Sequence[Memory]) -> str:
     """Render memories as quoted data with ids, for a model that may change the memories.
 
-    The line of a memory contains the memory's date, or the time in UTC if several memories have the
-    same date.
+    Each line contains the memory's date, with the UTC time added if several memories share the
+    date.
     """
     dates = format_dates(memories)
     lines = [
@@ -321,7 +321,7 @@ def quote_memories(memories: Sequence[Memory]) -> str:
 class _MemoryTool(StructuredTool):
     """The class of perdure's memory tools.
 
-    `Attribution` recognises the memory tools of a run with `isinstance`.
+    `isinstance` checks of this class tell the memory tools of a run from its other tools.
     """
 
 
@@ -334,9 +334,9 @@ def build_tool(
     *,
     tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
-    """Build a tool of the class `tool_class` that calls the function `call`.
+    """Build a tool whose calls are handled by the function `call`.
 
-    The model receives the result of the function `call` as the result of the tool.
+    The return value of `call` is the tool result that the model receives.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
     validation error is reported to the model in a `ToolMessage`. Errors of other types are raised.
@@ -361,13 +361,12 @@ def build_tool(
     description = check_text("description", description, expected).strip()
 
     def build_attribution(runtime: Any, config: RunnableConfig) -> Attribution:
-        """Return the config and the messages of the run that calls the tool.
+        """Return the config and the messages of the run in which the tool was called.
 
-        The list of messages is empty if the tool is called outside of a graph.
+        The list of messages is empty if the tool was called outside a graph.
         """
-        # `runtime` is not a `ToolRuntime` if the tool is called outside of a graph, or if the model
-        # has invented a value for `runtime`. Without a `ToolRuntime`, the messages of the run are
-        # unknown.
+        # `runtime` is not a `ToolRuntime` if the tool was called outside a graph, or if the model
+        # passed a made-up value. In both cases, the messages of the run are unknown.
         if not isinstance(runtime, ToolRuntime):
             return Attribution(config)
         messages = (
@@ -381,7 +380,7 @@ def build_tool(
             config, [m for m in messages if isinstance(m, BaseMessage)], _OWN_TOOLS | names
         )
 
-    # langgraph passes the parameter `runtime` to the tool. The model does not see this parameter.
+    # langgraph injects the parameter `runtime`, and hides it from the model.
     def call_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
@@ -431,7 +430,7 @@ def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) ->
 
 
 def _clean_action(action: Any) -> Any:
-    """Return a model's action in lower case, without surrounding quotes or brackets."""
+    """Convert an action name from a model to lower case, and strip stray quotes and brackets."""
     return action.strip(_STRAY_CHARS).lower() if isinstance(action, str) else action
 
 
@@ -484,10 +483,10 @@ async def _execute_memory_action(
 
 
 def _describe_outcome(outcome: Outcome) -> str:
-    """Render the text that tells the model the outcome of a memory change.
+    """Build the message that tells the model the outcome of a memory change.
 
     Raises:
-        ToolException: The memory was refused or put into quarantine.
+        ToolException: The memory was refused or quarantined.
     """
     change, reason = outcome.change, outcome.reason[:_MAX_REASON_CHARS].rstrip(".")
     if change == "unchanged":
@@ -507,9 +506,9 @@ def _describe_outcome(outcome: Outcome) -> str:
 async def _write_memory_action(
     writer: MemoryWriter, action: ManageAction, key: str, memory: Any, attribution: Attribution
 ) -> Outcome:
-    """Create, replace or delete a memory as a model requested.
+    """Create, replace or delete a memory, as requested by a model.
 
-    A new text is stored with a provenance that is built from the messages of the run.
+    New text is stored with a provenance derived from the messages of the run.
     """
     if action == "delete":
         return await writer.delete(key)
@@ -553,7 +552,7 @@ def _render_memory_with_id(memory: Memory, date: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run, in which the sources of new memories are looked up.
+    """The messages of a run, which are searched for the sources of new memories.
 
     Attributes:
         config: The config of the run.
@@ -570,14 +569,13 @@ class Attribution:
     ) -> Provenance:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
-        The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`. To choose the
-        trust class, the words of the memory are looked up in the messages. The user's words are the
-        words of the memory that occur in human messages or in `stated_before`. The trust class is
-        `"user"` if the number of the user's words, minus the number of words that occur only in
-        tool messages, is at least half of the number of the memory's words. A memory that does not
-        get the trust class `"user"` gets the trust class `"tool"` if at least half of its words
-        occur in tool messages. A memory that gets neither the trust class `"user"` nor the trust
-        class `"tool"` gets the trust class `"assistant"`.
+        The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`, depending on which
+        messages contain the words of the memory. Words count as the user's if they occur in human
+        messages or in `stated_before`. The trust class is `"user"` if the number of the user's
+        words, minus the number of words found only in tool messages, is at least half of the
+        memory's words. A memory that does not qualify for `"user"` gets the trust class `"tool"` if
+        at least half of its words occur in tool messages. A memory that qualifies for neither
+        `"user"` nor `"tool"` gets the trust class `"assistant"`.
 
         Args:
             texts: The texts of the memory.
@@ -616,8 +614,8 @@ class Attribution:
     async def check_texts_not_erased(self, texts: Iterable[str]) -> None:
         """Raise an error if texts repeat messages that were erased during the run.
 
-        Texts repeat erased messages if at least half of the texts' words are in erased messages of
-        the thread.
+        Texts count as a repetition if at least half of their words occur in erased messages of the
+        thread.
 
         Raises:
             ToolException: The texts repeat erased messages.
@@ -633,9 +631,9 @@ class Attribution:
             raise ToolException(_ERASED_ANSWER)
 
     def _extract_stems_by_message(self, message_role: str) -> Words:
-        """Return the word stems of each message with the role `message_role`, by message index.
+        """Return a dict from message index to word stems, for messages with the given role.
 
-        Messages that contain a summary from langchain are skipped.
+        Summary messages written by langchain are skipped.
         """
         return {
             i: _extract_stems(message.text)
@@ -647,17 +645,16 @@ class Attribution:
 def _extract_stems(text: Any) -> set[str]:
     """Return the stems of a text's words, without stop words.
 
-    For a writing system without spaces, such as Chinese, pairs of characters are returned as stems.
+    For text written without spaces, such as Chinese, the stems are pairs of adjacent characters.
     """
     return {word for word in tokenize(str(text)) if word not in _IGNORED_STEMS}
 
 
 def _iter_indices_of_messages_covering_words(words: set[str], messages: Words) -> Iterator[int]:
-    """Yield the indices of a small set of messages that together contain `words`.
+    """Yield the indices of a few messages that together contain as many of `words` as possible.
 
-    The algorithm is a greedy set cover. In each step, the algorithm chooses the message with the
-    largest number of words that no chosen message contains. If several messages have an equally
-    large number of such words, the algorithm chooses the newest of these messages.
+    The algorithm is a greedy set cover. Each step picks the message that contains the most words
+    not yet covered. Ties are broken in favour of the newest message.
     """
     while messages:
         best = max(messages, key=lambda i: (len(words & messages[i]), i))

@@ -1,6 +1,6 @@
 """Trim a conversation to a token budget.
 
-A trimmed conversation is a sequence of messages that model providers accept.
+A trimmed conversation is still a valid sequence of messages for model providers.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _CLASSES: Final = {
     "tool": ToolMessage,
     "system": SystemMessage,
 }
-# Advice at the end of a BudgetExceeded error. `_ALLOW_PARTIAL` is used if the option
-# `allow_partial` is False, and `_SEND_LESS` is used if it is True.
+# Advice at the end of a BudgetExceeded error: `_ALLOW_PARTIAL` if the option `allow_partial` is
+# False, and `_SEND_LESS` if it is True.
 _ALLOW_PARTIAL: Final = "set allow_partial=True"
 _SEND_LESS: Final = (
     "send smaller files, tool calls or system messages; texts have been shortened already"
@@ -64,10 +64,9 @@ class Trim(MessagesNode):
     """A node that removes old messages to fit a conversation into a token budget: `trim(4_000)`.
 
     The parameters are those of langchain's `trim_messages`. In a graph, the node removes old
-    messages from the state, but the thread's history still contains the removed messages. In a
-    `view`, the state is not changed. The messages that the node keeps form a sequence that
-    providers accept as valid. The newest human message, the last message after it and all system
-    messages are always included.
+    messages from the state, but the thread's history keeps them. In a `view`, the state is not
+    changed. The remaining messages always form a sequence that model providers accept. The newest
+    human message, the last message after it and all system messages are always included.
 
     Args:
         max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
@@ -113,8 +112,8 @@ class Trim(MessagesNode):
         self.size: int = size
         self.counter = counter_of(token_counter)
         self._adds_left_out_line = True
-        # `_tools` is the number of tokens of the tools. `_prompt` is the number of tokens of a
-        # system prompt that the agent adds to the messages of the state.
+        # `_tools` is the token count of the tool schemas. `_prompt` is the token count of the
+        # agent's system prompt, which is not among the messages in the state.
         self._tools = self._prompt = 0
         self.strategy, self.ends = strategy, ends
         self.start_on: Start = "human" if starts in ({"human"}, {"human", "system"}) else None
@@ -123,14 +122,17 @@ class Trim(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node for requests with the given tools and system prompt."""
+        """Return a copy of the node whose budget accounts for the given tools and system prompt."""
         node, counter = copy(self), self.counter
         node._tools = counter.count_tools(tools)
         node._prompt = counter.count_system_prompt(system_prompt)
         return node
 
     def for_model(self, model: str | None) -> Self:
-        """Return the node, or a copy of the node, for requests to the model `model`."""
+        """Return a copy of the node that counts tokens for `model`.
+
+        The node itself is returned if `model` is None, or if its counter already has a model.
+        """
         if self.counter.model is not None or model is None:
             return self
         node = copy(self)
@@ -164,7 +166,7 @@ class Trim(MessagesNode):
 
         def build_update() -> dict[str, Any]:
             node = copy(self)
-            # No line about left-out steps is added to a message, because the messages that stay in
+            # Do not add a line about omitted steps to any message, because messages that stay in
             # the state must not be changed.
             node._adds_left_out_line = False
             fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
@@ -190,10 +192,9 @@ class Trim(MessagesNode):
         return fit(model_input)
 
     def _trim_to_budget_by_scaled_token_estimates(self, model_input: ModelInput) -> ModelInput:
-        """Return the part of `model_input` that fits in the budget, by scaled token estimates.
+        """Trim `model_input` to the budget, using token estimates scaled to the reported usage.
 
-        The token estimates are scaled by the token usage that the answers in the returned part of
-        the conversation report.
+        The scale is computed from the token usage reported in the model responses that are kept.
         """
         counter = self.counter
         fitting = self._trim_to_budget(model_input, counter)
@@ -203,16 +204,16 @@ class Trim(MessagesNode):
             scaled = self.counter.scale_to_usage(replace(fitting, turns=iter(turns)).to_messages())
             if scaled.scale <= counter.scale:
                 return fitting
-            # The selected answers report a token usage that requires a larger scale of the
-            # estimates. Trim the selected messages again, with the larger scale.
+            # According to the usage reported in the selected responses, the estimates were too low.
+            # Trim the selected messages again, with a larger scale.
             counter = scaled
             fitting = self._trim_to_budget(fitting, counter)
 
     def _trim_to_budget_by_counting_whole_requests(self, model_input: ModelInput) -> ModelInput:
-        """Return the part of `model_input` that fits in the budget, by counting whole requests.
+        """Trim `model_input` to the budget, counting the tokens of whole requests.
 
-        Whole requests must be counted if the user's counting function does not return the sum of
-        the counts of the single messages for a request.
+        This method is used if the user's counting function is not additive, which means that the
+        count of a request is not the sum of the counts of its messages.
         """
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
@@ -250,10 +251,10 @@ class Trim(MessagesNode):
         reserved_tokens: float = 0,
         count_message_tokens: Measure | None = None,
     ) -> ModelInput:
-        """Return the part of `model_input` that fits into the budget minus `reserved_tokens`.
+        """Trim `model_input` so that `reserved_tokens` of the budget stay unused.
 
-        `count_message_tokens` returns the number of tokens of a message. If `count_message_tokens`
-        is None, `counter.message_counter` is used.
+        `count_message_tokens` returns the token count of a message, and defaults to
+        `counter.message_counter`.
         """
         count_message_tokens = count_message_tokens or counter.message_counter
         fixed = (
@@ -316,9 +317,9 @@ def build_budget_error(
 def _parse_message_types(option_name: str, value: Any, expected: str) -> frozenset[str]:
     """Parse the value of an option as a set of message types.
 
-    The value of the option is the name of a message type, a message class, or a list of names and
-    classes. `BaseMessage` stands for all types. The class of a message chunk, such as
-    `AIMessageChunk`, stands for the type of the message.
+    The option accepts the name of a message type, a message class, or a list of these.
+    `BaseMessage` selects all types. The class of a streamed chunk, such as `AIMessageChunk`,
+    selects the same type as the class of the complete message.
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
@@ -331,7 +332,7 @@ def _parse_message_types(option_name: str, value: Any, expected: str) -> frozens
 
 
 def _list_message_types_of_name_or_class(value: Any) -> set[str]:
-    """Convert the name of a message type, or a message class, to a set of message types.
+    """Return the set of message types that a type name or a message class selects.
 
     The set is empty for an unknown name.
     """
@@ -423,8 +424,8 @@ def select_turns(
 
     With the strategy `"last"`, the newest turns are selected. With the strategy `"first"`, the
     oldest turns are selected in addition to the newest turn, which is always required. If the
-    newest turn is too long, some of its steps are left out. With `adds_left_out_line=True`, a line
-    that states the number of left-out steps is added to the question of the newest turn.
+    newest turn is too long, some of its steps are omitted. With `adds_left_out_line=True`, a line
+    stating how many steps were omitted is added to the human message of the newest turn.
     """
     remaining = max_tokens - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
@@ -432,8 +433,8 @@ def select_turns(
         return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
-        # If the newest turn begins with a tool call and its results, the turn has no question. The
-        # first unit of a turn without a question may be left out like any other unit.
+        # A newest turn that begins with a tool call and its results has no human message, so its
+        # first unit can be dropped like any other.
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
     remaining -= _count_unit_tokens(required, measure)
@@ -469,10 +470,10 @@ def _prepend_left_out_line_and_select_steps_that_fit(
     max_tokens: float,
     measure: Measure,
 ) -> tuple[list[Unit], list[Turn]]:
-    """Add a line that states the number of left-out steps to the beginning of a turn.
+    """Add a line stating the number of omitted steps to the beginning of a turn.
 
-    The returned pair contains the units at the beginning of the turn, with the added line, and the
-    steps that are kept.
+    The first element of the returned pair is the list of opening units, including the added line.
+    The second element is the list of steps that still fit.
 
     Args:
         opening_units: The units at the beginning of the turn, with the question if there is one.
@@ -504,8 +505,7 @@ def _take_fitting_turns(
 ) -> tuple[list[Turn], float]:
     """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
 
-    The returned number of unused tokens is negative if a turn does not fit into the remaining
-    tokens.
+    The number of unused tokens is negative if some turn did not fit.
     """
     selected: list[Turn] = []
     for turn in turns if remaining >= 0 else ():
@@ -524,7 +524,7 @@ def _take_fitting_turns(
 
 
 def _count_unit_tokens(units: list[Unit], measure: Measure) -> float:
-    """Return the total number of tokens of all messages in a list of units.
+    """Return the total token count of the messages in a list of units.
 
     A unit consists of messages that must be kept or removed together.
     """
@@ -541,14 +541,13 @@ def _shorten_to_fit(
 
     Return None if the shortened messages still have too many tokens.
 
-    `max_tokens` is divided into equal shares, and a message is shortened if it takes more than its
-    share. Tokens that a short message does not need are divided among the other messages. `fixed`
-    contains the positions of messages that cannot be shortened.
+    Each message gets an equal share of `max_tokens`, and is shortened if it exceeds its share.
+    Tokens left unused by short messages are shared among the longer ones. `fixed` contains the
+    positions of messages that cannot be shortened.
     """
     result, room = list(messages), max_tokens
-    # Tokens are assigned first to the messages in `fixed`, and then to the other messages from the
-    # shortest to the longest, so that the tokens that short messages do not need are available for
-    # long messages.
+    # Allot tokens first to the messages in `fixed`, then to the others from shortest to longest, so
+    # that tokens left unused by short messages go to longer ones.
     order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
     for finished, position in enumerate(order):
         share = room // (len(order) - finished)
@@ -566,8 +565,8 @@ def _shorten_message(
 ) -> BaseMessage | None:
     """Shorten a message to `max_tokens` tokens by cutting the middle out of its longest text.
 
-    Return None if the message must not be shortened, or if the message has more than `max_tokens`
-    tokens even after the longest text is removed.
+    Return None if the message must not be shortened, or if it exceeds `max_tokens` even without its
+    longest text.
     """
     if is_tool_result_that_needs_content_block(message):
         return None
@@ -578,7 +577,7 @@ def _shorten_message(
     kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
 
     def keep_chars(count: int) -> BaseMessage:
-        """Return a copy of the message in which the longest text is cut to `count` characters."""
+        """Return a copy of the message with its longest text cut to `count` characters."""
         short: Any = cut_middle(text, count)
         changed = short
         if not isinstance(content, str):

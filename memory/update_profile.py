@@ -56,8 +56,8 @@ class UpdateProfile(Learner):
     """A node that lets a model update a profile after a conversation.
 
     The model is asked for a patch of the profile. If another run has changed other fields of the
-    profile in the meantime, the patch is applied to the changed profile. If another run has changed
-    a field that the patch changes as well, the model is asked again.
+    profile in the meantime, the patch is applied to the updated profile. If another run has changed
+    a field that the patch also changes, the model is asked for a new patch.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -133,7 +133,7 @@ class UpdateProfile(Learner):
     ) -> ProfileUpdate:
         """Ask the model for a patch of the profile, apply the patch, and write the profile.
 
-        The model is asked again if another run has changed a field that the patch changes as well.
+        The model is asked again if another run has changed a field that the patch also changes.
         """
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)
@@ -162,10 +162,10 @@ def _list_messages(batch: Batch) -> list[BaseMessage]:
 async def _plan_update(
     proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
 ) -> ChangePlan:
-    """Build a plan that applies all profile patches in a model's proposal.
+    """Build a write plan that applies all profile patches proposed by a model.
 
-    The returned plan contains no puts in two cases: another run has changed a field that a patch
-    changes as well, or a message of the batch has been erased in the meantime.
+    The plan writes nothing if another run has changed a field that a patch also changes, or if a
+    message in the batch has been erased in the meantime.
 
     Raises:
         ModelFailed: A patch cannot be applied.
@@ -173,8 +173,8 @@ async def _plan_update(
     plan = await plan_proposal(proposal, gate, scope)
     if await has_erased_message(loaded, _list_messages(batch)):
         return plan._replace(puts=())
-    # Another run has changed a field that the patch changes as well. Nothing is written, because
-    # the model must be asked again for a patch of the present profile.
+    # If another run has changed a field that the patch also changes, write nothing, because the
+    # model must first be asked for a patch of the current profile.
     if _has_conflict(plan):
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
@@ -187,7 +187,7 @@ async def _plan_update(
 
 
 def _has_conflict(plan: ChangePlan) -> bool:
-    """Return whether another run has changed a field that the plan changes as well."""
+    """Return whether another run has changed a field that the plan also changes."""
     return any(outcome.check == CONFLICT_CHECK for outcome in plan.outcomes)
 
 

@@ -22,17 +22,17 @@ _PROVIDERS: Final = (
 )
 _PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
 _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:latest|default))+$")
-# Matches a name that is repeated, such as "gpt-4ogpt-4o". langchain repeats a model's name when
-# langchain joins the chunks of a streamed answer.
+# Matches a repeated name, such as "gpt-4ogpt-4o". langchain repeats the model name when it merges
+# the chunks of a streamed response.
 _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 
 
 def read_request_tokens(message: BaseMessage) -> int:
-    """Return the number of tokens of a request together with its answer.
+    """Return the total number of tokens in a request and its response.
 
-    Return 0 if the answer reports no token usage.
+    Return 0 if the response reports no token usage.
 
-    The returned number includes the tokens that the provider read from its cache.
+    Cached input tokens are included in the total.
     """
     usage = _read_usage(message)
     if not usage:
@@ -67,8 +67,8 @@ def read_model_name(message: BaseMessage) -> str | None:
 def is_same_model(first: str | None, second: str | None) -> bool:
     """Return whether two model names may mean the same model.
 
-    If one of the two model names is None, that name is unknown, and the result is True. Prefixes
-    for the provider and suffixes for the version are ignored.
+    None stands for an unknown name, which matches every model. Prefixes for the provider and
+    suffixes for the version are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)

@@ -1,9 +1,9 @@
 """Record the messages that models receive in each call, with the tokens of each part.
 
 A view is the record of the messages that a model received in one call. A view is stored as a
-checkpoint of the thread, in a separate checkpoint namespace. If a message of a view is also in the
-thread, a perdure checkpointer stores only a reference to the message. A perdure checkpointer
-copies, prunes and encrypts views in the same way as all other checkpoints.
+checkpoint of the thread, in a separate checkpoint namespace. If a message in a view is also in the
+thread, perdure checkpointers store only a reference to it. perdure checkpointers copy, prune and
+encrypt views like any other checkpoint.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ RequestPart = str
 TokenCount = int
 # Keys in content blocks whose values may be the binary data of an image or a file.
 _DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
-# Maximum number of characters of a value under one of the keys in `_DATA_KEYS`. A longer value is
-# not recorded.
+# Maximum length, in characters, of a recorded value whose key is in `_DATA_KEYS`. Longer values are
+# replaced with a note.
 _MAX_DATA_CHARS: Final = 1_000
 # Matches the sections that perdure adds to a system message.
 _SECTION: Final = re.compile(
@@ -56,10 +56,10 @@ class RecordViews(BaseCallbackHandler):
 
     To record one run, pass the callback in the config: `graph.invoke(question, {**config,
     "callbacks": [record_views(saver)]})`. To record all runs, use
-    `graph.with_config(callbacks=[record_views(saver)])`. Each recorded model call writes one
-    additional checkpoint. The binary data of images and files is not recorded. If a view cannot be
-    stored, langchain logs the error, and the run continues. A model call is recorded only within a
-    run that has a thread and a checkpointer.
+    `graph.with_config(callbacks=[record_views(saver)])`. Recording adds one checkpoint per model
+    call. The binary data of images and files is not recorded. If a view cannot be stored, langchain
+    logs the error, and the run continues. A model call is recorded only if its run has a thread and
+    a checkpointer.
 
     Args:
         saver: The graph's checkpointer. A checkpointer of another library stores all messages again
@@ -77,7 +77,7 @@ class RecordViews(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
-        """Record the messages that the model receives in a call."""
+        """Record the messages sent to the model."""
         if (view := self._build_view_put_arguments(messages[0], **call_info)) is not None:
             self._saver.put(*view)
 
@@ -89,7 +89,7 @@ class RecordViews(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[RunnableConfig, Checkpoint, CheckpointMetadata, ChannelVersions] | None:
-        """Build the arguments with which the checkpointer's `put` stores a view.
+        """Build the arguments for the checkpointer's `put` method, which stores the view.
 
         Return None if the call does not belong to a run of a graph on a thread.
         """
@@ -115,8 +115,8 @@ class RecordViews(BaseCallbackHandler):
                 "key": self._key,
             },
         }
-        # The view's metadata contains the `run_id` of the graph's run, so that the view is deleted
-        # together with the other checkpoints of that run.
+        # Copy the `run_id` of the graph's run to the metadata, so that the view is deleted along
+        # with the other checkpoints of that run.
         if "run_id" in call_metadata:
             view_metadata["run_id"] = call_metadata["run_id"]
         checkpoint = empty_checkpoint()
@@ -126,15 +126,15 @@ class RecordViews(BaseCallbackHandler):
         }
         checkpoint["channel_versions"] = versions
         config = _build_config(thread_id)
-        # From the values `checkpoint_map` and `__runtime`, the checkpointer detects whether
-        # messages were erased after the run began.
+        # The checkpointer uses `checkpoint_map` and `__runtime` to detect messages that were erased
+        # after the run began.
         parents = {namespace: checkpoint_id}
         config["configurable"] |= {"checkpoint_map": parents, "__runtime": runtime}
         return config, checkpoint, view_metadata, versions
 
 
 class AwaitedViews(RecordViews):
-    """A callback like `RecordViews` for graphs that run asynchronously, with `ainvoke`.
+    """A version of `RecordViews` for graphs that run asynchronously, with `ainvoke`.
 
     The callback runs inline, so that langchain does not start a task for each streamed token.
     """
@@ -144,7 +144,7 @@ class AwaitedViews(RecordViews):
     async def on_chat_model_start(  # type: ignore[override]
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
-        """Record the messages that a model call receives, without blocking the event loop."""
+        """Record the messages sent to the model, without blocking the event loop."""
         if (view := self._build_view_put_arguments(messages[0], **call_info)) is not None:
             await self._saver.aput(*view)
 
@@ -182,11 +182,11 @@ class ModelView:
     def parts(self) -> dict[RequestPart, TokenCount]:
         """The number of tokens of each part of the request, except parts without tokens.
 
-        The text of the system messages is divided into the parts `"summary"`, `"memories"`,
-        `"profile"`, `"examples"` and `"instructions"`. The part `"instructions"` contains the text
-        that belongs to no other part. The rest of the request is divided into the parts
-        `"messages"`, `"tool results"` and `"tools"`. Each access to the property `parts` counts the
-        tokens again.
+        The text of the system messages is split into the parts `"summary"`, `"memories"`,
+        `"profile"`, `"examples"` and `"instructions"`. The part `"instructions"` holds the text
+        that belongs to none of the other parts. The rest of the request is split into the parts
+        `"messages"`, `"tool results"` and `"tools"`. The counts are not cached, so each access to
+        this property counts the tokens again.
         """
         totals: dict[str, int] = {}
         counter = _create_counter(self.model).scale_to_usage(self.messages)
@@ -240,7 +240,7 @@ def _build_config(thread_id: str, **more: str) -> RunnableConfig:
 
 
 def _read_view(stored_checkpoint: CheckpointTuple) -> ModelView:
-    """Read a view from the checkpoint in which the view is stored."""
+    """Convert a checkpoint that stores a view to a `ModelView`."""
     checkpoint, metadata = stored_checkpoint.checkpoint, stored_checkpoint.metadata
     details: Any = metadata["view"]  # type: ignore[typeddict-item]
     [(namespace, checkpoint_id)] = metadata["parents"].items()
@@ -258,7 +258,7 @@ def _read_view(stored_checkpoint: CheckpointTuple) -> ModelView:
 
 
 def _find_thread_namespace_checkpoint_and_runtime() -> tuple[str, str, str, object] | None:
-    """Return the tuple (thread id, namespace, checkpoint id, runtime) for the running node.
+    """Return the thread id, namespace, checkpoint id and runtime of the node that is running.
 
     Return None if the run has no checkpointer.
     """
