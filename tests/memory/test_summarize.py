@@ -53,21 +53,23 @@ def test_thread_with_summary_continues_in_reopened_file(tmp_path: Path) -> None:
     """
     with (
         ScriptedServer(make_numbered_script("answer")) as server,
-        ScriptedServer(make_numbered_script()) as scribe,
+        ScriptedServer(make_numbered_script()) as summariser,
     ):
         for n in range(1, 6):
             with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-                graph = build_chat_graph(server, make_summarize_node(scribe), checkpointer=saver)
+                graph = build_chat_graph(
+                    server, make_summarize_node(summariser), checkpointer=saver
+                )
                 out = graph.invoke(build_user_input(f"question {n}"), THREAD)
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             history_texts = [item.value.text for item in saver.history("t")]
 
     assert [
-        "question 3" in scribe.read_last_message(0),
-        "question 1" in scribe.read_last_message(1),
-        "<summary>\nsummary 1\n</summary>" in scribe.read_last_message(1),
+        "question 3" in summariser.read_last_message(0),
+        "question 1" in summariser.read_last_message(1),
+        "<summary>\nsummary 1\n</summary>" in summariser.read_last_message(1),
     ] == [False, False, True]
-    assert len(scribe.requests) == 2
+    assert len(summariser.requests) == 2
     assert out["summary"]["text"] == "summary 2"
     assert out["summary"]["count"] == 8
     assert len(out["summarized"]) == 8
@@ -95,11 +97,13 @@ def test_ainvoke_summarises_like_invoke(file_saver: SQLiteCheckpointer) -> None:
     for run in (run_sync, lambda graph, config: asyncio.run(run_async(graph, config))):
         with (
             ScriptedServer(make_numbered_script("answer")) as server,
-            ScriptedServer(make_numbered_script()) as scribe,
+            ScriptedServer(make_numbered_script()) as summariser,
         ):
-            graph = build_chat_graph(server, make_summarize_node(scribe), checkpointer=file_saver)
+            graph = build_chat_graph(
+                server, make_summarize_node(summariser), checkpointer=file_saver
+            )
             out = run(graph, {"configurable": {"thread_id": str(run)}})
-            summary_requests = [scribe.shown(n) for n in range(len(scribe.requests))]
+            summary_requests = [summariser.shown(n) for n in range(len(summariser.requests))]
             results.append(
                 (
                     list_texts(out["messages"]),
@@ -115,8 +119,8 @@ def test_ainvoke_summarises_like_invoke(file_saver: SQLiteCheckpointer) -> None:
 def test_lone_surrogate_in_summary_becomes_question_mark(file_saver: SQLiteCheckpointer) -> None:
     """The rule holds for the state and for the messages that the model is shown."""
     half = "half \ud83d"
-    with ScriptedServer([half] * 3) as server, ScriptedServer([half]) as scribe:
-        graph = build_chat_graph(server, make_summarize_node(scribe), checkpointer=file_saver)
+    with ScriptedServer([half] * 3) as server, ScriptedServer([half]) as summariser:
+        graph = build_chat_graph(server, make_summarize_node(summariser), checkpointer=file_saver)
         for n in range(1, 4):
             out = graph.invoke(build_user_input(f"question {n}"), THREAD)
         state = graph.get_state(THREAD).values
@@ -129,9 +133,9 @@ def test_lone_surrogate_in_summary_becomes_question_mark(file_saver: SQLiteCheck
 def test_message_added_by_parallel_node_is_kept_and_not_counted(
     file_saver: SQLiteCheckpointer,
 ) -> None:
-    with ScriptedServer(["the summary"]) as scribe:
+    with ScriptedServer(["the summary"]) as summariser:
         builder = StateGraph(SummaryState)
-        builder.add_node("summarize", make_summarize_node(scribe))
+        builder.add_node("summarize", make_summarize_node(summariser))
         builder.add_node("other", lambda state: {"messages": [AIMessage("meanwhile", id="m")]})
         builder.add_edge(START, "summarize")
         builder.add_edge(START, "other")
@@ -143,13 +147,13 @@ def test_message_added_by_parallel_node_is_kept_and_not_counted(
 
 
 def test_view_shows_summary_without_model_call_or_state_change() -> None:
-    with ScriptedServer(["one"]) as scribe:
-        summary = make_summarize_node(scribe)
+    with ScriptedServer(["one"]) as summariser:
+        summary = make_summarize_node(summariser)
         first = summary.invoke({"messages": make_turns(4)})
         state = {**first, "messages": make_turns(9)[6:]}
         update = view(summary).invoke(state)
 
-    assert len(scribe.requests) == 1
+    assert len(summariser.requests) == 1
     assert list(update) == [MODEL_INPUT_KEY]
     assert list_texts(update[MODEL_INPUT_KEY]) == [
         f"{HEADING}:\n\none",
@@ -158,8 +162,8 @@ def test_view_shows_summary_without_model_call_or_state_change() -> None:
 
 
 def test_edited_message_after_its_summary_is_shown_at_end() -> None:
-    with ScriptedServer(["one"]) as scribe:
-        summary = make_summarize_node(scribe)
+    with ScriptedServer(["one"]) as summariser:
+        summary = make_summarize_node(summariser)
         first = summary.invoke({"messages": make_turns(4)})
         state = {
             **first,
@@ -173,8 +177,8 @@ def test_edited_message_after_its_summary_is_shown_at_end() -> None:
 def test_edit_of_last_summarised_message_hides_no_messages() -> None:
     """The messages before the edited one are shown, and are part of the next summary."""
     edited = AIMessage("a3, corrected", id="a3")
-    with ScriptedServer(["one", "two"]) as scribe:
-        summary = make_summarize_node(scribe)
+    with ScriptedServer(["one", "two"]) as summariser:
+        summary = make_summarize_node(summariser)
         first = summary.invoke({"messages": make_turns(4)})
         kept = make_turns(6)[6:]
         state = {**first, "messages": [*kept[:-1], edited, kept[-1]]}
@@ -184,13 +188,13 @@ def test_edit_of_last_summarised_message_hides_no_messages() -> None:
     assert list_texts(shown[1:]) == ["q4", "a4", "q5", "a5", "a3, corrected", "q6"]
     assert second["summarized"] == ["q4", "a4", "q5", "a5", "a3"]
     for text in ("q4", "a4", "q5", "a5", "a3, corrected"):
-        assert text in scribe.read_last_message(1)
+        assert text in summariser.read_last_message(1)
     assert [m.id for m in second["messages"]] == second["summarized"]
 
 
 def test_edited_message_in_emptied_state_counts_as_new() -> None:
-    with ScriptedServer(["one"]) as scribe:
-        summary = make_summarize_node(scribe)
+    with ScriptedServer(["one"]) as summariser:
+        summary = make_summarize_node(summariser)
         first = summary.invoke({"messages": [*make_turns(3), HumanMessage("q4", id="q4")]})
         state = {**first, "messages": [HumanMessage("q3b", id="q3"), HumanMessage("q5", id="q5")]}
         shown = summary.select_messages(state["messages"], state)
@@ -200,8 +204,8 @@ def test_edited_message_in_emptied_state_counts_as_new() -> None:
 
 def test_partly_summarised_turn_is_shown_whole() -> None:
     """An answer that joined the turn, because the next question was removed, is in no summary."""
-    with ScriptedServer(["one"]) as scribe:
-        summary = make_summarize_node(scribe)
+    with ScriptedServer(["one"]) as summariser:
+        summary = make_summarize_node(summariser)
         first = summary.invoke({"messages": make_turns(4)})
         state = {**first, "messages": [m for m in make_turns(5)[4:] if m.id != "q4"]}
         shown = summary.select_messages(state["messages"], state)
@@ -211,26 +215,26 @@ def test_partly_summarised_turn_is_shown_whole() -> None:
 
 def test_graph_without_summary_channels_is_refused_before_model_call() -> None:
     """langgraph would drop the summary and still remove the messages."""
-    with ScriptedServer(["never"]) as scribe:
+    with ScriptedServer(["never"]) as summariser:
         builder = StateGraph(ChatState)
-        builder.add_node("summarize", make_summarize_node(scribe))
+        builder.add_node("summarize", make_summarize_node(summariser))
         builder.add_edge(START, "summarize")
         with pytest.raises(ConfigurationError, match="derive the state from SummaryState"):
             builder.compile().invoke({"messages": make_turns(4)})
 
-    assert scribe.requests == []
+    assert summariser.requests == []
 
 
 def test_message_stream_does_not_contain_summary() -> None:
     """`stream_mode="messages"` yields only the answer."""
-    with ScriptedServer(["an answer"]) as server, ScriptedServer(["a summary"]) as scribe:
-        graph = build_chat_graph(server, make_summarize_node(scribe))
+    with ScriptedServer(["an answer"]) as server, ScriptedServer(["a summary"]) as summariser:
+        graph = build_chat_graph(server, make_summarize_node(summariser))
         events = graph.stream({"messages": make_turns(4)}, stream_mode="messages")
         chunks = [(metadata["langgraph_node"], chunk.text) for chunk, metadata in events]
 
     assert {name for name, text in chunks} == {"respond"}
     assert "".join(text for name, text in chunks) == "an answer"
-    assert len(scribe.requests) == 1
+    assert len(summariser.requests) == 1
 
 
 def test_summary_is_stored_as_plain_json(tmp_path: Path) -> None:
@@ -260,9 +264,11 @@ def test_summarised_messages_left_in_state_are_ignored(
     left: Any, file_saver: SQLiteCheckpointer
 ) -> None:
     """Such messages are neither shown, nor summarised, nor counted again."""
-    with ScriptedServer(["second", "answer"]) as scribe:
+    with ScriptedServer(["second", "answer"]) as summariser:
         graph = build_chat_graph(
-            scribe, make_summarize_node(scribe, trigger=("messages", 4)), checkpointer=file_saver
+            summariser,
+            make_summarize_node(summariser, trigger=("messages", 4)),
+            checkpointer=file_saver,
         )
         stored = {
             "messages": left,
@@ -274,9 +280,9 @@ def test_summarised_messages_left_in_state_are_ignored(
             {"messages": [AIMessage("a4", id="a4"), *make_turns(2, start=5)]}, THREAD
         )
 
-    assert "<summary>\nfirst\n</summary>" in scribe.read_last_message(0)
-    assert "q3" not in scribe.read_last_message(0)
-    assert scribe.shown(1) == [("system", f"{HEADING}:\n\nsecond"), ("user", "q6")]
+    assert "<summary>\nfirst\n</summary>" in summariser.read_last_message(0)
+    assert "q3" not in summariser.read_last_message(0)
+    assert summariser.shown(1) == [("system", f"{HEADING}:\n\nsecond"), ("user", "q6")]
     assert without_digests(out["summary"]) == {"text": "second", "last": "a5", "count": 10}
     assert list_texts(out["messages"]) == ["q6", "answer"]
     originals = list_texts(expand(file_saver, THREAD))
@@ -288,12 +294,12 @@ def test_summarize_conversation_example_of_langgraph_docs_works(tmp_path: Path) 
     """After the answer, all but the two newest messages are deleted."""
     with (
         ScriptedServer(make_numbered_script("answer")) as server,
-        ScriptedServer(make_numbered_script()) as scribe,
+        ScriptedServer(make_numbered_script()) as summariser,
     ):
         model = make_client(server)
         builder = StateGraph(SummaryState)
         summarize_conversation = make_summarize_node(
-            scribe, trigger=("messages", 3), keep=("messages", 2)
+            summariser, trigger=("messages", 3), keep=("messages", 2)
         )
 
         def call_model(state: Any) -> Any:
@@ -312,7 +318,7 @@ def test_summarize_conversation_example_of_langgraph_docs_works(tmp_path: Path) 
     ]
     assert outs[0].get("summary") is None
     assert [out["summary"]["text"] for out in outs[1:]] == ["summary 1", "summary 2"]
-    assert "<summary>\nsummary 1\n</summary>" in scribe.read_last_message(1)
+    assert "<summary>\nsummary 1\n</summary>" in summariser.read_last_message(1)
     assert server.shown(2) == [
         ("system", f"{HEADING}:\n\nsummary 1"),
         *[("user", "question 2"), ("assistant", "answer 2"), ("user", "question 3")],
@@ -324,8 +330,8 @@ def test_summarize_conversation_example_of_langgraph_docs_works(tmp_path: Path) 
 
 def test_summarising_a_summarised_state_changes_nothing() -> None:
     """The rule holds for a node and for a list."""
-    with ScriptedServer(["one", "two"]) as scribe:
-        summary = make_summarize_node(scribe, trigger=("messages", 1))
+    with ScriptedServer(["one", "two"]) as summariser:
+        summary = make_summarize_node(summariser, trigger=("messages", 1))
         update = summary.invoke({"messages": make_turns(4)})
         kept = make_turns(4)[6:]
         again = summary.invoke({**update, "messages": kept})
@@ -334,52 +340,52 @@ def test_summarising_a_summarised_state_changes_nothing() -> None:
 
     assert again == {}
     assert comparison_keys(shown_again) == comparison_keys(shown)
-    assert len(scribe.requests) == 2
+    assert len(summariser.requests) == 2
 
 
 def test_kept_turns_alone_never_trigger_summary() -> None:
-    with ScriptedServer([]) as scribe:
-        summary = make_summarize_node(scribe, keep=("messages", 5), trigger=("messages", 2))
+    with ScriptedServer([]) as summariser:
+        summary = make_summarize_node(summariser, keep=("messages", 5), trigger=("messages", 2))
 
         assert summary.invoke({"messages": make_turns(3)}) == {}
         assert comparison_keys(summary(make_turns(3))) == comparison_keys(make_turns(3))
-    assert scribe.requests == []
+    assert summariser.requests == []
 
 
 def test_system_messages_are_kept_and_not_summarised() -> None:
     """They do not count for the trigger either."""
     conversation: list[AnyMessage] = [SystemMessage("be brief", id="s"), *make_turns(4)]
-    with ScriptedServer(["the summary"]) as scribe:
-        summary = make_summarize_node(scribe, trigger=("messages", 7))
+    with ScriptedServer(["the summary"]) as summariser:
+        summary = make_summarize_node(summariser, trigger=("messages", 7))
         update = summary.invoke({"messages": conversation})
         left = [m for m in conversation if RemoveMessage(id=str(m.id)) not in update["messages"]]
         shown = summary.select_messages(left, {**update, "messages": left})
 
     assert list_texts(left) == ["be brief", "q4"]
     assert list_texts(shown) == [f"be brief\n\n{HEADING}:\n\nthe summary", "q4"]
-    assert "be brief" not in scribe.read_last_message()
+    assert "be brief" not in summariser.read_last_message()
 
 
 def test_summary_stored_as_plain_text_is_extended() -> None:
     """The state of langgraph's tutorial has a text in this channel."""
-    with ScriptedServer(["new"]) as scribe:
-        update = make_summarize_node(scribe).invoke(
+    with ScriptedServer(["new"]) as summariser:
+        update = make_summarize_node(summariser).invoke(
             {"messages": make_turns(4), "summary": "They met in Oslo."}
         )
 
-    assert "<summary>\nThey met in Oslo.\n</summary>" in scribe.read_last_message()
+    assert "<summary>\nThey met in Oslo.\n</summary>" in summariser.read_last_message()
     assert without_digests(update["summary"]) == {"text": "new", "last": "a3", "count": 6}
 
 
 def test_summary_within_message_list_is_extended() -> None:
-    with ScriptedServer(["one", "two"]) as scribe:
-        summary = make_summarize_node(scribe)
+    with ScriptedServer(["one", "two"]) as summariser:
+        summary = make_summarize_node(summariser)
         first = summary([SystemMessage("be brief"), *make_turns(4)])
         second = summary([*first, AIMessage("a4"), *make_turns(2, start=5)])
 
     assert list_texts(first) == [f"be brief\n\n{HEADING}:\n\none", "q4"]
-    assert "<summary>\none\n</summary>" in scribe.read_last_message()
-    assert "q3" not in scribe.read_last_message()
+    assert "<summary>\none\n</summary>" in summariser.read_last_message()
+    assert "q3" not in summariser.read_last_message()
     assert list_texts(second) == [f"be brief\n\n{HEADING}:\n\ntwo", "q6"]
 
 
@@ -417,9 +423,9 @@ def test_transcript_for_summariser_escapes_delimiters() -> None:
         AIMessage("a boat", id="5"),
         HumanMessage("thanks", id="6"),
     ]
-    with ScriptedServer(["the summary"]) as scribe:
-        make_summarize_node(scribe).invoke({"messages": conversation})
-    (_, prompt), (role, request_text) = scribe.shown()
+    with ScriptedServer(["the summary"]) as summariser:
+        make_summarize_node(summariser).invoke({"messages": conversation})
+    (_, prompt), (role, request_text) = summariser.shown()
     request_text = request_text.replace(
         request_text[request_text.index("xxx") : request_text.rindex("xxx") + 3], "…"
     )
@@ -436,16 +442,16 @@ def test_transcript_for_summariser_escapes_delimiters() -> None:
         "assistant: a boat\n"
         "</conversation>\n\nWrite the summary now."
     )
-    assert len(scribe.read_last_message()) < 3_000
+    assert len(summariser.read_last_message()) < 3_000
 
 
 def test_custom_summary_prompt_replaces_default() -> None:
     """The prompt may contain braces, and the placeholder of the number of words."""
-    with ScriptedServer(["the summary"]) as scribe:
+    with ScriptedServer(["the summary"]) as summariser:
         prompt = 'Answer like {"so"} in {max_words} words.'
-        make_summarize_node(scribe, summary_prompt=prompt).invoke({"messages": make_turns(4)})
+        make_summarize_node(summariser, summary_prompt=prompt).invoke({"messages": make_turns(4)})
 
-    assert scribe.shown()[0] == ("system", 'Answer like {"so"} in 400 words.')
+    assert summariser.shown()[0] == ("system", 'Answer like {"so"} in 400 words.')
 
 
 def test_runnable_that_returns_text_can_be_summariser() -> None:

@@ -326,12 +326,12 @@ def test_len_as_token_counter_counts_messages_only() -> None:
 
 
 def test_system_messages_are_joined_in_front_and_part_no_exchange() -> None:
-    talk = make_conversation(*"shacrq")
-    talk.insert(4, SystemMessage("new", id="new"))
-    shown = trim(max_tokens=10, token_counter=len)(talk)
+    conversation = make_conversation(*"shacrq")
+    conversation.insert(4, SystemMessage("new", id="new"))
+    shown = trim(max_tokens=10, token_counter=len)(conversation)
     assert join_ids(shown) == "s0 h1 a2 c3 r4 q5"
     assert shown[0].text == "s0\n\nnew"
-    assert trim(max_tokens=10, token_counter=len).invoke({"messages": talk}) == {}
+    assert trim(max_tokens=10, token_counter=len).invoke({"messages": conversation}) == {}
 
 
 def test_trimmed_state_keeps_order_and_message_of_parallel_node(tmp_path: Path) -> None:
@@ -350,21 +350,22 @@ def test_trimmed_state_keeps_order_and_message_of_parallel_node(tmp_path: Path) 
 
 def test_removals_do_not_affect_message_added_meanwhile() -> None:
     """Messages are removed by id."""
-    talk = make_conversation(*"hahaha")
-    update = trim(max_tokens=2, token_counter=len).invoke({"messages": talk})
-    meanwhile = add_messages(talk, [HumanMessage("new", id="new")])  # type: ignore[arg-type]
+    conversation = make_conversation(*"hahaha")
+    update = trim(max_tokens=2, token_counter=len).invoke({"messages": conversation})
+    meanwhile = add_messages(conversation, [HumanMessage("new", id="new")])  # type: ignore[arg-type]
     assert join_ids(add_messages(meanwhile, update["messages"])) == "h4 a5 new"  # type: ignore[arg-type]
 
 
 def test_waiting_tool_call_stays_in_state_and_is_not_shown() -> None:
     """A run may be interrupted before its tools, for example to ask a person."""
-    talk = make_conversation(*"hahc")
+    conversation = make_conversation(*"hahc")
     assert (
-        trim(max_tokens=2, token_counter=len).invoke({"messages": talk})["messages"][0].id == "h0"
+        trim(max_tokens=2, token_counter=len).invoke({"messages": conversation})["messages"][0].id
+        == "h0"
     )
-    update = trim(max_tokens=2, token_counter=len).invoke({"messages": talk})
-    assert join_ids(add_messages(talk, update["messages"])) == "h2 c3"  # type: ignore[arg-type]
-    assert join_ids(trim(max_tokens=2, token_counter=len)(talk)) == "h2"
+    update = trim(max_tokens=2, token_counter=len).invoke({"messages": conversation})
+    assert join_ids(add_messages(conversation, update["messages"])) == "h2 c3"  # type: ignore[arg-type]
+    assert join_ids(trim(max_tokens=2, token_counter=len)(conversation)) == "h2"
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -375,29 +376,29 @@ def test_allow_partial_shortens_middle_of_long_question(blocks: bool) -> None:
         {"type": "text", "text": text},
         {"type": "image_url", "image_url": {"url": "u"}},
     ]
-    talk: Talk = [
+    conversation: Talk = [
         SystemMessage("Be brief", id="s"),
         HumanMessage(content if blocks else text, id="h"),
     ]
     with pytest.raises(BudgetExceeded, match=r"human message 1\d\d\d.*allow_partial=True"):
-        trim(max_tokens=300, token_counter=count_list_tokens)(talk)
-    shown = trim(max_tokens=300, token_counter=count_list_tokens, allow_partial=True)(talk)
+        trim(max_tokens=300, token_counter=count_list_tokens)(conversation)
+    shown = trim(max_tokens=300, token_counter=count_list_tokens, allow_partial=True)(conversation)
     assert count_list_tokens(shown) <= 300
     assert shown[1].id == "h"
     assert shown[1].text.startswith("What is this?")
     assert shown[1].text.endswith("Please explain.")
     assert "characters left out" in shown[1].text
-    assert talk[1].text == text
+    assert conversation[1].text == text
     update = trim(max_tokens=300, token_counter=count_list_tokens, allow_partial=True).invoke(
-        {"messages": talk}
+        {"messages": conversation}
     )
     assert [m.text for m in update["messages"]] == [shown[1].text]
 
 
 def test_allow_partial_shortens_long_tool_result() -> None:
-    talk = make_conversation(*"hcrq")
-    talk[2].content = "found " * 1_000
-    shown = trim(max_tokens=200, token_counter=count_list_tokens, allow_partial=True)(talk)
+    conversation = make_conversation(*"hcrq")
+    conversation[2].content = "found " * 1_000
+    shown = trim(max_tokens=200, token_counter=count_list_tokens, allow_partial=True)(conversation)
     assert join_ids(shown) == "h0 c1 r2 q3"
     assert count_list_tokens(shown) <= 200
 
@@ -408,11 +409,13 @@ def test_allow_partial_shortens_parallel_results_equally() -> None:
     calls = [{"name": "read", "args": {}, "id": uid} for uid in uids]
     results = [ToolMessage("word " * 1_000, tool_call_id=uid, id=uid) for uid in uids[1:]]
     short = ToolMessage("short", tool_call_id="c0", id="c0")
-    talk: Talk = [HumanMessage("Compare"), AIMessage("", tool_calls=calls), short, *results]
-    shown = trim(max_tokens=2_000, token_counter=count_list_tokens, allow_partial=True)(talk)
+    conversation: Talk = [HumanMessage("Compare"), AIMessage("", tool_calls=calls), short, *results]
+    shown = trim(max_tokens=2_000, token_counter=count_list_tokens, allow_partial=True)(
+        conversation
+    )
     lengths = [len(message.text) for message in shown[3:]]
     assert 1_800 <= count_list_tokens(shown) <= 2_000
-    assert shown[:3] == talk[:3]
+    assert shown[:3] == conversation[:3]
     assert max(lengths) - min(lengths) <= 20
 
 
@@ -427,13 +430,13 @@ def test_allow_partial_cannot_shorten_images() -> None:
 
 def test_list_without_question_is_trimmed_as_one_turn() -> None:
     """If it does not fit, a line replaces exchanges of its middle."""
-    talk = make_conversation(*"sa")
-    assert join_ids(trim(max_tokens=100)(talk)) == "s0 a1"
+    conversation = make_conversation(*"sa")
+    assert join_ids(trim(max_tokens=100)(conversation)) == "s0 a1"
     long = make_conversation(*"sacrqcrqcrq")
     assert join_ids(trim(max_tokens=8, token_counter=len)(long)) == "s0 ? a1 c8 r9 q10"
     assert join_ids(trim(max_tokens=9, token_counter=len)(long)) == "s0 ? a1 c5 r6 q7 c8 r9 q10"
     assert join_ids(trim(max_tokens=6, token_counter=len)(long[:1] + long[2:])) == "s0 ? c8 r9 q10"
-    assert trim(max_tokens=100).invoke({"messages": talk}) == {}
+    assert trim(max_tokens=100).invoke({"messages": conversation}) == {}
     assert trim(max_tokens=100)([]) == []
 
 
@@ -506,9 +509,9 @@ def test_tools_that_exceed_budget_are_refused() -> None:
 
 def test_fractional_max_tokens_is_share_of_model_window() -> None:
     model = ChatOpenAI(model="a", api_key=lambda: "none", profile={"max_input_tokens": 440})
-    talk = make_conversation(*"hahah")
-    assert join_ids(trim(max_tokens=0.05, token_counter=model)(talk)) == "h2 a3 h4"
-    assert join_ids(trim(max_tokens=1.0, token_counter=model)(talk)) == "h0 a1 h2 a3 h4"
+    conversation = make_conversation(*"hahah")
+    assert join_ids(trim(max_tokens=0.05, token_counter=model)(conversation)) == "h2 a3 h4"
+    assert join_ids(trim(max_tokens=1.0, token_counter=model)(conversation)) == "h0 a1 h2 a3 h4"
 
 
 # -- comparison with langchain's trim_messages
@@ -529,20 +532,20 @@ def test_newest_answer_stays_unless_end_on_excludes_it(
     options: dict[str, Any], expected_ids: str
 ) -> None:
     """In LangChain's `chat_history` the list ends with an answer, which `{input}` follows."""
-    talk = make_conversation(*"haha")
-    assert join_ids(trim(**options)(talk)) == expected_ids
+    conversation = make_conversation(*"haha")
+    assert join_ids(trim(**options)(conversation)) == expected_ids
     prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
     filled = prompt.invoke(
-        {"chat_history": trim(max_tokens=10, token_counter=len)(talk), "input": "and?"}
+        {"chat_history": trim(max_tokens=10, token_counter=len)(conversation), "input": "and?"}
     )
     assert [m.type for m in filled.to_messages()] == ["human", "ai", "human", "ai", "human"]
 
 
 def test_too_long_answer_is_refused_or_shortened() -> None:
-    talk = [HumanMessage("Tell me.", id="h"), AIMessage("long " * 200, id="a")]
+    conversation = [HumanMessage("Tell me.", id="h"), AIMessage("long " * 200, id="a")]
     with pytest.raises(BudgetExceeded, match="ai message"):
-        trim(max_tokens=100, token_counter=count_list_tokens)(talk)
-    shown = trim(max_tokens=100, token_counter=count_list_tokens, allow_partial=True)(talk)
+        trim(max_tokens=100, token_counter=count_list_tokens)(conversation)
+    shown = trim(max_tokens=100, token_counter=count_list_tokens, allow_partial=True)(conversation)
     assert join_ids(shown) == "h a"
     assert count_list_tokens(shown) <= 100
 
@@ -554,9 +557,11 @@ def test_end_on_may_hide_newest_question_but_keeps_it_in_state(
     ends: Any, expected_ids: str
 ) -> None:
     node = trim(max_tokens=3, token_counter=len, end_on=ends)
-    talk = make_conversation(*"hahah")
-    left: Any = add_messages(list[Any](talk), node.invoke({"messages": talk})["messages"])
-    assert join_ids(node(talk)) == expected_ids
+    conversation = make_conversation(*"hahah")
+    left: Any = add_messages(
+        list[Any](conversation), node.invoke({"messages": conversation})["messages"]
+    )
+    assert join_ids(node(conversation)) == expected_ids
     assert join_ids(left) == "h2 a3 h4"
 
 
@@ -565,14 +570,16 @@ def test_same_options_give_same_result_as_trim_messages(
     turns: list[str], data: st.DataObject
 ) -> None:
     """The rule holds if the result of langchain is a valid sequence with a question."""
-    talk = make_conversation(*data.draw(st.sampled_from(["", "s"])), *"".join(turns))
+    conversation = make_conversation(*data.draw(st.sampled_from(["", "s"])), *"".join(turns))
     ends: Any = data.draw(st.sampled_from([None, QUESTION_TYPES, "human", "ai"]))
-    first = isinstance(talk[0], SystemMessage)
-    budget = data.draw(st.integers(1, count_list_tokens([*talk]) + 10))
+    first = isinstance(conversation[0], SystemMessage)
+    budget = data.draw(st.integers(1, count_list_tokens([*conversation]) + 10))
     words: Any = {"max_tokens": budget, "token_counter": count_list_tokens, "end_on": ends}
-    theirs = trim_messages(talk, **words, strategy="last", start_on="human", include_system=True)
+    theirs = trim_messages(
+        conversation, **words, strategy="last", start_on="human", include_system=True
+    )
     if len(theirs) > first and not find_refusals(theirs, to_answer=False):
-        assert join_ids(trim(**words)(talk)) == join_ids(theirs)
+        assert join_ids(trim(**words)(conversation)) == join_ids(theirs)
 
 
 def test_example_of_langgraph_concept_page_matches_trim_messages() -> None:
@@ -580,7 +587,7 @@ def test_example_of_langgraph_concept_page_matches_trim_messages() -> None:
 
     `start_on` and `include_system` always have these values.
     """
-    talk = [
+    conversation = [
         SystemMessage("You answer briefly."),
         HumanMessage("Hello, who are you?"),
         AIMessage("An assistant that plans journeys by train and by ship."),
@@ -591,10 +598,10 @@ def test_example_of_langgraph_concept_page_matches_trim_messages() -> None:
     ]
     model = ChatOpenAI(model="gpt-4", api_key=lambda: "none")
     words: Any = {"max_tokens": 45, "strategy": "last", "end_on": ["human", "tool"]}
-    shown = trim(**words, token_counter=model)(talk)
-    assert [m.text for m in shown] == [talk[0].text, *(m.text for m in talk[3:6])]
+    shown = trim(**words, token_counter=model)(conversation)
+    assert [m.text for m in shown] == [conversation[0].text, *(m.text for m in conversation[3:6])]
     assert shown == trim_messages(
-        talk,
+        conversation,
         **words,
         token_counter=partial(count_tokens, counter="gpt-4"),
         start_on="human",
