@@ -2,9 +2,9 @@
 
 The adapter reads and writes memories in any langgraph store.
 
-A store of another library cannot store the provenance of an item, so the adapter adds the
-provenance to the item's value as a field. A store of another library keeps no past versions, and
-does not support conditional writes.
+Stores from other libraries cannot store an item's provenance, so the adapter adds it to the item's
+value as a field. Stores from other libraries keep no version history and do not support conditional
+writes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ The id consists of this prefix and a hash.
 """
 # Maximum number of previous texts that a memory keeps. Older texts are dropped.
 _MAX_PREVIOUS_TEXTS: Final = 10
-# Number of items that one call of the store's `search` returns at most.
+# Maximum number of items returned by one call of the store's `search`.
 _PAGE_SIZE: Final = 1_000
 _COMMON_SEARCH_OPTIONS: Final = ("query", "filter", "limit", "offset")
 """Options that the `search` of every langgraph store has."""
@@ -123,13 +123,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A text that is stored as a memory if the checks of the gate admit it.
+    """A candidate text, which is stored as a memory only if it passes the gate's checks.
 
     Attributes:
         text: The text.
         kind: The kind of the memory.
         fields: Further fields of its value.
-        provenance: Where the text comes from.
+        provenance: The origin of the text.
         role: The role of the speaker on whose words the text rests.
         explicit: Whether a model or an application requested this memory explicitly, with a tool or
             in code.
@@ -147,7 +147,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The gate's decision on a candidate: keep it, put it into quarantine, or refuse it.
+    """The gate's decision on a candidate: keep it, quarantine it, or refuse it.
 
     Attributes:
         action: The decision.
@@ -212,8 +212,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     earlier_texts = [
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
-        # Show a previous text only if it was superseded. A previous text with the change "updated"
-        # is not shown, because the text was wrong or badly worded.
+        # Show a previous text only if it was superseded. Texts whose change is "updated" are not
+        # shown, because they were wrong or badly worded.
         if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
@@ -225,11 +225,11 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
-    """Return a date for each memory, with a time if several memories have the same date.
+    """Return a date for each memory, with the time of day if several memories share the date.
 
-    If several memories have the same date, a time in UTC is added to their dates. Seconds or
-    milliseconds are added to the time only if several memories have the same time without seconds
-    or milliseconds. If the time of a memory is unknown, its date is None.
+    If several memories have the same date, the time of day (UTC) is added to each of them. The time
+    is given to the minute, or to the second or millisecond where several memories would otherwise
+    have the same time. If the time of a memory is unknown, its date is None.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -281,8 +281,8 @@ def _render_memory_json(
     # In a team's memory, "the user" would be understood as the person who reads the memory.
     if team is not None and trust == "user":
         actor = author or "a member of the team"
-    # If the text of the memory begins with the name of the speaker, as in a turn, the field
-    # "said_by" is left out.
+    # Leave out the "said_by" field if the memory's text already begins with the speaker's name, as
+    # in a turn.
     names_speaker = isinstance(body, str) and body.startswith(f"{actor}:")
     details: Mapping[str, Any] = {
         "said_by": None if names_speaker else actor,
@@ -321,11 +321,11 @@ _PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 class StoreAdapter:
     """Reads and writes memories in any langgraph store.
 
-    Both blocking callers and async callers can run the async methods; see `perdure.effects`.
+    The async methods can be run by both blocking and async callers; see `perdure.effects`.
 
-    When a `StoreAdapter` reads an item from a perdure store, the item's time to live is not
-    restarted. The time to live is not restarted because many reads only compare memories, or find
-    more memories than the model receives. The method `refresh_time_to_live` restarts the time to
+    Reading an item from a perdure store through a `StoreAdapter` does not restart the item's time
+    to live. Many reads only compare memories, or find more memories than the model receives, and
+    such reads must not restart the time to live. Call `refresh_time_to_live` to restart the time to
     live of the memories that the model receives.
 
     Args:
@@ -343,7 +343,7 @@ class StoreAdapter:
         self._expiring = set[tuple[Namespace, str]]()
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
-        """Return an effect, which calls a method of the store when it is awaited."""
+        """Return an awaitable effect that calls a method of the store."""
         return call_method(self.store, method, *args, **options)
 
     async def get(
@@ -371,8 +371,8 @@ class StoreAdapter:
     def resolve_min_score(self, min_score: float | None) -> float:
         """Return `min_score`, or the default minimum score if `min_score` is None.
 
-        The default minimum score for a store of another library is 0, which admits all results. A
-        store of another library returns cosine similarities as scores, or no scores.
+        For stores from other libraries, the default minimum score is 0, which admits all results.
+        Stores from other libraries return cosine similarities as scores, or no scores at all.
         """
         default = MIN_SCORE if self.versioned else 0.0
         return default if min_score is None else min_score
@@ -387,8 +387,8 @@ class StoreAdapter:
     ) -> list[Memory]:
         """Return the memories under a prefix whose score is at least `min_score`.
 
-        The returned list contains memories in nested namespaces under the prefix, and memories
-        without a score.
+        Memories in namespaces nested under the prefix are included, as are memories without a
+        score.
 
         Args:
             prefix: The prefix of the namespaces.
@@ -413,7 +413,7 @@ class StoreAdapter:
     async def refresh_time_to_live(self, memories: Iterable[Memory]) -> None:
         """Restart the time to live of memories, unless the store is configured not to refresh it.
 
-        The memories must be current versions that were read by this adapter.
+        The memories must be current versions that were read through this adapter.
         """
         item_keys = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
         ops = [GetOp(*item_key) for item_key in item_keys if item_key in self._expiring]
@@ -423,7 +423,7 @@ class StoreAdapter:
     async def list_memories(self, namespace: Namespace, **search_options: Any) -> list[Memory]:
         """Return all memories of a namespace, except memories in namespaces below it.
 
-        `search_options` are options of the method `search`.
+        `search_options` are passed to the `search` method.
         """
         memories: list[Memory] = []
         while True:
@@ -446,7 +446,7 @@ class StoreAdapter:
         return [convert_item_to_memory(item) for item in items]
 
     async def write(self, puts: Sequence[PutItem]) -> None:
-        """Write the puts. A store with versions writes all puts in one transaction.
+        """Write the puts. A store that keeps versions writes all puts in one transaction.
 
         Raises:
             VersionConflict: An item is no longer at the version that a put expects.
@@ -458,7 +458,7 @@ class StoreAdapter:
             )
 
     async def record_templates(self) -> None:
-        """Record the templates of this adapter in the store, unless they are recorded already."""
+        """Record this adapter's templates in the store if they are not yet recorded."""
         if self._templates:
             await record_templates(self.store, self._templates)
 
@@ -496,7 +496,7 @@ class StoreAdapter:
     def _remember_keys_of_items_with_time_to_live(self, items: Iterable[Item]) -> None:
         """Record which of the items in `items` have a time to live.
 
-        The method `refresh_time_to_live` restarts the time to live of the remembered items only.
+        `refresh_time_to_live` only restarts the time to live of items recorded here.
         """
         self._expiring.update(
             (tuple(item.namespace), item.key)
@@ -505,7 +505,7 @@ class StoreAdapter:
         )
 
     def _build_as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
-        """Return the option `as_of` of a store's `search`, or no option if `as_of` is None."""
+        """Return the `as_of` option for reading a store, or no options if `as_of` is None."""
         if as_of is None:
             return {}
         check_instance(
@@ -553,7 +553,7 @@ class ItemHandle(NamedTuple):
     def read(self, as_of: datetime | None = None) -> Operation[Memory | None]:
         """Return the current item or, with `as_of`, a past version.
 
-        Return None if the item does not exist, or did not exist at the time `as_of`.
+        Return None if the item does not exist or, with `as_of`, did not exist at that time.
         """
         return self.adapter.get(self.namespace, self.key, as_of)
 
@@ -564,7 +564,7 @@ class ItemHandle(NamedTuple):
     def build_put(
         self, value: Mapping[str, Any], searched_field: str, if_version: int | None
     ) -> PutItem:
-        """Build a put that writes the item only if its stored version is `if_version`.
+        """Build a put that is applied only if the item's stored version is `if_version`.
 
         The written item does not expire.
 
@@ -574,8 +574,8 @@ class ItemHandle(NamedTuple):
             if_version: The expected version, 0 if the item must not exist, or None for any version.
         """
         version = if_version if self.adapter.versioned else None
-        # The item to which the handle refers, such as a profile, must never expire. If `ttl` is
-        # None, the store does not apply its default time to live to the item.
+        # Set `ttl` to None, so that the store's default time to live does not apply. The item, such
+        # as a profile, must never expire.
         options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
         return PutItem(self.namespace, self.key, value, [searched_field], **options)
 
@@ -586,9 +586,9 @@ def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
 
 
 def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:
-    """Fill in the placeholders of a namespace template for a run.
+    """Fill in a namespace template's placeholders for a run.
 
-    Before the filled namespace is returned, `check_filled_namespace` checks the namespace.
+    The filled-in namespace is checked by `check_filled_namespace`.
     """
     return check_filled_namespace(template, template.fill(config))
 
@@ -601,7 +601,7 @@ def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[N
 
 
 def check_filled_namespace(template: Template, namespace: Namespace) -> Namespace:
-    """Check the first label of a namespace that was filled from a template. Return the namespace.
+    """Check the first label of a namespace filled in from a template, and return the namespace.
 
     Raises:
         InvalidNamespace: The first label is reserved for perdure's own notes, or it is reserved for
@@ -623,7 +623,7 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
 def build_namespace_of_notes_about_memories(
     note_kind: str, memories_namespace: Namespace
 ) -> Namespace:
-    """Return the namespace of one kind of perdure's notes about memories.
+    """Return the namespace for one kind of perdure's notes about memories.
 
     Notes are, for example, tombstones and quarantine entries.
 
@@ -661,10 +661,10 @@ def build_put(
 def build_unsearched_permanent_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
-    """Build the put that stores one of perdure's own notes.
+    """Build the put operation that stores one of perdure's internal notes.
 
-    A note is an item that perdure writes for itself, such as a watermark. The item is not indexed,
-    so searches do not find it, and it never expires.
+    A note is an item that perdure writes for internal use, such as a watermark. The item never
+    expires. It is not indexed, so searches do not find it.
 
     Args:
         namespace: The namespace of the note.
@@ -693,7 +693,7 @@ def build_memory_value_with_previous_texts(
 ) -> dict[str, Any]:
     """Build the value of a memory's next version, in which the previous text is listed.
 
-    If the new text equals the previous text, the list of previous texts is not extended.
+    The previous text is not added to the list if the new text is the same.
 
     Args:
         previous: The present version.
@@ -715,12 +715,11 @@ def build_memory_value_with_previous_texts(
 
 
 def build_filter_for_memories_with_previous_text(text: str) -> dict[str, Any]:
-    """Return a search filter for memories with a previous text that equals `text`.
+    """Return a search filter for memories that have `text` as a previous text.
 
     Two texts are equal if they have the same normal form.
     """
-    # The filter begins with the condition `$exists`, which makes a search with the filter ten times
-    # faster.
+    # The `$exists` condition comes first because it makes the search ten times faster.
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 

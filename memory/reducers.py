@@ -1,7 +1,7 @@
 """Reducers of list channels.
 
-The reducers in this module accept ordinary updates and the update `Keep`, which keeps a slice of
-the list.
+Besides ordinary updates, the reducers in this module accept `Keep`, an update that keeps only a
+slice of the list.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from perdure.memory.message_updates import merge_duplicate_messages
 from perdure.memory.tool_calls import list_call_ids
 
 Reducer = Callable[[Any, Any], Any]
-# a reducer for a list channel that also accepts `Keep` in updates
+# A reducer for a list channel that also accepts `Keep` in updates.
 ReducerAcceptingKeep = Reducer
 
 
 class Keep(dict[str, Any]):
-    """An update that keeps the slice `start:end` of a list and removes all other elements.
+    """An update that keeps the slice `start:end` of a list and removes everything else.
 
-    A `Keep` is a dict with the JSON form `{"type": "keep", "from": -5, "to": null}`. The reducers
-    of `perdure.memory` also accept a plain dict with the JSON form of a `Keep`.
+    The JSON form of a `Keep` is, for example, `{"type": "keep", "from": -5, "to": null}`. The
+    reducers of `perdure.memory` also accept this form as a plain dict in place of a `Keep`.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
@@ -51,11 +51,10 @@ def messages(current_messages: Any, update: Any) -> Any:
     Use this reducer in a state's schema: `Annotated[list[AnyMessage], messages]`.
 
     The update may be everything that `add_messages` accepts, that is, messages in any form,
-    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. A `Keep(...)` or the JSON form of a `Keep` is
-    accepted as an update, and as an element of an update that is a list. The returned messages have
-    unique ids, because a later message replaces an earlier message with the same id. The ids are
-    unique even if the update contains `REMOVE_ALL_MESSAGES`, and even if the current list
-    `current_messages` contains duplicates.
+    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. A `Keep(...)` or its JSON form may be the whole
+    update, or one element of an update list. The returned messages have unique ids, because a later
+    message replaces an earlier message with the same id. The ids are unique even if the update
+    contains `REMOVE_ALL_MESSAGES` or `current_messages` contains duplicates.
 
     Raises:
         InvalidUpdate: A `Keep` would separate a tool call from its result.
@@ -76,10 +75,9 @@ def _merge_messages(current_messages: Any, update: Any) -> Any:
     """Return the result of `add_messages`, with unique ids.
 
     If an update contains `REMOVE_ALL_MESSAGES`, langgraph's `add_messages` returns the messages
-    that follow `REMOVE_ALL_MESSAGES` without any change. Among the messages that follow
-    `REMOVE_ALL_MESSAGES`, `add_messages` neither merges messages with the same id nor applies
-    removals. If the result of `add_messages` contains duplicate ids, `_merge_messages` merges the
-    result again.
+    after it unchanged, without merging messages that have the same id and without applying
+    removals. If the result of `add_messages` therefore contains duplicate ids, the messages are
+    merged again.
     """
     merged: Any = add_messages(current_messages, update)
     if merge_duplicate_messages(merged) is merged:
@@ -90,7 +88,7 @@ def _merge_messages(current_messages: Any, update: Any) -> Any:
 
 
 def keepable(reducer: Reducer = operator.add) -> ReducerAcceptingKeep:
-    """Extend a list channel's reducer, so that it also accepts `Keep` in updates.
+    """Extend a list channel's reducer to also accept `Keep` in updates.
 
     >>> keepable()(["a", "b", "c"], [Keep(start=-1), "d"])
     ['c', 'd']
@@ -110,11 +108,11 @@ def keepable(reducer: Reducer = operator.add) -> ReducerAcceptingKeep:
 
 
 def append_new(current_ids: Any, new_ids: Any) -> list[Any]:
-    """Append the elements of the update `new_ids` that the list `current_ids` does not contain yet.
+    """Append the elements of `new_ids` that are not yet in `current_ids`.
 
-    Use this function as the reducer of a list of ids. With `operator.add`, a list that a subgraph
-    shares with its parent doubles at each call of the subgraph, because the subgraph returns the
-    whole list and not only its new elements.
+    Use this function as the reducer of a channel that holds a list of ids. With `operator.add`, a
+    list that a subgraph shares with its parent doubles at each call of the subgraph, because the
+    subgraph returns the whole list and not only its new elements.
 
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
@@ -135,7 +133,7 @@ class ChatState(TypedDict):
     """The state of a chat.
 
     The channel `llm_input_messages` contains the messages for the model if they differ from those
-    in the state. Checkpoints do not store the channel `llm_input_messages`.
+    in the state. The `llm_input_messages` channel is not stored in checkpoints.
     """
 
     messages: Annotated[list[AnyMessage], messages]
@@ -153,8 +151,8 @@ def _has_keep(update: Any) -> bool:
 def _split_update_into_lists_and_keep_objects(update: Any) -> list[Any]:
     """Split an update into parts: lists of ordinary elements, and single `Keep` updates.
 
-    The parts of the update are returned in their original order. All `Keep` updates are validated
-    while the update is split, before the reducer applies the first part.
+    The parts are returned in the update's original order. All `Keep` updates are validated before
+    any part of the update is applied.
     """
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:

@@ -1,26 +1,26 @@
-"""Rank turns that only repeat the question in a query behind turns that answer the question.
+"""Rank turns that answer a query's question ahead of turns that only repeat the question.
 
-A stored question shares all its words with a query that asks the same question, so a search ranks
-the stored question above the statement that answers it. This module classifies each turn by two
-groups of words: the words that the turn shares with the query, and the turn's other words. A word
-of the turn that is not in the query is informative if it is a name, a number, or a rare word. Each
-turn gets one of four roles:
+If a query asks a question that is already stored, the stored question shares all its words with the
+query, so a search ranks it above the statement that answers it. To correct this, each turn is
+classified by the words that it shares with the query and by its other words. A word of the turn
+that is not in the query is informative if it is a name, a number, or a rare word. Each turn gets
+one of four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
     REPEATS   hardly any word remains, as in "Tell me who built it" or the reply "I do not know"
     ASKS      it is a question without information, such as "Do you remember who built it?"
 
-`rank_answers_first_and_count_answers` moves turns with the role ASKS to the end of the ranking. A
-turn with the role REPEATS is moved to the position after the last turn with the role ANSWERS or
-SAYS. A turn with the role SAYS is moved behind the first turn with the role ANSWERS. A turn is
-moved only behind better turns that share enough words with the query.
+`rank_answers_first_and_count_answers` moves turns with the role ASKS to the end of the ranking.
+Turns with the role REPEATS are moved after the last turn with the role ANSWERS or SAYS. Turns with
+the role SAYS are moved after the first turn with the role ANSWERS. A turn is moved only after
+better turns that share enough words with the query.
 
-If no turn with the role ANSWERS or SAYS shares enough words with the query, the ranking of the
-turns is not changed. If all turns that share words with the query only repeat the question, the
-answer may be a reply that shares no words with the query. In the unchanged ranking, a reply remains
-after the question to which it replies. If neither the query nor a turn is a question, as in a
-search by keywords, the ranking of the turns is not changed.
+The ranking is left unchanged if no turn with the role ANSWERS or SAYS shares enough words with the
+query. If every turn that shares words with the query only repeats the question, the answer may be a
+reply that shares none of them. In the original ranking, such a reply comes after the question that
+it answers. The ranking is also left unchanged if neither the query nor any turn is a question, as
+in a keyword search.
 """
 
 from __future__ import annotations
@@ -45,31 +45,32 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-# Maximum length of a turn that is classified by its words, in characters. A turn with more
-# characters is not classified by its words, and gets the role ANSWERS.
+# Maximum length, in characters, of a turn that is classified by its words. Longer turns always get
+# the role ANSWERS.
 _MAX_CHARS: Final = 400
-# A word counts as rare if its information, in nats, is at least this value.
+# Minimum information content, in nats, for a word to count as rare.
 _MIN_RARE_NATS: Final = 9.0
-# A capitalized word counts as a name if its information, in nats, is at least this value.
+# Minimum information content, in nats, for a capitalized word to count as a name.
 _MIN_NAME_NATS: Final = 6.0
-# A common word such as "name" adds nothing to a question. A word is common if its information, in
-# nats, is less than this value.
+# Minimum information content, in nats, for a word to add something to a question. Words with less,
+# such as "name", are too common.
 _MIN_WORD_NATS: Final = 5.3
-# A turn is informative if the words that are in the turn but not in the query have at least this
-# much information in total, in nats.
+# Minimum total information content, in nats, for a turn to count as informative. Only the words
+# that are not in the query are added up.
 _MIN_INFORMATIVE_NATS: Final = 15.0
-# The information, in nats, that is assumed for a word without a known frequency.
+# Information content, in nats, assumed for a word whose frequency is unknown.
 _UNLISTED_NATS: Final = 13.0
-# The information, in nats, that is assumed for a word without a known frequency in a query that is
-# not in English. The value is lower than `_UNLISTED_NATS`, because the frequency lists of languages
-# other than English lack many word forms.
+# Information content, in nats, assumed for a word whose frequency is unknown if the query is not in
+# English. The value is lower than `_UNLISTED_NATS` because the frequency lists of other languages
+# lack many word forms.
 _UNLISTED_FOREIGN_NATS: Final = 7.0
-# Minimum ratio of information from which a turn repeats the query. The ratio is the information of
-# the query's words that occur in the turn, divided by the information of all words of the query.
+# Minimum fraction of the query's information content for a turn to count as repeating the query.
+# The fraction is the information content of the query words that occur in the turn, divided by that
+# of all query words.
 _MIN_QUERY_SHARE: Final = 0.25
-# Minimum ratios of information, by role. A turn A with the role SAYS or REPEATS is moved behind a
-# turn B only if turn B shares enough information with the query. The ratio is the information that
-# turn B shares with the query, divided by the information that turn A shares with the query.
+# Minimum ratios of shared information content, by role. Turn A, with the role SAYS or REPEATS, is
+# moved after turn B only if the information content that B shares with the query, divided by the
+# information content that A shares with it, is at least this ratio.
 _MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
@@ -77,17 +78,17 @@ _CAPITALIZED: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
 
 
 class _TurnRole(NamedTuple):
-    """The role of a turn in the ranking for a query."""
+    """The role of a turn with respect to a query, from which the new ranking is computed."""
 
     role: int
-    # The total information, in nats, of the words that the turn shares with the query.
+    # Total information content, in nats, of the words that the turn shares with the query.
     shared: float
 
 
 def rank_answers_first_and_count_answers(
     ranking: Sequence[tuple[int, Memory]], query: str
 ) -> tuple[list[tuple[int, Memory]], int]:
-    """Rerank memories, so that turns that only repeat the query follow turns that answer it.
+    """Rerank memories so that turns that answer the query come before turns that only repeat it.
 
     Args:
         ranking: Ranks and memories, best first.
@@ -129,7 +130,7 @@ class _SortKey(NamedTuple):
 
     Attributes:
         only_asks: Whether the memory only repeats the query. Such memories come last.
-        target: The position of the memory behind which the memory is moved, or else its own one.
+        target: The position of the memory after which this memory is moved, or its own position.
         is_moved: Whether the memory is moved.
         position: The position of the memory in the original ranking.
     """
@@ -141,10 +142,10 @@ class _SortKey(NamedTuple):
 
 
 def _build_sort_key(position: int, roles: Sequence[_TurnRole], finder: _RoleFinder) -> _SortKey:
-    """Return the sort key of the memory at the index `position` of the ranking.
+    """Return the sort key of the memory at index `position` in the ranking.
 
-    The sort key leaves the memory at its position in the ranking, moves the memory behind a memory
-    with a better role, or moves the memory to the end of the ranking.
+    The sort key keeps the memory where it is in the ranking, moves it after a memory with a better
+    role, or moves it to the end.
     """
     role, shared = roles[position]
     if role == ASKS:
@@ -166,10 +167,10 @@ def _build_sort_key(position: int, roles: Sequence[_TurnRole], finder: _RoleFind
 def _follows_unanswered_message(
     memory: Memory, unanswered_positions: set[tuple[str | None, int | None]]
 ) -> bool:
-    """Return whether a memory was made from a message that directly follows an unanswered message.
+    """Return whether a memory's source message directly follows an unanswered message.
 
-    A message is unanswered if it was stored as a turn, and the turn does not answer the query.
-    `unanswered_positions` contains the tuple (thread id, position in the thread) of each unanswered
+    A message is unanswered if it was stored as a turn that does not answer the query.
+    `unanswered_positions` contains a (thread id, position in the thread) tuple for each unanswered
     message.
     """
     source = memory.provenance
@@ -196,9 +197,9 @@ class _RoleFinder:
     ) -> _TurnRole:
         """Return the role of a memory.
 
-        `follows_question` says whether the memory's message comes directly after a message that
-        repeats the query or asks the question of the query. If `follows_question` is True, the
-        memory may be the answer to the question of the query.
+        `follows_question` says whether the memory's message directly follows a message that repeats
+        the query or asks the same question. If `follows_question` is True, the memory may answer
+        the query's question.
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
@@ -215,9 +216,9 @@ class _RoleFinder:
                 _list_statements_without_questions(sentences),
             )
         ):
-            # If the turn contains a question, one of its clauses gives information, so the turn
-            # counts as an answer. If the turn contains no question, it is a statement in ordinary
-            # words. A statement that contains all words of the query only repeats the query.
+            # A turn that asks a question counts as an answer if it also contains an informative
+            # clause. Without a question, the turn is a statement in ordinary words, which only
+            # repeats the query if it contains all of the query's words.
             if is_question:
                 return _TurnRole(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
@@ -225,7 +226,7 @@ class _RoleFinder:
         return _TurnRole(ASKS if is_question and repeats else REPEATS, shared)
 
     def _sum_nats_of_words_shared_with_query(self, text: str) -> float:
-        """Return the total information, in nats, of the query's words that occur in a text."""
+        """Return the total information content, in nats, of the query words in a text."""
         text_words = {*tokenize(text[:_MAX_CHARS])}
         words = extract_query_words_with_stems(self._query)
         return sum(
@@ -245,16 +246,16 @@ class _RoleFinder:
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 
     def _compute_information_of_word_in_nats(self, word: str) -> float:
-        """Return the information of a word, in nats.
+        """Return a word's information content, in nats.
 
-        The information of a word is `-ln(p)`, where p is the fraction of messages that contain the
-        word.
+        The information content of a word is `-ln(p)`, where p is the fraction of messages that
+        contain the word.
         """
         common = max(estimate_share_of_messages_with_word(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
     def _has_informative_words_beyond_query(self, text: str) -> bool:
-        """Return whether the words that are in a text, but not in the query, are informative."""
+        """Return whether a text contains informative words that are not in the query."""
         rest = self._list_words_not_in_query(text)
         if sum(map(self._compute_information_of_word_in_nats, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
@@ -271,8 +272,8 @@ class _RoleFinder:
     def _has_informative_word_outside_query(self, clause: str) -> bool:
         """Return whether a clause about the query contains an informative word.
 
-        A clause is about the query if it contains a word of the query. The informative word must
-        not be a word of the query.
+        A clause is about the query if it shares a word with the query. The informative word itself
+        must not occur in the query.
         """
         if not self._sum_nats_of_words_shared_with_query(clause):
             return False
@@ -287,9 +288,9 @@ def _tokenize_name(word: str) -> list[str]:
 
 
 def _list_statements_without_questions(sentences: Sequence[str]) -> list[str]:
-    """Return all sentences that are statements, and all clauses of questions that are statements.
+    """Return all statements, including statements that are clauses of a question.
 
-    If a question has several clauses, all clauses before the last one count as statements.
+    If a question has several clauses, every clause except the last counts as a statement.
     """
     parts = list[str]()
     for sentence in sentences:
@@ -304,5 +305,5 @@ def _remove_speaker(memory: Memory) -> str:
 
 
 def is_same_as_query(memory: Memory, query: str) -> bool:
-    """Return whether a memory is a turn (its `kind` is "turn") whose text equals the query."""
+    """Return whether a memory is a turn (its `kind` is "turn") with the same text as the query."""
     return memory.kind == TURN and is_same_normalized_text(memory.text, query)

@@ -1,6 +1,6 @@
 """Measure the size of the next request.
 
-A conversation is summarised when the size of the next request reaches a trigger.
+A conversation is summarised when the next request reaches a trigger size.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.usage import is_same_model, read_model_name, read_request_tokens
 
-# The value of `RequestParts.agent` if the token usage in the answers of every agent is used.
+# Value of `RequestParts.agent` that matches the model responses of every agent.
 _ANY_AGENT: Final = object()
-# At least this share of a trigger in tokens is available for messages, however many tokens the
-# tools and the system prompt have.
+# Minimum fraction of a token trigger that is left for messages, no matter how many tokens the tools
+# and the system prompt take.
 _MIN_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """The sizes of the request's parts that are not in the state, and a filter for token usage.
+    """The token counts of request parts that are not in the state, and a filter for reported usage.
 
-    Token usage is read only from the answers that match the attributes `model` and `agent`.
+    Token usage is read only from model responses that match `model` and `agent`.
 
     Attributes:
         tools: The number of tokens of the schemas of the tools.
@@ -48,17 +48,17 @@ class RequestParts:
     agent: Any = _ANY_AGENT
 
     def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
-        """Return the number of tokens of the request's tools, system prompt and system messages.
+        """Return the token count of the request's tools, system prompt and system messages.
 
-        `fixed_tokens` is the number of tokens that a counting function adds to each request. A
-        counting function that adds a fixed number of tokens is assumed to count the tools as part
-        of the fixed number, so the larger one of `fixed_tokens` and `self.tools` is used.
+        `fixed_tokens` is the fixed number of tokens that a counting function adds to each request.
+        This number is assumed to include the tools, so the larger of `fixed_tokens` and
+        `self.tools` is used instead of their sum.
         """
         tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_message_tokens, self.other)
 
     def is_answer_of_agent(self, message: BaseMessage) -> bool:
-        """Return whether a message is an answer from the agent `agent` and the model `model`."""
+        """Return whether a message is a response from the agent `agent` and the model `model`."""
         if not isinstance(message, AIMessage):
             return False
         by_agent = self.agent is _ANY_AGENT or message.name == self.agent
@@ -89,26 +89,24 @@ class RequestSize:
     scale: float = 1.0
 
     def reaches_trigger(self, trigger_tokens: float) -> bool:
-        """Return whether a request reaches a trigger, and a summary would make the request smaller.
+        """Return whether a request reaches a trigger and is worth summarising.
 
-        If the request already contains a summary, the messages after that summary must have at
-        least a quarter as many tokens as the trigger. If no new messages were required after a
-        summary, each call would write a new summary as soon as the tools and the system prompt
-        alone were as large as the trigger.
+        If the request already contains a summary, the messages added since then must have at least
+        a quarter of the trigger's tokens. Otherwise, every call would write a new summary once the
+        tools and the system prompt alone reached the trigger.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
 
     def max_message_tokens_below_trigger(self, trigger_tokens: float) -> float:
-        """Return how many tokens the messages may have so that the request stays below a trigger.
+        """Return how many tokens the messages may use before the request reaches a trigger.
 
-        The returned number is a number of estimated tokens. The model may have reported more tokens
-        for the last request than were estimated. The tokens that were reported but not estimated
-        may belong to the messages or to the other parts of the request. One maximum is computed as
-        if all unestimated tokens belonged to the messages, and another maximum as if all
-        unestimated tokens belonged to the rest of the request. The smaller maximum is returned. The
-        tokens of the present summary are not counted as part of the request, because the next
-        summary will have another length.
+        The returned number is in estimated tokens. The model may have reported more tokens for the
+        last request than were estimated. These additional tokens may belong to the messages or to
+        other parts of the request. One maximum is computed as if all additional tokens belonged to
+        the messages, and another as if they all belonged to the rest of the request. The smaller
+        maximum is returned. The current summary's tokens are left out of the request, because the
+        next summary will have a different length.
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))
@@ -120,7 +118,7 @@ class RequestSize:
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
     def with_message_tokens(self, message_tokens: int) -> RequestSize:
-        """Return the size of the request if its messages had `message_tokens` tokens."""
+        """Return the size that the request would have with `message_tokens` tokens of messages."""
         share = message_tokens / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
         return replace(self, total=total, messages=message_tokens, recent=ceil(share * self.recent))
@@ -133,9 +131,9 @@ def measure_request(
     summary: Summary | None = None,
     summary_section: str = "",
 ) -> RequestSize:
-    """Return the size of the next request, which contains `messages` and the summary.
+    """Return the size of the next request, including `messages` and the summary.
 
-    `summary_section` is the text of the section that contains the summary in the request, or "".
+    `summary_section` is the text of the request's summary section, or "" if there is none.
     """
     is_system = [role(message) == "system" for message in messages]
     costs = list(map(counter.count_message, messages))
@@ -166,7 +164,7 @@ def measure_request(
 def _find_position_of_answer_with_usage(
     messages: Messages, positions: Iterable[int], parts: RequestParts
 ) -> int | None:
-    """Return the first of `positions` at which an answer reports token usage, or None."""
+    """Return the first of `positions` whose message is a response with token usage, or None."""
     for position in positions:
         message = messages[position]
         if parts.is_answer_of_agent(message) and read_request_tokens(message):
@@ -175,10 +173,9 @@ def _find_position_of_answer_with_usage(
 
 
 def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the position after the newest answer whose request did not contain the summary.
+    """Return the position after the newest response to a request without the summary.
 
-    An answer to a request without the summary reports a token usage that includes the summarised
-    messages.
+    For a request without the summary, the reported token usage includes the summarised messages.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

@@ -26,27 +26,27 @@ CHOSEN_TEAM: Final = "__perdure_team"
 
 @runtime_checkable
 class Versioned(Protocol):
-    """The protocol of stores and checkpointers that keep earlier versions, such as perdure's."""
+    """Protocol of stores and checkpointers that keep a version history, such as perdure's."""
 
     history: Callable[..., Any]
     ahistory: Callable[..., Any]
 
 
 def get_graph_store(component_in_error: str) -> Any:
-    """Return the store with which the running graph was compiled.
+    """Return the store that the running graph was compiled with.
 
-    In the error message, `component_in_error` names the object that needs a store.
+    `component_in_error` names the component that needs a store, for use in the error message.
 
     Raises:
         ConfigurationError: No graph is running, or it has no store.
     """
-    # `langgraph.config` is imported within the function, because the import takes half a second and
-    # most processes do not need the module.
+    # Import `langgraph.config` lazily, because the import takes half a second and most processes do
+    # not need the module.
     from langgraph.config import get_store
 
     try:
         store: Any = get_store()
-    # `get_store` raises an error if no graph is running.
+    # `get_store` raises an error outside a graph run.
     except (RuntimeError, KeyError):
         store = None
     if store is None:
@@ -59,16 +59,16 @@ def get_graph_store(component_in_error: str) -> Any:
 def read_values_of_run_context_or_config(
     names: Sequence[str], config: RunnableConfig | None
 ) -> dict[str, Any]:
-    """Read values by name from a run's context, or from its `configurable` as a fallback.
+    """Read values by name from a run's context, falling back to its `configurable`.
 
-    langgraph does not store the context of a run. If the run has a perdure checkpointer, the values
-    from the context are passed to the checkpointer, which stores the values with the thread.
+    langgraph does not store a run's context. If the run has a perdure checkpointer, the values read
+    from the context are stored with the thread.
     """
     config = ensure_config(config)
     configurable, values = config["configurable"], find_run_context_values(config, names)
     if values and configurable.get("thread_id") is not None:
-        # The import is local to save time at startup. A run with a perdure checkpointer has
-        # imported `perdure.checkpointers.checkpointer` already.
+        # Import locally to save startup time. A run with a perdure checkpointer has already
+        # imported `perdure.checkpointers.checkpointer`.
         from perdure.checkpointers.checkpointer import Checkpointer
 
         for saver in configurable.values():
@@ -89,9 +89,9 @@ def read_run_user(config: RunnableConfig | None) -> str | None:
 def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
     """Return the teams whose memory a run uses, without duplicates.
 
-    In the run's context or `configurable`, the value `teams` lists the teams, and the value `team`
-    selects one team. On a server, only teams to which the person belongs are allowed. If the run
-    names no team, all teams of the person are used.
+    In the run's context or `configurable`, `teams` lists the teams and `team` selects one of them.
+    On a server, only teams that the person belongs to are allowed, and a run that specifies no team
+    uses all of the person's teams.
 
     Raises:
         InvalidConfig: `team` is not one of `teams`, or one of them is not valid.
@@ -113,7 +113,7 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
 
 
 def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
-    """Return the teams that a run names by its options `team` and `teams`.
+    """Return the teams specified by a run's `team` and `teams` options.
 
     Return None if neither option is set.
 
@@ -135,7 +135,7 @@ def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
 
 
 def choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
-    """Return a copy of a run's config that limits the run's team memory to the team `team`."""
+    """Return a copy of a run's config that restricts team memory to `team`."""
     config = ensure_config(config)
     return {**config, "configurable": {**config["configurable"], CHOSEN_TEAM: team}}
 
@@ -151,8 +151,8 @@ def read_thread_and_checkpoint_id_of_run(
 ) -> tuple[str | None, str | None]:
     """Return the thread id of a run, and the id of the checkpoint from which the run continues.
 
-    The thread id and the checkpoint id are None if the run has no thread. Within a node, the
-    returned id is the id of a checkpoint of the graph or subgraph that contains the node.
+    The thread id and the checkpoint id are None if the run has no thread. Inside a node, the
+    checkpoint belongs to the graph or subgraph that contains the node.
     """
     configurable = ensure_config(config)["configurable"]
     thread = configurable.get("thread_id")
@@ -162,10 +162,10 @@ def read_thread_and_checkpoint_id_of_run(
 
     try:
         runtime: Any = get_runtime()
-    # `get_runtime` raises an error if no graph is running.
+    # `get_runtime` raises an error outside a graph run.
     except (RuntimeError, KeyError):
         runtime = None
-    # `execution_info` is None if a langchain chain runs without a graph.
+    # `execution_info` is None if a langchain chain runs outside a graph.
     info = getattr(runtime, "execution_info", None)
     if info is not None and info.thread_id == thread:
         return str(thread), info.checkpoint_id
@@ -206,10 +206,10 @@ class Template:
     """The labels of a namespace with placeholders, outermost first: `("notes", "{user_id}")`.
 
     `{user_id}` is replaced by `user_id` in the run's `context`, which may be a dict, a dataclass or
-    a pydantic model. If the context has no `user_id`, `configurable["user_id"]` of the run's config
-    is used. A label has at most one placeholder, because labels with two placeholders would be
-    ambiguous. For example, the template label `"{x}-{y}"` would become `"a-b-c"` both for the
-    values `"a-b"` and `"c"` and for the values `"a"` and `"b-c"`.
+    a pydantic model. If the context has no `user_id`, `configurable["user_id"]` in the run's config
+    is used. A label has at most one placeholder, because a label with two would be ambiguous. For
+    example, a label `"{x}-{y}"` would be filled in as `"a-b-c"` for both `x="a-b", y="c"` and
+    `x="a", y="b-c"`.
 
     In `("teams", "{team}")`, `{team}` is replaced by each team of the run, see `read_run_teams`.
 
@@ -229,7 +229,7 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the placeholders in the template.
+        """The names of the template's placeholders.
 
         The values of the placeholders come from the run's context or config.
         """
@@ -238,7 +238,7 @@ class Template:
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
         """Return the labels for a run. `config=None` means the current run.
 
-        If the first label of the template is `"teams"`, the run must have exactly one team.
+        If the template's first label is `"teams"`, the run must have exactly one team.
 
         >>> Template(["notes", "{user_id}"]).fill({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
@@ -257,8 +257,8 @@ class Template:
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
         """Return the labels for each team of a run, or an empty list if the run has no team.
 
-        If the first label of the template is not `"teams"`, the returned list contains a single
-        tuple with the filled labels.
+        If the template's first label is not `"teams"`, the list contains a single tuple with the
+        filled-in labels.
         """
         if not self.is_team:
             return [self._fill_labels(config)]
@@ -291,12 +291,11 @@ class Template:
         )
 
     def is_memory_disabled_for_run(self, config: RunnableConfig | None = None) -> bool:
-        """Return whether the memories under the template must not be used in a run.
+        """Return whether a run must not use the memories under this template.
 
-        The result is True if the template belongs to a user or a team, and the run must not use
-        memories.
+        Return True if memory is disabled for the run and the template belongs to a user or a team.
 
-        In a run that must not use memories, nodes recall and remember nothing. See
+        If memory is disabled for a run, nodes neither recall nor remember anything. See
         `WITHOUT_MEMORY_KEY`.
         """
         is_personal = self.is_team or "user_id" in self.names
@@ -335,16 +334,14 @@ class Template:
                 f"{self.labels!r}; expected text with a visible character and without NUL, "
                 "except '.' and '..'"
             )
-        # If the value is a member of a str enum, `str.__str__` returns the member's value, and not
-        # its name.
+        # For a member of a str enum, `str.__str__` returns the member's value rather than its name.
         return str.__str__(value)
 
 
 def _split_label_at_placeholder(label: Any) -> tuple[str, str, str]:
     """Split a label into (text before the placeholder, the placeholder's name, text after it).
 
-    If the label contains no placeholder, the placeholder's name and the text after the placeholder
-    are "" in the returned tuple.
+    For a label without a placeholder, the placeholder's name and the text after it are "".
     """
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:

@@ -1,11 +1,11 @@
 """Decide whether two texts state the same fact.
 
 Two texts state the same fact if their normal forms are equal. Two texts also state the same fact if
-they have the same words in the same order, except for pairs of words with similar vectors. Two
-texts also state the same fact if one text is a rotation of the other text, which means that words
-were moved from the start of the text to its end. Opposites such as "hot" and "cold" have similar
-vectors, although they are different facts, so the threshold for similar vectors is high. The
-threshold was measured by `benchmarks/paraphrases.py`, see docs/decisions/0017-what-is-the-same.md.
+their words match in order, where words with similar vectors count as a match. Finally, two texts
+state the same fact if one is a rotation of the other, with words moved from the start of the text
+to its end. The similarity threshold is high, because opposites such as "hot" and "cold" have
+similar vectors although they state different facts. The threshold was determined with
+`benchmarks/paraphrases.py`; see docs/decisions/0017-what-is-the-same.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final
 from perdure.stores.normal_form import normalize_text_for_comparison, unify_letter_variants
 from perdure.stores.text import tokenize
 
-# Two words count as equal if the cosine similarity of their vectors is at least this value.
+# Minimum cosine similarity of two words' vectors for the words to count as equal.
 _MIN_COSINE: Final = 0.8
 _TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
-# Minimum number of words that two texts must have to be compared as rotations of each other.
+# Minimum number of words in a text for it to be compared with another text as a rotation.
 _MIN_WORDS_TO_ROTATE: Final = 4
 
 
@@ -38,8 +38,7 @@ _normalize: Final = lru_cache(1 << 8)(normalize_text_for_comparison)
 def is_text_stating_same_fact(left_text: str, right_text: str) -> bool:
     """Return whether two texts state the same fact.
 
-    The docstring of the module `perdure.memory.sameness` describes when two texts state the same
-    fact.
+    The rules are described in the docstring of the module `perdure.memory.sameness`.
     """
     if is_same_normalized_text(left_text, right_text):
         return True
@@ -52,15 +51,15 @@ def is_text_stating_same_fact(left_text: str, right_text: str) -> bool:
 def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> bool:
     """Return whether two lists of words differ only in words with similar vectors.
 
-    If a differing word contains a capital or a digit, the result is False, because different names
-    and numbers are different facts. If two differing words have the same stem, the result is False,
+    Return False if a differing word contains a capital letter or a digit, because different names
+    or numbers are different facts. Also return False if two differing words have the same stem,
     because the words may differ in tense or number.
     """
     differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
-    # Two words with the same stem may differ in tense or number, so two texts that differ in such a
-    # pair of words may state different facts.
+    # Words with the same stem may differ in tense or number, so texts that differ in such words may
+    # state different facts.
     return bool(differ) and all(
         tokenize(x) != tokenize(y) and _compute_word_similarity(x, y) >= _MIN_COSINE
         for x, y in differ
@@ -68,10 +67,10 @@ def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str
 
 
 def _is_rotation(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> bool:
-    """Return whether one list of words is a rotation of the other list.
+    """Return whether one list of words is a rotation of the other.
 
-    The lists are rotations of each other if words can be moved from the start of one list to its
-    end to get the other list.
+    The lists are rotations of each other if moving words from the start of one list to its end
+    produces the other list.
     """
     first, second = ([word.lower() for word in words] for words in (left_words, right_words))
     if len(first) < _MIN_WORDS_TO_ROTATE or sorted(first) != sorted(second):
@@ -90,8 +89,8 @@ def _split_words(text: str) -> tuple[str, ...]:
 @lru_cache(1 << 12)
 def _compute_word_similarity(left_word: str, right_word: str) -> float:
     """Return the cosine similarity of the vectors of two words."""
-    # `perdure.stores.offline` is imported within the function because it loads numpy, which most
-    # comparisons of texts do not need.
+    # Import `perdure.stores.offline` lazily, because it loads numpy, which most text comparisons do
+    # not need.
     from perdure.stores.offline import StaticEmbedder
 
     first, second = StaticEmbedder().embed([left_word, right_word])

@@ -84,8 +84,8 @@ A fraction is a share of the model's context window.
 
 # Maximum number of tokens in a request for a summary if the model's context window is unknown.
 _DEFAULT_INPUT_TOKENS: Final = 16_000
-# Share of the model's context window that the request for a summary may take. The remaining tokens
-# are available for the model's answer.
+# Maximum fraction of the model's context window that a request for a summary may use. The rest is
+# left for the model's response.
 _REQUEST_SHARE: Final = 0.75
 _LOG = logging.getLogger("perdure")
 
@@ -94,22 +94,22 @@ _UNFINISHED: Final = (
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
 # Fraction of the trigger at which a summary is written in the background. A turn that reaches the
-# full trigger waits until the summary is written.
+# full trigger waits for the summary.
 _BACKGROUND_SHARE: Final = 0.75
-# If only a part of a turn is summarised, the question of the turn is sent to the model together
-# with that part. If the question has more than `_MAX_QUESTION_CHARS` characters, the middle of the
-# question is cut out.
+# Maximum length, in characters, of a turn's question when only part of the turn is summarised and
+# the question is sent to the model along with that part. A longer question is shortened in the
+# middle.
 _MAX_QUESTION_CHARS: Final = 2_000
 
 
 def _find_smallest_message_and_token_limits(
     option_name: str, sizes: Sequence[Any], model: Any
 ) -> tuple[float, float]:
-    """Return the smallest limit in messages and the smallest limit in tokens from `sizes`.
+    """Return the lowest message limit and the lowest token limit in `sizes`.
 
-    If no element of `sizes` is a number of messages, the limit in messages is infinite. If no
-    element of `sizes` is a number of tokens or a fraction of the context window, the limit in
-    tokens is infinite. Error messages contain `option_name`.
+    The message limit is infinite if `sizes` contains no number of messages. The token limit is
+    infinite if `sizes` contains neither a number of tokens nor a fraction of the context window.
+    `option_name` is used in error messages.
     """
     messages = tokens = inf
     for size in sizes:
@@ -145,7 +145,7 @@ class Selection(NamedTuple):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """All selected messages, which the next summary will replace, in chronological order."""
+        """All messages selected to be replaced by the next summary, in chronological order."""
         return [*self.turns, *self.steps]
 
 
@@ -156,11 +156,10 @@ class Summarize(MessagesNode):
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
     In a graph, the node writes the summary to the state and removes the summarised messages from
-    the state. The state of the graph must have the channels of `SummaryState`. As a part of a
-    `view`, the node calls no model, and returns the stored summary and the messages that are not
-    summarised. If the node is called with a list of messages, as in `node(messages)`, the node
-    writes a summary if a summary is due, and returns the summary and the messages that are not
-    summarised.
+    the state. The graph's state must have the channels of `SummaryState`. In a `view`, the node
+    does not call a model, and returns the stored summary and the unsummarised messages. When called
+    with a list of messages, as in `node(messages)`, the node writes a summary if one is due, and
+    returns the summary and the unsummarised messages.
 
     Args:
         model: The model that writes the summaries, as a chat model, the name of one, or
@@ -217,9 +216,9 @@ class Summarize(MessagesNode):
         self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
-        # If no token counter was given, `counter` was created for the model that writes the
-        # summaries. The model to which the agent's requests are sent is not known yet. If no token
-        # counter was given, use a copy of `counter` that belongs to no model.
+        # Without a user-supplied token counter, `counter` was created for the model that writes the
+        # summaries. The agent's own model is not known yet, so in this case use a copy of `counter`
+        # that is not tied to any model.
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
@@ -231,17 +230,16 @@ class Summarize(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node for requests with the given tools and system prompt."""
+        """Return a copy of this node for requests with the given tools and system prompt."""
         prompt = self.counter.count_system_prompt(system_prompt)
         parts = replace(self._parts, tools=self.counter.count_tools(tools), system=prompt)
         return self._with_request_parts(parts)
 
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
-        """Return a copy of the node for the agent whose name is `agent`.
+        """Return a copy of this node for the agent named `agent`.
 
-        The copy of the node uses only the token usage that is reported in the answers of the agent
-        `agent`. `system` is the complete system message of the agent's last request, if the agent
-        has sent one.
+        The copy uses only the token usage reported in that agent's model responses. `system` is the
+        complete system message of the agent's last request, if the agent has sent one.
         """
         other = 0
         if system is not None:
@@ -281,9 +279,9 @@ class Summarize(MessagesNode):
         return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
 
     def is_due(self, state: Any) -> bool:
-        """Return whether the node would summarise messages if it were called with `state`.
+        """Return whether calling the node with `state` would summarise messages.
 
-        If the model has failed to write a summary, the node does not try again in the same turn.
+        After a failed attempt to write a summary, the node does not try again in the same turn.
         """
         thread = self._find_saved_thread()
         if thread is not None:
@@ -294,7 +292,7 @@ class Summarize(MessagesNode):
         return bool(self._select_from_state(state).messages)
 
     def schedule(self, state: Any) -> None:
-        """Schedule a summary that is written after the current run, if a summary is needed soon.
+        """Schedule a summary to be written after the current run, if one will soon be needed.
 
         A summary is scheduled only if the node has `background=True`, the graph is not a subgraph,
         and the run has a checkpointer.
@@ -314,20 +312,20 @@ class Summarize(MessagesNode):
         """Wait for the summaries that are being written in the background.
 
         Return False if a summary is still being written after `timeout_s` seconds. Summaries that
-        are unfinished when the process ends are discarded, and the next turn writes them again.
+        are unfinished when the process ends are lost, and are written again in the next turn.
         """
         return self._background is None or await self._background.flush(timeout_s)
 
     flush, aflush = blocking(_wait_for_background), awaiting(_wait_for_background)
 
     async def _summarize_thread(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> bool:
-        """Write the summary of an idle thread whose size is at least three quarters of `trigger`.
+        """Summarise an idle thread that has reached three quarters of `trigger`.
 
-        Call `summarize_thread` from a job queue or a timer of your own. A node with
-        `background=True` writes the summary by itself, after the turn in which the thread has
-        reached three quarters of `trigger`. The summary is stored while the thread is locked, and
-        the next run applies the summary. The summary is discarded if new checkpoints are stored in
-        the thread while the model writes.
+        Call `summarize_thread` from your own job queue or timer. A node with `background=True`
+        needs no such call, because it writes the summary itself after the turn in which the thread
+        reaches three quarters of `trigger`. The summary is stored while the thread is locked, and
+        takes effect in the next run. The summary is discarded if new checkpoints are added to the
+        thread while the model is writing.
 
         Returns:
             Whether a summary was stored.
@@ -350,7 +348,7 @@ class Summarize(MessagesNode):
         run(self._write_summary_of_idle_thread_if_due(thread))
 
     async def _write_summary_of_idle_thread_if_due(self, thread: SavedThread) -> bool:
-        """Write the summary of an idle thread that has reached three quarters of the trigger.
+        """Summarise an idle thread that has reached three quarters of the trigger.
 
         Return whether a summary was stored.
         """
@@ -374,7 +372,7 @@ class Summarize(MessagesNode):
         return await store_summary(thread, head, self.messages_key, writes)
 
     def _copy_with_lower_trigger(self) -> Self:
-        """Return a copy of the node whose trigger is three quarters of the node's trigger."""
+        """Return a copy of this node with its trigger lowered to three quarters."""
         early = copy(self)
         early.trigger = self.trigger[0] * _BACKGROUND_SHARE, self.trigger[1] * _BACKGROUND_SHARE
         return early
@@ -391,8 +389,8 @@ class Summarize(MessagesNode):
     def _check_state_has_summarized_channel(self, state: Any) -> None:
         """Raise ConfigurationError if the state has no channel for the ids of summarised messages.
 
-        Without the channel `summarized`, the graph would remove the summarised messages from its
-        state and also lose the summary.
+        Without the `summarized` channel, the graph would remove the summarised messages from its
+        state and lose the summary as well.
         """
         expected = "a list; derive the state from SummaryState"
         check_instance(
@@ -400,16 +398,15 @@ class Summarize(MessagesNode):
         )
 
     def would_split_turn(self, state: Any) -> bool:
-        """Return whether the node would summarise a part of the newest turn."""
+        """Return whether the node would summarise part of the newest turn."""
         return bool(self._select_from_state(state).steps)
 
     def stop_summarizing_in_current_turn(self, state: Any) -> None:
-        """Prevent the node from summarising messages in the current turn.
+        """Prevent the node from summarising messages during the current turn.
 
-        `stop_summarizing_in_current_turn` is called if a model, or a node that learns from
-        messages, has failed during the turn. After `stop_summarizing_in_current_turn`, the messages
-        of the turn remain in the state, so that a node that learns from messages can read the
-        messages later.
+        Call `stop_summarizing_in_current_turn` if a model, or a node that learns from messages,
+        failed during the turn. The turn's messages then remain in the state, so that a node that
+        learns from messages can read them later.
         """
         self._failed.record_failure(read_messages(state, self.messages_key))
 
@@ -418,8 +415,8 @@ class Summarize(MessagesNode):
     ) -> dict[str, Any]:
         """Return the update that stores a new summary and removes the summarised messages.
 
-        The update is empty if no summary is due. If a summary was stored in the background, the
-        update removes the messages that the stored summary covers.
+        The update is empty if no summary is due. If a summary was written in the background, the
+        update removes the messages that it covers.
         """
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_state_has_summarized_channel(state)
@@ -465,10 +462,10 @@ class Summarize(MessagesNode):
         }
 
     def _get_messages_if_token_usage_is_needed(self, messages: Messages) -> Messages:
-        """Return `messages` if the reported token usage of its answers is needed, else ().
+        """Return `messages` if the token usage reported in them is needed, else ().
 
-        The reported token usage is needed if the node has a trigger in tokens, and messages are not
-        counted by a counting function of the user.
+        The reported token usage is needed if the node has a token trigger, unless a user-supplied
+        function counts the tokens of messages.
         """
         return () if self.trigger[1] == inf or self.counter.counts_messages else messages
 
@@ -504,8 +501,8 @@ class Summarize(MessagesNode):
     ) -> str | None:
         """Ask the model for a summary of the selected messages.
 
-        Return None if the messages have no content, or if a message was erased while the model
-        wrote the summary.
+        Return None if the messages have no content, or if one of them was erased while the summary
+        was being written.
         """
         turns, steps = (
             render_messages_with_tool_results(selection.turns),
@@ -523,17 +520,17 @@ class Summarize(MessagesNode):
         loaded = find_run_thread(config)
         text = await request.write_summary(previous["text"] if previous else "", units)
         if await has_erased_message(loaded, selection.messages):
-            # A message was erased while the model wrote the summary. Discard the summary, because
-            # the summary may repeat the erased message. In the next turn, the node can summarise
-            # the remaining messages.
+            # A message was erased while the summary was being written. Discard the summary, because
+            # it may repeat the erased message. In the next turn, the node can summarise the
+            # remaining messages.
             self._failed.record_failure(messages)
             return None
         return text
 
     def _warn_of_repeated_ids(self, ids: Sequence[str]) -> None:
-        """Log a warning once if the channel `summarized` contains many duplicate ids.
+        """Log a one-time warning if the `summarized` channel contains many duplicate ids.
 
-        Duplicate ids arise if the channel has the reducer `operator.add`.
+        Duplicate ids accumulate if the channel's reducer is `operator.add`.
         """
         distinct = len(set(ids))
         if self._warned.is_set() or len(ids) <= 2 * distinct:
@@ -564,14 +561,14 @@ class Summarize(MessagesNode):
         summary: Summary | None,
         summarized_messages: Container[BaseMessage] = (),
     ) -> Selection:
-        """Select the messages to summarise, or no messages if no trigger is reached.
+        """Select the messages to summarise, or none if no trigger is reached.
 
-        Whole turns are selected. If the newest turn alone is as large as the trigger, all earlier
-        turns and the older exchanges of the newest turn are selected.
+        Whole turns are selected. If the newest turn alone reaches the trigger, all earlier turns
+        are selected, together with the older exchanges of the newest turn.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
-            # In most calls, the trigger is a number of messages, and the conversation has fewer
-            # messages. Return early in such calls, because the messages need not be examined.
+            # In most calls, the trigger is a number of messages that the conversation has not
+            # reached. Return early, without examining the messages.
             return _NOTHING
         messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
@@ -593,20 +590,18 @@ class Summarize(MessagesNode):
     def _select_older_messages_and_question(
         self, turn: Messages, max_kept_tokens: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
-        """Select the older exchanges of a long turn, which the next summary will replace.
+        """Select the older exchanges of a long turn, to be replaced by the next summary.
 
-        Return the messages of the selected exchanges, and the turn's question. If no exchange is
-        selected, return ([], None). The question itself is not summarised. The newest exchange is
-        not selected. The exchanges before the newest exchange are kept, newest first, as long as
-        all kept exchanges together fit in `keep` and in `max_kept_tokens`. Only exchanges that are
-        older than the kept exchanges are selected. An exchange is not selected if the result of one
-        of its tool calls is missing.
+        Return the messages of the selected exchanges together with the turn's question. If no
+        exchange is selected, return ([], None). The question itself is not summarised. The newest
+        exchange is always kept. Earlier exchanges are kept, newest first, as long as all kept
+        exchanges together fit within `keep` and `max_kept_tokens`. The exchanges that are older
+        than the kept ones are selected, except those in which the result of a tool call is missing.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
         if units and not has_results_of_all_tool_calls(units[-1]):
-            # If the result of a tool call in the last exchange is missing, do not summarise the
-            # last exchange.
+            # Do not summarise the last exchange if any of its tool calls has no result yet.
             units = units[:-1]
         begin = 1 if units and role(units[0][0]) == "human" else 0
         cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), max_kept_tokens)
@@ -634,7 +629,7 @@ class Summarize(MessagesNode):
     def _is_trigger_reached(
         self, messages: Sequence[BaseMessage], size: RequestSize | None
     ) -> bool:
-        """Return whether the number of messages or the request's size is at least the trigger."""
+        """Return whether the message count or the request size has reached the trigger."""
         message_limit, token_limit = self.trigger
         return len(messages) >= message_limit or (
             size is not None and size.reaches_trigger(token_limit)
@@ -643,21 +638,21 @@ class Summarize(MessagesNode):
     def _newest_turn_reaches_trigger(
         self, newest_messages: Messages, size: RequestSize | None
     ) -> bool:
-        """Return whether the newest turn, without the turns before it, reaches a trigger."""
+        """Return whether the newest turn alone reaches a trigger."""
         messages = _exclude_system_messages(newest_messages)
         if size is not None:
             size = size.with_message_tokens(sum(map(self.counter.count_message, messages)))
         return self._is_trigger_reached(messages, size)
 
     def _compute_max_kept_tokens(self, size: RequestSize | None) -> float:
-        """Return the maximum number of tokens of the messages that are not summarised."""
+        """Return the maximum number of tokens that the unsummarised messages may have."""
         if size is None:
             return self.keep[1]
         room = size.max_message_tokens_below_trigger(self.trigger[1])
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
     def _find_first_kept_position(self, messages: Messages, max_kept_tokens: float) -> int:
-        """Return the position of the first message to keep, or 0 if no message is summarised."""
+        """Return the position of the first message to keep, or 0 if nothing is to be summarised."""
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
@@ -677,7 +672,7 @@ class Summarize(MessagesNode):
     ) -> tuple[int, int]:
         """Return the number of messages and the number of their tokens.
 
-        If `token_limit` is infinite, the tokens are not counted, and 0 is returned as their number.
+        If `token_limit` is infinite, tokens are not counted, and the returned token count is 0.
         """
         members = list(messages)
         return len(members), sum(
@@ -685,10 +680,9 @@ class Summarize(MessagesNode):
         ) if token_limit < inf else 0
 
     def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
-        """Return whether a number of messages or a number of tokens exceeds its limit.
+        """Return whether the message count or the token count exceeds its limit.
 
-        The maximum number of messages is `self.keep[0]`, and the maximum number of tokens is
-        `max_kept_tokens`.
+        The limits are `self.keep[0]` messages and `max_kept_tokens` tokens.
         """
         return message_count > self.keep[0] or token_count > max_kept_tokens
 

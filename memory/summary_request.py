@@ -36,12 +36,12 @@ language of the conversation, at most {max_words} words. Answer with the summary
 # Maximum number of words in a summary.
 WORDS: Final = 400
 
-# Minimum number of tokens in a request that must remain for the conversation after the prompt.
+# Minimum number of tokens that the prompt must leave for the conversation in each request.
 _MIN_ROOM: Final = 100
-# Number of tokens in a request that are reserved for delimiters and for the last line, which asks
-# the model to write the summary.
+# Number of tokens in each request reserved for delimiters and for the last line, which asks the
+# model to write the summary.
 _FRAME: Final = 60
-# Estimated maximum number of tokens of one word.
+# Estimated maximum number of tokens per word.
 _TOKENS_PER_WORD: Final = 2
 # Maximum number of tokens in a summary. A longer summary is refused.
 _MAX_TOKENS: Final = 4 * WORDS
@@ -77,10 +77,9 @@ class SummaryRequest:
 
     @property
     def _tokens_for_conversation(self) -> int:
-        """The number of tokens in a request that the messages and the previous summary may have.
+        """The number of tokens in a request available for the messages and the previous summary.
 
-        The other tokens of a request to the summarising model are needed for the prompt, the note
-        and the delimiters.
+        The rest of the request is reserved for the prompt, the note and the delimiters.
         """
         return (
             self.max_input
@@ -129,10 +128,10 @@ class SummaryRequest:
     ) -> str:
         """Send one request to the model, and return the summary.
 
-        `next_request_tokens` is the number of tokens that are available in the next request, which
-        contains the returned summary and further messages. The returned summary may have at most
-        half as many tokens as `next_request_tokens`. `next_request_tokens` is None for the last one
-        of the requests that build a summary.
+        If a long conversation takes several requests, `next_request_tokens` is the number of tokens
+        available in the next request for the returned summary and further messages. The returned
+        summary must not use more than half of them. `next_request_tokens` is None for the last
+        request.
         """
         words = (
             WORDS
@@ -160,7 +159,7 @@ class SummaryRequest:
         def check_answer(answer: Any) -> str:
             """Return the summary in an answer.
 
-            InvalidPatch is raised if the model's answer has no text or more than `max_tokens`
+            InvalidPatch is raised if the model's response has no text or exceeds `max_tokens`
             tokens.
             """
             fault = find_reason_for_unusable_answer(answer)
@@ -174,7 +173,7 @@ class SummaryRequest:
         return await self.call.request_usable_answer(build_request, check_answer)
 
     def _count_tokens_with_line_break(self, text: str) -> int:
-        """Return the number of tokens of a text that is followed by a line break.
+        """Return the number of tokens in a text, including a line break after it.
 
         For an empty text, 0 is returned.
         """
@@ -185,7 +184,7 @@ class SummaryRequest:
     ) -> tuple[list[str], list[str]]:
         """Split texts into those that fit into `max_tokens` tokens, and the remaining texts.
 
-        If the first text has more than `max_tokens` tokens, the first text itself is split.
+        If the first text alone has more than `max_tokens` tokens, that text is split.
         """
         costs = list(map(self._count_tokens_with_line_break, texts))
         fitting = sum(1 for total in accumulate(costs) if total <= max_tokens)

@@ -1,4 +1,4 @@
-"""Add a summary to the system message of a request, or remove a summary that was added before."""
+"""Add a summary to a request's system message, or remove one that was added earlier."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
-    # In a graph's state, the digests in a summary help to recognise summarised messages. The
-    # summary mark in a request does not need the digests, so remove the digests from the mark.
+    # Remove the digests from the summary mark. They are needed only in a graph's state, to
+    # recognise summarised messages.
     mark.pop("digests", None)
     return replace(
         model_input,
@@ -48,14 +48,13 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
 def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
     """Remove the summary that `add_summary` added to messages.
 
-    Return a pair of the summary and the remaining messages. If no message contains a summary, the
-    first element of the pair is None.
+    Return the summary and the remaining messages. The summary is None if no message contains one.
     """
     summary, rest = None, []
     for message in messages:
         if REQUEST_ONLY in message.additional_kwargs and isinstance(message, HumanMessage):
-            # A human message with the key `REQUEST_ONLY` was added to an earlier request by
-            # perdure. If the next request needs such a message, perdure adds it again.
+            # perdure added this human message, marked with `REQUEST_ONLY`, to an earlier request
+            # only. If the next request needs such a message, perdure adds it again.
             continue
         mark = message.additional_kwargs.get(SUMMARY_MARK)
         if mark is None:
@@ -70,8 +69,8 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
 def _replace_system_content(system: BaseMessage, content: Any, summary_mark: Any) -> BaseMessage:
     """Return a copy of a system message with new content and a new summary mark.
 
-    A summary mark is an entry in the message's additional_kwargs that describes the summary in the
-    message. If `summary_mark` is None, the returned message has no summary mark.
+    A summary mark is an entry in a message's additional_kwargs that describes the summary that the
+    message contains. If `summary_mark` is None, the returned message has no summary mark.
     """
     kwargs = {
         name: value for name, value in system.additional_kwargs.items() if name != SUMMARY_MARK

@@ -1,4 +1,4 @@
-"""Store a summary in a graph's state, and find the messages that the summary covers."""
+"""Store a summary in a graph's state, and find the messages that it covers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from perdure.memory.usage import read_request_tokens
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
 """The names of two channels of the state: the summary, and the ids of the summarised messages."""
-# Maximum number of messages for which a summary stores content hashes. The content hashes are
-# stored for the newest messages that the summary covers.
+# Maximum number of messages for which a summary stores content hashes. If the summary covers more
+# messages, only the newest have hashes.
 _MAX_DIGESTS: Final = 256
 # Length of the hash of a message id, and of the hash of a message's content, in bytes.
 _DIGEST_BYTES: Final = 4
@@ -32,7 +32,7 @@ _EXPECTED: Final = "a summary that summarize() has written, or text"
 
 
 class Summary(TypedDict):
-    """A summary of a conversation, in the JSON form that the channel `summary` stores.
+    """A conversation summary, in the JSON form stored in the `summary` channel.
 
     Attributes:
         text: The text of the summary.
@@ -50,15 +50,16 @@ class Summary(TypedDict):
 
 
 def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
-    """Merge two values of the channel `summary`.
+    """Merge two values of the `summary` channel.
 
-    `merge_summaries` is the reducer of the channel `summary`.
+    `merge_summaries` is the reducer of the `summary` channel.
 
-    In most cases, `new_summary` replaces `current_summary`.
+    Usually, `new_summary` replaces `current_summary`.
 
-    Subgraphs that run in parallel and share the channel `summary` return two summaries in the same
-    superstep. If one of the two summaries extends the other, the longer summary is returned. If the
-    two summaries were made independently from the same previous summary, their texts are joined.
+    Parallel subgraphs that share the `summary` channel can return two summaries in the same
+    superstep. If one of the two summaries extends the other, the longer summary is returned. If
+    both summaries were derived independently from the same previous summary, their texts are
+    joined.
     """
     ours, theirs = _get_digests(current_summary), _get_digests(new_summary)
     if not ours or not theirs or ours[-1] in theirs:
@@ -88,8 +89,7 @@ class SummaryState(ChatState, total=False):
 def read_summary(value: Any) -> Summary | None:
     """Convert the value of the channel `summary` to a summary, or to None if the value is empty.
 
-    If the value is a plain text, the text is converted to a summary. The summary of a plain text
-    covers no messages.
+    A plain text is converted to a summary that covers no messages.
     """
     if not value:
         return None
@@ -114,8 +114,7 @@ def extend_summary(
 ) -> Summary:
     """Build a summary with a new text that covers `messages` and all previously covered messages.
 
-    If a message is summarised again because its content has changed, the field `count` of the
-    summary counts the message only once.
+    A message that is summarised again after an edit is counted only once in the summary's `count`.
 
     Args:
         previous: The previous summary, or None.
@@ -145,17 +144,17 @@ class SummarizedMessages:
 
     The set supports membership tests such as `message in summarized`.
 
-    A graph removes summarised messages from its own state, but the state of its parent graph, or of
-    a subgraph, may still contain these messages. A client that sends the whole conversation with
-    each turn adds messages that are already summarised to the state again. A message whose content
-    has changed since it was summarised is not in the set of summarised messages.
+    A graph removes summarised messages from its own state, but they may still be in the state of a
+    parent graph or a subgraph. A client that resends the whole conversation on every turn also adds
+    summarised messages back to the state. A message that was edited after it was summarised is not
+    in the set.
     """
 
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:
         self._ids = frozenset(ids or ()) if summary and summary["text"] else frozenset()
         self._summary = summary
-        # Maps the hash of a message id to content hashes of that message. The value is None until
-        # the mapping is needed for the first time.
+        # Maps the hash of each message id to that message's content hashes. The mapping is built on
+        # first use, and is None until then.
         self._contents: dict[str, set[str]] | None = None
 
     @classmethod
@@ -174,8 +173,8 @@ class SummarizedMessages:
     def remove_from(self, model_input: ModelInput) -> ModelInput:
         """Return `model_input` without the summarised messages.
 
-        The question of a turn is removed only if all messages of the turn are summarised. A tool
-        call and its result either both remain or are both removed.
+        A turn's question is removed only if the whole turn is summarised. A tool call and its
+        result either both remain or are both removed.
         """
         return (
             replace(model_input, turns=self._iter_remaining_turns(model_input.turns))
@@ -184,13 +183,13 @@ class SummarizedMessages:
         )
 
     def _iter_remaining_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns without the messages that are already summarised.
+        """Yield each turn without the messages that are already summarised.
 
-        A unit consists of messages of a turn that must be kept or removed together. A unit is
-        removed from its turn if all messages of the unit are summarised.
+        A unit is a group of messages in a turn that must be kept or removed together. A unit is
+        removed from its turn if all its messages are summarised.
 
-        The first unit of a turn, which contains the question, is kept if any other unit of the turn
-        is kept.
+        A turn's first unit, which contains the question, is kept if any other unit of the turn is
+        kept.
         """
         for turn in turns:
             question, *rest = turn.units

@@ -41,12 +41,12 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
 
 
 def join_system_messages(messages: Messages) -> BaseMessage | None:
-    """Join system messages into one message that has the contents of all `messages`.
+    """Join system messages into one message that contains the contents of all of them.
 
-    The returned message is a copy of the first message. The content of the copy is the joined
-    content of all messages. A single message is returned unchanged. None is returned if `messages`
-    is empty. The content blocks themselves are not changed, so that the provider's cache marks in
-    these blocks remain valid.
+    The returned message is a copy of the first message, but with the joined content of all
+    messages. A single message is returned unchanged. None is returned if `messages` is empty. The
+    content blocks themselves are left unchanged, so that the provider's cache markers in them stay
+    valid.
     """
     if len(messages) < 2:
         return messages[0] if messages else None
@@ -64,9 +64,9 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
 def join_message_contents(contents: list[Any]) -> Any:
     """Return the contents of several messages as the content of one message.
 
-    If every element of `contents` is a text, the texts are joined with blank lines. If some
-    contents are lists of blocks, the result is a list of content blocks. If `contents` is empty,
-    the result is None.
+    If all elements of `contents` are strings, they are joined with blank lines. If any of them is a
+    list of blocks, the result is a list of content blocks. If `contents` is empty, the result is
+    None.
     """
     if not contents:
         return None
@@ -83,9 +83,9 @@ def read_system_text(message: BaseMessage) -> str:
 
 
 def _get_content_without_summary(message: BaseMessage) -> Any:
-    """Return the content of a system message without the summary that `add_summary` added.
+    """Return a system message's content without the summary that `add_summary` added.
 
-    If the system message contains only the summary, None is returned.
+    Return None if the system message contains only the summary.
     """
     mark = message.additional_kwargs.get(SUMMARY_MARK)
     return message.content if mark is None else mark[INSTRUCTIONS]

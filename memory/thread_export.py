@@ -26,9 +26,9 @@ from perdure.memory.message_forms import (
 
 
 def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
-    """Build the JSON object that exports a thread.
+    """Build the JSON export of a thread.
 
-    The JSON object contains the messages up to the thread's head, and the messages on branches.
+    The export contains the messages up to the thread's head and those on other branches.
 
     Args:
         saver: The checkpointer that stores the thread.
@@ -65,13 +65,13 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield the messages of each branch, with the number of the message before the branch.
+    """Yield each branch's messages, with the number of the message that the branch follows.
 
-    Exported messages are numbered from 1, in the order in which they are exported. If no message
-    comes before the branch, the number is 0.
+    Exported messages are numbered from 1 in export order. The number is 0 if the branch does not
+    follow a message.
 
-    The main branch is yielded first. A branch that is the beginning of a longer branch yields no
-    messages, because the longer branch contains them.
+    The main branch is yielded first. Except for the main branch, a branch that is a prefix of a
+    longer branch yields no messages, because the longer branch contains them.
     """
     messages = {
         position: message
@@ -94,9 +94,8 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
             inner_nodes.add(node)
             node = nodes.setdefault((node, position), len(nodes) + 1)
         last_nodes.append(node)
-    # Number the nodes again, in the order in which their messages are exported. After the second
-    # numbering, the number of a node is the number of its exported message. The exported field
-    # `after` contains such a number.
+    # Renumber the nodes in export order, so that a node has the same number as its exported
+    # message. The exported field `after` contains such a number.
     nodes.clear()
     for lineage, last_node in zip(lineages, last_nodes, strict=True):
         node, after, added = 0, 0, list[dict[str, Any]]()
@@ -113,9 +112,9 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
 def _find_log_positions_of_last_message_versions(
     lineage: Sequence[int], messages_by_position: Mapping[int, BaseMessage]
 ) -> list[int]:
-    """Return the position in the log of the last unshortened version of each message.
+    """Return the log position of each message's last unshortened version.
 
-    The positions are in the order in which the messages first occur in the lineage.
+    The positions are ordered by each message's first occurrence in the lineage.
     """
     last_positions: dict[object, int] = {}
     for position in lineage:
@@ -138,9 +137,9 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
     """Convert a message to OpenAI's JSON form.
 
-    Fields of the message that an import could not restore from OpenAI's JSON form are added under
-    the key `EXACT`. `time` is the time at which the checkpointer stored the message. If the message
-    has no creation time of its own, `time` is exported as the field `at`.
+    Message fields that an import could not restore from OpenAI's JSON form are added under the key
+    `EXACT`. `time` is the time at which the checkpointer stored the message. If the message has no
+    creation time of its own, `time` is exported as the field `at`.
     """
     try:
         form = convert_to_openai_messages([message])[0]

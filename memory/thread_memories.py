@@ -30,11 +30,10 @@ async def _forget_thread_memories(
     places: Sequence[Namespace] = PLACES,
     dry_run: bool = False,
 ) -> Receipt:
-    """Erase the memories and examples that come from threads, including quarantined candidates.
+    """Erase the memories and examples derived from threads, including quarantined candidates.
 
-    The watermarks of the threads, which store how far memories were extracted, are erased as well.
-    If a thread from `thread_ids` is imported again, memories are extracted from all messages of the
-    thread.
+    The threads' watermarks, which record extraction progress, are erased too. If a thread in
+    `thread_ids` is imported again, memories are therefore extracted from all its messages.
 
     Args:
         store: A perdure store.

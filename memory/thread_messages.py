@@ -1,8 +1,8 @@
-"""Read the messages of a thread, and store how far extractors have read the thread.
+"""Read a thread's messages, and record how far each extractor has read the thread.
 
 With perdure's checkpointers, the messages include those that were removed from the state. A
-watermark is a note in the store. The watermark of a thread contains the ids of the newest messages
-that an extractor has read, so the watermark stays valid if the thread is trimmed, edited or forked.
+watermark is a note in the store. A thread's watermark lists the ids of the newest messages that an
+extractor has read, so it stays valid if the thread is trimmed, edited or forked.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-# Number of checkpoints that are read for each message whose time is unknown. A run writes several
-# checkpoints for one message.
+# Number of checkpoints read for each message whose time is unknown. More than one is needed because
+# a run writes several checkpoints per message.
 _CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
 """A key in a message's `response_metadata`.
@@ -69,10 +69,10 @@ TURN_EXTRACTOR: Final = "turns"
 
 See `_build_watermark_key`.
 """
-# Number of newest messages that are checked first, to decide whether all messages were read.
+# Number of newest messages that are checked first to decide whether all messages were read.
 _TAIL_MESSAGES: Final = 8
-# A watermark lists only the newest messages that an extractor has read, and at most this many
-# messages.
+# Maximum number of messages listed in a watermark. Only the newest messages that an extractor has
+# read are listed.
 _MAX_READ_MESSAGES: Final = 50
 
 
@@ -98,7 +98,7 @@ class ThreadMessage:
     def text(self) -> str:
         """The text of the message and its attachments.
 
-        The text is "" if no memory may be made of the message.
+        The text is "" if the message must not become a memory.
         """
         off_record = self.message.response_metadata.get(REMEMBER) is False
         is_remembered = self.turn_is_remembered and not off_record
@@ -137,8 +137,8 @@ class ThreadMessage:
 class ThreadHistory:
     """The messages of a thread up to a checkpoint.
 
-    The messages are in the order in which they first occur in the thread. Each message occurs once,
-    in its last version.
+    The messages are ordered by their first occurrence in the thread. Each message occurs once, in
+    its last version.
     """
 
     thread_id: str
@@ -146,7 +146,7 @@ class ThreadHistory:
     messages: Sequence[ThreadMessage]
 
     def with_times(self, times: Sequence[datetime | None]) -> ThreadHistory:
-        """Return a copy of the history, in which `times` fill in the unknown times of messages.
+        """Return a copy of the history with unknown message times filled in from `times`.
 
         Args:
             times: The times of the last messages, the newest first.
@@ -160,9 +160,9 @@ class ThreadHistory:
 def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
-    """Build the history of a thread from the messages in the thread's state.
+    """Build a thread's history from the messages in its state.
 
-    The history does not contain messages that were removed from the state.
+    Messages that were removed from the state are not included in the history.
 
     Args:
         thread_id: The thread.
@@ -176,8 +176,8 @@ def build_history_from_state(
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
     """Return the values of a checkpoint's channels, including those of `DeltaChannel`s.
 
-    See `Checkpointer.delta_values`. For a checkpointer of another library, the values that the
-    checkpoint itself contains are returned.
+    See `Checkpointer.delta_values`. With a checkpointer from another library, only the values in
+    the checkpoint itself are returned.
     """
     values = dict(head.checkpoint["channel_values"])
     has_deltas = head.metadata.get(COUNTERS) or any(
@@ -228,9 +228,9 @@ async def is_read_in_full(
 ) -> bool:
     """Return whether a watermark covers all messages of a thread up to its head.
 
-    With a perdure checkpointer, it is usually sufficient to read the newest messages of the thread.
-    If the newest messages are not sufficient, all messages are read. If the thread cannot be read,
-    the watermark is assumed not to cover all messages, and False is returned.
+    With a perdure checkpointer, reading the thread's newest messages is usually enough to decide.
+    If the newest messages are not enough, all messages are read. If the thread cannot be read,
+    return False, because the watermark may not cover all its messages.
 
     Args:
         saver: The checkpointer.
@@ -266,9 +266,9 @@ async def is_read_in_full(
 async def _read_perdure_history(
     saver: Any, thread_id: str, channel: str, timed_ids: Collection[str]
 ) -> ThreadHistory:
-    """Read all messages of a thread, with times from the checkpoints that added the messages."""
+    """Read all messages of a thread, taking their times from the checkpoints that added them."""
     infos = await _list_checkpoints(saver, thread_id, 1)
-    # If the newest checkpoint is not the head, all checkpoints are listed to find the head.
+    # If the newest checkpoint is not the head, list all checkpoints to find the head.
     if not any(info.is_head for info in infos):
         infos = await _list_checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
@@ -300,7 +300,7 @@ async def _read_perdure_history(
 
 
 async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
-    """List a thread's newest `limit` checkpoints, or all checkpoints if `limit` is None."""
+    """List a thread's newest `limit` checkpoints, or all of them if `limit` is None."""
     infos: list[CheckpointInfo] = await call_method(
         saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
@@ -310,12 +310,12 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
 def _select_latest_versions(
     versions_with_is_in_state: Iterable[tuple[ThreadMessage, bool]],
 ) -> list[ThreadMessage]:
-    """Select one version of each message, in the order in which the messages first occur.
+    """Select one version of each message, ordered by first occurrence.
 
-    `versions_with_is_in_state` contains pairs of a message version and a flag, which says whether
-    the current state may contain that version. If the state contains unshortened versions of a
-    message, the last of these versions is selected. If the state contains only shortened versions
-    of a message, the last unshortened version that is not in the state is selected.
+    `versions_with_is_in_state` contains pairs of a message version and a flag that says whether
+    that version may be in the current state. If the state contains an unshortened version of a
+    message, the first such version is selected. If the state contains only shortened versions of a
+    message, its last unshortened version outside the state is selected.
     """
     latest: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -330,8 +330,8 @@ def _select_latest_versions(
 def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
     """Yield messages with their ids and times.
 
-    If a message has no id, a hash is used as its id. The hash depends on the text of the message
-    and on the number of earlier messages with the same text.
+    If a message has no id, a hash is used as its id. The hash depends on the message's text and on
+    the number of earlier messages with the same text.
     """
     counts: Counter[bytes] = Counter()
     is_remembered = True
@@ -348,7 +348,7 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
 
 
 def _encode_message_identity(message: BaseMessage) -> bytes:
-    """Encode the type, the name and the text of a message, as input of a hash function."""
+    """Encode a message's type, name and text as input for a hash function."""
     parts = (message.type, message.name or "", read_message_text(message))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
 
@@ -416,20 +416,20 @@ class Watermark:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The message ids that the watermark contains.
+        """The ids of the messages listed in the watermark.
 
-        A watermark contains the ids of only the newest messages that were read.
+        A watermark lists only the newest messages that were read.
         """
         return frozenset(message.id for message in self.known)
 
     def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
-        """Return the messages that were never read, or were edited after they were read.
+        """Return the messages that were never read or that were edited after they were read.
 
-        The returned messages have positions. The list `known` of a watermark contains only the
-        newest messages that were read. If the extractor has read more messages than the list
-        `known` contains, all messages before the first message of `known` count as read. If the
-        thread contains no message of the list `known`, for example after a fork from an old
-        checkpoint, all messages of the thread count as unread.
+        The returned messages have positions. A watermark's `known` list contains only the newest
+        messages that were read. If the extractor has read more messages than `known` contains, all
+        messages before the first one in `known` count as read. If none of the messages in `known`
+        are in the thread, for example after a fork from an old checkpoint, all messages in the
+        thread count as unread.
         """
         read_messages = {message.id: message for message in self.known}
         messages = self.assign_thread_positions(history.messages)
@@ -445,11 +445,10 @@ class Watermark:
     def assign_thread_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Return the messages with their positions in the thread.
 
-        A message in the watermark's list `known` keeps the position that the list contains.
-        Messages after the last message of `known` get higher positions than the last message of
-        `known`. Messages before the first message of `known` get lower positions than the first
-        message of `known`. A message between two messages of `known` gets the position of the
-        earlier one of the two messages. The store orders items with the same position by their age.
+        A message in the watermark's `known` list keeps the position recorded there. Messages before
+        the first message in `known` get lower positions, and messages after the last one get higher
+        positions. A message between two messages in `known` gets the position of the earlier one.
+        The store orders items with the same position by age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -470,7 +469,7 @@ class Watermark:
         return positioned
 
     def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
-        """Return an updated watermark that records that `messages` were read.
+        """Return an updated watermark that records `messages` as read.
 
         The messages must have positions.
 
@@ -494,7 +493,7 @@ class Watermark:
     def with_failure(
         self, error: str, failed_at: datetime, head_id: str | None, *, final: bool = False
     ) -> Watermark:
-        """Return an updated watermark that records the failure of an extraction.
+        """Return an updated watermark that records a failed extraction.
 
         Args:
             error: The error.
@@ -518,10 +517,10 @@ class Watermark:
         return (self.count, self.known) == (other.count, other.known)
 
     def build_put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """Build the `PutItem` that writes the watermark to the store.
+        """Build the `PutItem` that stores the watermark.
 
-        The watermark is stored as a note, which is an item in a namespace that perdure reserves.
-        The store refuses the put if the stored note has changed since the watermark was read.
+        The watermark is stored as a note, which is an item in a namespace reserved by perdure. The
+        store rejects the put if the stored note has changed since the watermark was read.
         """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(
@@ -536,7 +535,7 @@ class Watermark:
         )
 
 
-# Converts a watermark to the value of the store item that contains the watermark, and back.
+# Converts a watermark to and from the value of the item in which the store keeps it.
 _NOTE_ADAPTER: Final = TypeAdapter(Watermark)
 
 
@@ -584,10 +583,10 @@ async def read_watermarks(
 
 
 def build_put_clearing_watermark_failure(watermark_note: Item) -> PutItem:
-    """Build the put that removes a recorded extraction failure from a stored watermark.
+    """Build the put operation that clears a recorded extraction failure from a stored watermark.
 
-    The thread does not become due before it has a new head. When the thread is due again, the next
-    extraction reads the new messages and the messages that the failed extraction could not read.
+    The thread is not due again until its head changes. The next extraction then reads the new
+    messages and those that the failed extraction could not read.
     """
     watermark, (_, _, *namespace) = _decode_watermark(watermark_note), watermark_note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)
@@ -595,7 +594,7 @@ def build_put_clearing_watermark_failure(watermark_note: Item) -> PutItem:
 
 
 def _decode_watermark(note: Item) -> Watermark:
-    """Build a watermark from the note that stores it."""
+    """Restore a watermark from the note in which it is stored."""
     return _NOTE_ADAPTER.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
@@ -608,8 +607,8 @@ def _build_watermark_key(extractor: str, thread_id: str) -> str:
 
 
 def _is_unread(message: ThreadMessage, convert_object_to_message: ReadMessage | None) -> bool:
-    """Return whether a message has not been read yet, or was edited after it was read."""
-    # A message does not count as edited if a node has only shortened it, to save tokens, after the
+    """Return whether a message has not been read yet or was edited after it was read."""
+    # A message does not count as edited if a node merely shortened it to save tokens after the
     # extractor had read it.
     return convert_object_to_message is None or (
         convert_object_to_message.digest != message.digest and not message.is_shortened

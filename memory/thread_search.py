@@ -2,10 +2,10 @@
 
 The messages that a search finds are never added to a prompt.
 
-The transcript index consists of items in separate tables in the same database as the threads. The
-index has a separate namespace for each owner of threads. A search first indexes the threads that
-the caller may see and that have changed since they were last indexed. If messages are removed from
-a thread, the same transaction removes them from the index.
+The transcript index consists of items in separate tables in the same database as the threads. Each
+thread owner has a separate namespace in the index. Before it searches, a search indexes the threads
+that are visible to the caller and have changed since they were last indexed. If messages are
+removed from a thread, the same transaction removes them from the index.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ from perdure.stores.text import (
 _LOG = logging.getLogger("perdure")
 # Number of messages after which a transaction is committed.
 _MESSAGES_PER_TRANSACTION: Final = 400
-# Maximum number of indexing steps that are written in one transaction. A thread with few messages
-# is indexed in one step.
+# Maximum number of indexing steps per transaction. A thread with few messages is indexed in one
+# step.
 _THREADS_PER_TRANSACTION: Final = 60
-# Maximum number of characters of a message that are indexed. The characters after the maximum are
-# ignored.
+# Maximum number of characters indexed per message. The rest of the message is ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
-# Number of messages in the first page of search results. Each further page is four times larger
-# than the previous page.
+# Number of messages on the first page of search results. Each further page is four times as large
+# as the page before.
 _PAGE_SIZE: Final = 64
 # Name of the attribute of a checkpointer that contains its `TranscriptSearch`.
 _SEARCH_ATTRIBUTE: Final = "_thread_search"
@@ -122,7 +121,7 @@ class ThreadHit:
     def excerpt(self, max_chars: int = 240) -> list[tuple[str, bool]]:
         """Return pieces of the text around the first match, each as (piece, whether it is a match).
 
-        `max_chars` is the maximum total length of the returned pieces, in characters, without the
+        `max_chars` is the maximum total length of the returned pieces in characters, excluding the
         ellipses at the start and the end.
         """
         first = self.marks[0][0] if self.marks else 0
@@ -172,7 +171,7 @@ class VisibleThreads:
 
     @property
     def owner(self) -> str | None:
-        """The owner of all threads in the query, or None if they may have several owners."""
+        """The owner of all threads in the query, or None if the owners may differ."""
         owner = (self.query.metadata or {}).get("owner")
         return owner if isinstance(owner, str) else None
 
@@ -224,12 +223,12 @@ class TranscriptSearch:
 
     @staticmethod
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
-        """Return the transcript search of a checkpointer.
+        """Return a checkpointer's transcript search.
 
-        The first call for a checkpointer creates the transcript search.
+        The transcript search is created on the first call for each checkpointer.
 
-        The `TranscriptSearch` object exists as long as the checkpointer, because the object holds
-        an index in memory.
+        The `TranscriptSearch` object is kept for as long as the checkpointer exists, because it
+        holds an in-memory index.
 
         Raises:
             ConfigurationError: The checkpointer or the store is not perdure's, or they are not in
