@@ -76,8 +76,8 @@ def history(
 
     The model sees the messages marked ●. Messages marked ○ were removed from the state, but are
     still in the history. Messages marked ◌ are only on a branch that does not lead to the head. An
-    item is marked ? if it is in a `DeltaChannel` whose reducer the graph defines. For an item
-    marked ?, it is unknown whether the model sees the item.
+    item is marked ? if it is unknown whether the model sees the item, which is the case in a
+    `DeltaChannel` with a custom reducer.
     """
     from perdure.checkpointers.labels import describe_actions_of_other_users
     from perdure.checkpointers.titles import read_import_metadata
@@ -114,11 +114,11 @@ def history(
 
 
 def describe_status(status: ThreadStatus) -> str:
-    """Describe a thread that waits for an answer or has an unfinished run.
+    """Describe a thread that is waiting for an answer or has an unfinished run.
 
-    Return the description as a phrase that starts with a verb, for use after the name of the
-    thread. The phrase quotes the questions that wait for an answer, or names the nodes that would
-    run next. If the thread is idle, return "".
+    The description is a verb phrase, for use after the name of the thread. The description quotes
+    the questions that are waiting for an answer, or names the nodes that would run next. If the
+    thread is idle, return "".
     """
     if status.state == "waiting":
         questions = (
@@ -158,9 +158,9 @@ def _is_message(value: Any) -> bool:
 def render_heading(item: HistoryItem) -> OutputLine:
     """Return the heading line of a history item: mark, author, time and model.
 
-    The mark is one of ●, ○, ◌ and ?, which `history` explains. The printed time is the creation
-    time in the message. If the message has no creation time, the time at which the message was
-    first stored is printed.
+    The mark is one of ●, ○, ◌ and ?; see `history` for their meanings. The printed time is the
+    message's own creation time, or the time at which the message was first stored if it has no
+    creation time.
     """
     from perdure.memory.thread_messages import parse_time
 
@@ -178,15 +178,15 @@ def render_heading(item: HistoryItem) -> OutputLine:
 
 
 def render_item_lines(value: Any) -> Iterator[OutputLine]:
-    """Yield the output lines for one item of a channel, such as a message.
+    """Yield the output lines for one channel item, such as a message.
 
     The lines of the content come first. A content block without text is shown as the name of its
     type. The lines of the tool calls follow.
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
-    # Some models repeat their tool calls as content blocks of the message. The repeated blocks are
-    # not printed, because the tool calls are printed below the content.
+    # Some models repeat their tool calls as content blocks. These blocks are skipped, because the
+    # tool calls are printed below the content.
     if calls and isinstance(content, list):
         content = [part for part in content if _block_type(part) not in _CALL_TYPES]
     text = _render_content_text(content)
@@ -199,7 +199,7 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
 
 
 def _render_content_text(content: Any) -> str:
-    """Return the content of a message, or another value of a channel, as text.
+    """Return the content of a message, or any other channel value, as text.
 
     Content blocks without text are rendered as their type and name. A value that is neither text
     nor a list of content blocks is rendered as JSON.
@@ -228,7 +228,7 @@ def _block_type(part: Any) -> str:
 def _dump_json(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON text.
 
-    An object that cannot be converted to JSON is replaced by the name of its type.
+    An object that cannot be converted to JSON is replaced by its type name.
     """
     return jsonlib.dumps(
         value, ensure_ascii=False, indent=indent, default=lambda part: f"[{type(part).__name__}]"
@@ -247,7 +247,7 @@ def _render_indented_lines(text: str, indent: str = _INDENT) -> Iterator[OutputL
     """Yield the lines of a tool's input or output, with JSON indented and data URLs shortened."""
     text = _DATA_URL.sub(_describe_data, text)
     if text[:1] in ("{", "["):
-        # The text may begin like JSON without being JSON.
+        # The text may look like JSON without being valid JSON.
         with suppress(ValueError, RecursionError):
             text = _dump_json(jsonlib.loads(text), 2)
     for row in text.split("\n"):
@@ -335,11 +335,11 @@ def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) ->
 
 
 def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
-    """Add nodes for checkpoints, and for all of their descendants, to the printed tree.
+    """Add checkpoints and all of their descendants to the printed tree.
 
-    If a checkpoint has exactly one child, the child's node is a sibling of the checkpoint's node,
-    so that a thread without forks is printed as a flat list. If a checkpoint has several children,
-    the node of each child is added below the checkpoint's node, as a fork.
+    If a checkpoint has exactly one child, the child is added as a sibling, so that a thread without
+    forks is printed as a flat list. If a checkpoint has several children, they are nested below the
+    checkpoint as forks.
     """
     pending = [(tree, root, len(roots) > 1) for root in roots]
     while pending:
@@ -353,11 +353,11 @@ def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Chi
 
 
 def _render_checkpoint(info: CheckpointInfo, mark: str) -> Text:
-    """Return the line for a checkpoint in the tree: id, step, source, number of messages."""
+    """Return a checkpoint's line in the tree: id, step, source and number of messages."""
     from rich.text import Text
 
-    # The first 18 characters of a UUID of version 6 contain its time (RFC 9562), which is enough to
-    # identify the checkpoint.
+    # The first 18 characters of a version 6 UUID contain its timestamp (RFC 9562), which is enough
+    # to identify the checkpoint.
     short_id = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
     text = format_line(f"{mark}{short_id} · step {step} ({source})", None)

@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from perdure.cli.import_report import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
-# Number of bytes that are read from a pipe at once.
+# Number of bytes to read from a pipe at a time.
 _CHUNK_BYTES: Final = 1 << 20
-# A file in a ZIP is always unpacked if its unpacked size, in bytes, is at most this value. For
-# larger files, the compression ratio is checked.
+# Size, in bytes, up to which a file in a ZIP archive is always unpacked. Larger files must pass a
+# check of their compression ratio.
 _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
-# Maximum compression ratio of a file in a ZIP that is larger than `_ALWAYS_UNPACKED_BYTES`. The
-# ratio is the unpacked size divided by the packed size. Text has a ratio of about 10.
+# Maximum compression ratio (unpacked size / packed size) of a file in a ZIP archive. The ratio is
+# checked only for files larger than `_ALWAYS_UNPACKED_BYTES`. Text has a ratio of about 10.
 _MAX_UNPACK_RATIO: Final = 50
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
-# Matches the names of files in Claude's export that contain memories, projects or chats.
+# Matches the names of the files with memories, projects or chats in a Claude export.
 _CLAUDE_FILES: Final = re.compile(
     r"(^|/)((memories|projects)(/[^/]+)?|(design_chats|conversations)/[^/]+)\.json$", re.IGNORECASE
 )
@@ -66,8 +66,8 @@ _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
 _LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
 _NO_CONVERSATION: Final = "no conversation"
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
-# Maximum number of nesting levels of a JSON value that are searched for conversations. In the page
-# of a shared link, for example, the conversation is inside other objects.
+# Maximum nesting depth to which a JSON value is searched for conversations. In the page of a shared
+# link, for example, the conversation is nested in other objects.
 _MAX_DEPTH: Final = 8
 
 
@@ -111,7 +111,7 @@ def import_(
     LibreChat, sessions of Claude Code and Codex, the JSON of a shared link, JSONL of messages,
     databases of langgraph's own savers, and databases of perdure, whose threads and items are
     merged. Regenerated answers become branches. Threads that were imported before are not changed,
-    so an import can be repeated. The exit code is 1 if no message was read.
+    so an import can be repeated. The exit code is 1 if there was nothing to import.
     """
     from perdure.cli.import_report import ConversationsReport
     from perdure.cli.import_thread import ImportWriter
@@ -183,9 +183,9 @@ def export(
 ) -> None:
     """Write threads with their branches as JSONL, one thread per line.
 
-    With --user, write the archive of a person: threads, memories with all of their versions,
-    profile, instructions, examples, and a record of runs and crons. 'perdure import' reads an
-    archive. The exit code is 1 if no data belong to a person with this name.
+    With --user, write an archive of everything that belongs to a person: threads, memories with all
+    of their versions, profile, instructions, examples, and a record of runs and crons. Use 'perdure
+    import' to import an archive. The exit code is 1 if no data belong to a person with this name.
     """
     from perdure.memory.thread_export import build_thread_export
 
@@ -200,8 +200,8 @@ def export(
         raise ConfigurationError(f"--owners {owners} applies only to --user; remove it")
     with open_database(db, allow_read_only=True) as file:
         ids = [resolve_thread_id(file, name) for name in thread or ()]
-        # All thread ids are read before the first thread is exported. If the ids were read page by
-        # page, threads that are changed during the export would be missing.
+        # Read all thread ids before exporting the first thread. If the ids were read page by page,
+        # threads that change during the export would be missed.
         ids = ids or [head.thread_id for head in file.saver.heads(limit=sys.maxsize)]
         with progress_bar("exporting", "thread") as update_bar:
             for number, name in enumerate(ids, 1):
@@ -210,7 +210,7 @@ def export(
 
 
 def _export_person(user: str, owners: str | None, db: str | None) -> None:
-    """Write the archive of a person. End with exit code 1 if no data belong to the person."""
+    """Write the archive of a person. Exit with code 1 if no data belong to the person."""
     from perdure.errors import UnknownPerson
     from perdure.people import export as export_person
 
@@ -235,8 +235,8 @@ def treat_termination_signals_as_ctrl_c() -> Iterator[None]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-            # A handler is set only for a signal with the default action. Under nohup, SIGHUP is
-            # ignored.
+            # Set a handler only if the signal has the default action. Under nohup, SIGHUP is
+            # ignored and must stay ignored.
             if signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, signal.default_int_handler)
     try:
@@ -261,8 +261,8 @@ def _parse_renames(renamed: list[str]) -> dict[str, str]:
 def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
     """Open a file for reading more than once. Yield None if the path is a folder.
 
-    A pipe can be read only once. Therefore the content of a pipe is copied to the file `copied`,
-    and that file is opened.
+    A pipe can be read only once. The content of a pipe is therefore copied to the file `copied`,
+    which is then opened.
     """
     try:
         is_stdin = path == Path("-")
@@ -302,7 +302,7 @@ def _copy_chunks(source: Any, into: IO[bytes]) -> None:
 
 
 def _starts_with(source: IO[bytes], mark: bytes) -> bool:
-    """Return whether a file begins with the bytes `mark`, and seek to the start of the file."""
+    """Return whether a file starts with the bytes `mark`, and rewind the file."""
     first = source.read(len(mark))
     source.seek(0)
     return first == mark
@@ -343,13 +343,13 @@ class _FilesReader:
         return self.conversations
 
     def iter_archives(self) -> Iterator[ArchiveLines]:
-        """Yield the archive in each file that `perdure export --user` wrote."""
+        """Yield the archive in each file written by `perdure export --user`."""
         yield from (parts.archive for parts in self._files if parts.archive.is_archive)
 
     def read(self, path: Path, source: IO[bytes] | None) -> None:
         """Read a file or a folder.
 
-        Raise ImportFailed if the file or the folder contains nothing that can be imported.
+        Raise ImportFailed if the file or folder contains nothing to import.
         """
         label = "stdin" if path == Path("-") else str(path)
         is_any, reason, location = False, "", ""
@@ -408,7 +408,7 @@ class _FilesReader:
 
 
 def _explain_failure(problem: MalformedPart, location: str) -> str:
-    """Return the reason that the error `problem` gives why a file contains no conversations.
+    """Return the reason why a file contains no conversations, based on the error `problem`.
 
     Return "" if the reason is unknown.
     """
@@ -470,7 +470,7 @@ def _iter_files(
                     )
                 try:
                     data = archive.read(info)
-                # The errors of different compression methods have no common base class.
+                # The exceptions raised for different compression methods have no common base class.
                 except Exception as exc:
                     reason = "it is encrypted" if info.flag_bits & 1 else exc
                     raise zipfile.BadZipFile(f"{name!r}: {reason}") from exc
@@ -484,9 +484,8 @@ def _select_conversation_file_names(
 ) -> list[str]:
     """Return the files whose names ChatGPT and Claude use, or all JSON files if there are none.
 
-    JSON files that are not selected are listed in the report. The report does not name each JSON
-    file in the export's folder `frames`. The report counts these JSON files under the name of the
-    folder.
+    JSON files that are not selected are listed in the report. JSON files in the export's folder
+    `frames` are counted under the folder's name, and not listed individually.
     """
     file_names = [name for name in file_names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in file_names if _CONVERSATIONS.search(name)]
@@ -570,7 +569,8 @@ def _collect_conversations_and_check_if_any(
     else:
         children = value.values() if is_object else value if isinstance(value, list) else ()
         numbered = enumerate(children, 1) if remaining_depth else ()
-        # `collected` is a list and not a generator, because all child values must be searched.
+        # Use a list and not a generator, because `any` would stop at the first conversation and not
+        # search the other child values.
         collected = [
             _collect_conversations_and_check_if_any(
                 f"{position_in_file}.{n}", child, collected_parts, remaining_depth - 1
@@ -584,7 +584,7 @@ def _collect_conversations_and_check_if_any(
 def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
     """Return the function that converts a JSON object to a conversation, or None.
 
-    None means that the object does not have the format of a conversation.
+    Return None if the object is not a conversation in a known format.
     """
     from perdure.cli import import_chatgpt, import_claude, import_webui
 
@@ -602,7 +602,7 @@ def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Convers
 def _find_text_reader(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:
     """Return the function that reads memories or documents from a JSON object, or None.
 
-    None means that the object does not have the format of memories or of a project.
+    Return None if the object contains neither memories nor a project.
     """
     from perdure.cli import import_claude
 

@@ -65,10 +65,10 @@ class SessionsReader:
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
         self._sessions: dict[str, _Session] = {}
-        # The Codex session to which the next line belongs. A line in a Codex file does not contain
-        # the id of its session.
+        # The Codex session to which the next line belongs. Lines in a Codex file do not contain a
+        # session id.
         self._codex: _Session | None = None
-        # Maps the id of a message to the title of the session that contains the message.
+        # Maps each message id to the title of the session that contains the message.
         self._summaries: dict[str, str] = {}
 
     def add_line_if_in_session(self, line: Mapping[str, Any]) -> bool:
@@ -106,8 +106,8 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        # A line with a summary contains the title of a session. The session with that title may
-        # differ from the session to which the other lines of the file belong.
+        # A summary line contains a session title. The title may be that of another session than the
+        # one to which the file's other lines belong.
         if kind == "summary":
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
@@ -141,8 +141,8 @@ class SessionsReader:
         session = self._codex = self._codex or self._get_or_create_session(None)
         if kind == "turn_context":
             session.model = get_by_path(payload, str, "model") or session.model
-        # Only lines of the type `response_item` are imported, because lines of other types repeat
-        # the content of `response_item` lines.
+        # Import only lines of the type `response_item`, because lines of other types repeat their
+        # content.
         if kind != "response_item":
             return
         session.source_count += 1
@@ -164,7 +164,7 @@ class SessionsReader:
 
 
 class _Session:
-    """The data of one session that have been read so far. See `Conversation` for the attributes."""
+    """The data read so far for one session. See `Conversation` for the attributes."""
 
     def __init__(self, id: str) -> None:
         self.id, self.title, self.model = id, "", ""
@@ -214,7 +214,7 @@ def _get_parent_id(line: Mapping[str, Any]) -> str | None:
 def _convert_claude_message(
     session: _Session, key: str, role: str, message: Mapping[str, Any], created_at: float | None
 ) -> list[BaseMessage]:
-    """Convert a line of Claude Code to at most two messages: the text, then the tool calls."""
+    """Convert a Claude Code line to at most two messages: the text, then the tool calls."""
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
@@ -257,9 +257,9 @@ def _convert_claude_message(
 def _convert_codex_item_to_text_and_check_if_document(
     session: _Session, item: str, payload: Mapping[str, Any]
 ) -> tuple[str, bool]:  # fmt: skip
-    """Convert an item of a Codex session to a text.
+    """Convert a Codex session item to text.
 
-    Return the text, and whether the text contains a document from the arguments of a tool call.
+    Return the text, and whether it contains a document from the arguments of a tool call.
     """
     if item == "message" and payload.get("role") in ("user", "assistant"):
         parts = get_by_path(payload, list, "content")
@@ -279,9 +279,9 @@ def _convert_codex_item_to_text_and_check_if_document(
 
 
 def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
-    """Convert the arguments of a tool call to a dict.
+    """Convert tool call arguments to a dict.
 
-    The arguments are a dict, a JSON text, or another text, which becomes the value of "input".
+    The arguments are a dict, JSON text or plain text. Plain text becomes the value of "input".
     """
     if isinstance(arguments, str):
         try:
@@ -295,7 +295,7 @@ def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
 def _format_tool_call_and_check_if_document(
     tool_name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, bool]:
-    """Return the text of a tool call, and whether the arguments of the call contain a document."""
+    """Return a tool call's text, and whether the call's arguments contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)

@@ -14,7 +14,7 @@ from perdure.memory.run_config import TEAMS
 
 
 class ArchiveLines:
-    """Collects the lines of a person's archive, except the lines that contain threads.
+    """Collects the lines of a person's archive, except those that contain threads.
 
     Attributes:
         is_archive: Whether the file began with the header of an archive.
@@ -30,9 +30,10 @@ class ArchiveLines:
         self._items: list[Mapping[str, Any]] = []
 
     def add_line_if_in_archive(self, value: Mapping[str, Any]) -> bool:
-        """Add a line of an archive, and return whether the line was handled.
+        """Add a line from an archive, and return whether the line was handled.
 
-        Return False, and add nothing, if the line contains a thread or is not part of an archive.
+        Return False, without adding anything, if the line contains a thread or is not from an
+        archive.
         """
         if is_archive_header(value):
             self.is_archive, self._user = True, value["user"]
@@ -50,10 +51,9 @@ class ArchiveLines:
         return True
 
     def _may_namespace_belong_to_archived_person(self, namespace: list[Any]) -> bool:
-        """Return whether a namespace may belong to the person whom the archive's header names.
+        """Return whether a namespace can belong to the person named in the archive's header.
 
-        The namespace of each item in an archive is checked, because somebody may have forged the
-        archive.
+        The namespace of each item is checked, because the archive may have been forged.
 
         Items that the person wrote for a team are not imported.
         """

@@ -29,14 +29,14 @@ _FIELD_NAMES: Final = {
     "model": "default_model_slug",
 }
 _TEXT_KINDS: Final = ("text", "multimodal_text", "code")
-# Kinds of content that ChatGPT does not show to the user, such as reasoning, custom instructions,
-# and web pages that the model has read.
+# Kinds of content that ChatGPT hides from the user, such as reasoning, custom instructions, and web
+# pages read by the model.
 _HIDDEN_KINDS: Final = (
     *("thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"),
     *("tether_browsing_display", "tether_browsing_code", "sonic_webpage", "computer_output"),
     *("computer_initialize_state", "app_pairing_content", "super_widget"),
 )
-# Matches characters that no provider accepts in the name of a tool.
+# Matches characters that no provider accepts in a tool name.
 _INVALID_IN_TOOL_NAME: Final = re.compile(r"[^\w-]", re.ASCII)
 # Prefix of the names of ChatGPT's tools that write documents.
 _CANVAS_PREFIX: Final = "canmore."
@@ -44,7 +44,7 @@ _CANVAS_PREFIX: Final = "canmore."
 _REPORT_KIND: Final = "report"
 _WIDGET_STATE_PREFIX: Final = "The latest state of the widget is: "
 _AUDIO_OR_VIDEO: Final = re.compile(r"(audio|video).*_asset_pointer$")
-# Citations are marked in one of two forms. `_MARKUP` matches text between private-use characters.
+# Citations are marked in one of two ways. `_MARKUP` matches text between private-use characters.
 # `_BRACKET` matches marks such as 【12†source】, which older models wrote.
 _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff]")
 _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
@@ -106,7 +106,7 @@ def _read_parents_and_messages_by_id(
     """Return (parent id, message) for each node in the conversation's tree of messages.
 
     The key is the id of the node. The parent id is None for the root of the tree. The message is
-    None for a node without a message.
+    None if the node has no message.
     """
     tree: dict[str, tuple[str | None, Any]] = {}
     for key, node in get_by_path(conversation, dict, "mapping").items():
@@ -131,9 +131,9 @@ def _convert_message_parts(
 ) -> dict[str, list[BaseMessage]]:
     """Convert the parts of a conversation to messages, and return a dict from part id to messages.
 
-    If the export contains a tool call and its result, the part with the call becomes an AI message
-    with a tool call, and the part with the result becomes a tool message. A tool call without a
-    result, and a result without a tool call, become text, because providers refuse them.
+    If the export contains both a tool call and its result, the call becomes an AI message with a
+    tool call, and the result becomes a tool message. Tool calls without results, and results
+    without tool calls, become text, because providers reject them.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parents.items():
@@ -169,7 +169,7 @@ def _convert_message_parts(
 
 @dataclass(slots=True)
 class _MessagePart:
-    """The validated content of one message in an export of ChatGPT.
+    """The validated content of a message in a ChatGPT export.
 
     Attributes:
         role: "user", "assistant", "system" or "tool".
@@ -252,7 +252,7 @@ def _read_message_part(message: Any) -> _MessagePart:
 
 
 def _format_text_part(part: _MessagePart) -> str:
-    """Render a message of the user or the model: names of attached files, then the text."""
+    """Render a user or model message: the names of attached files, then the text."""
     if part.kind not in _TEXT_KINDS:
         raise MalformedPart(f"unknown content {shorten_line(part.kind, 40)!r}")
     if part.kind == "code":
@@ -263,8 +263,8 @@ def _format_text_part(part: _MessagePart) -> str:
             else ""
         )
     files = get_by_path(part.metadata, list, "attachments")
-    # The names of attached images are left out, because each attached image also has a placeholder
-    # in the content.
+    # Leave out the names of attached images, because each image also has a placeholder in the
+    # content.
     names = (
         get_by_path(file, str, "name")
         for file in files
@@ -277,7 +277,7 @@ def _format_text_part(part: _MessagePart) -> str:
 
 
 def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> str:
-    """Return a piece of text, or a placeholder for a file.
+    """Return a piece's text, or a placeholder if the piece is a file.
 
     `image_names_by_id` maps the ids of images to their names.
     """
@@ -288,7 +288,7 @@ def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> s
         key = get_by_path(piece, str, "asset_pointer").rpartition("/")[2]
         prompt = get_by_path(piece, str, "metadata", "dalle", "prompt")
         return format_placeholder("image", prompt or image_names_by_id.get(key, ""))
-    # The transcript of audio or video is a separate piece of the content.
+    # The transcript of audio or video is a separate content part.
     if _AUDIO_OR_VIDEO.search(kind):
         return ""
     return get_by_path(piece, str, "text") or format_placeholder(kind)
@@ -297,7 +297,7 @@ def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> s
 def _format_tool_result(part: _MessagePart) -> str:
     """Render the result of one of ChatGPT's own tools as text.
 
-    Return "" if the result contains nothing that a person can read.
+    Return "" if the result contains nothing human-readable.
     """
     if part.kind == "execution_output":
         return (
@@ -327,8 +327,7 @@ def _format_tool_call(part: _MessagePart) -> str:
     request = _extract_request_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    # If the request is a JSON object or list, the tool call is not imported, because only the tool
-    # can interpret the arguments in the JSON.
+    # Do not import a request that is a JSON object or list, because only the tool can interpret it.
     if request.lstrip()[:1] in "{[":
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
@@ -398,10 +397,10 @@ def _list_sources_not_cited_in_report(report_metadata: Mapping[str, Any], text: 
 def _extract_request_of_tool_call(part: _MessagePart) -> str:
     """Return the main argument of a tool call, such as a search query or an image prompt.
 
-    If the call has no argument with a known name, return all arguments as text.
+    If none of the arguments has a known name, return all arguments as text.
     """
     arguments = get_by_path(_parse_json(part.plain_text), dict)
-    # A call of the search tool may contain several searches. Only the first search is imported.
+    # A search tool call may contain several searches, of which only the first is imported.
     first = get_by_path(arguments, list, "search_query")[:1]
     arguments = first[0] if first and isinstance(first[0], dict) else arguments
     request = part.plain_text
@@ -423,7 +422,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _replace_citation_marks_by_sources(text: str, meta: Mapping[str, Any]) -> str:
-    """Replace the citation marks in a text with the titles and addresses of the sources."""
+    """Replace the citation marks in a text with the titles and URLs of the sources."""
     for source in get_by_path(meta, list, "content_references"):
         matched = get_by_path(source, str, "matched_text")
         if "\ue200" in matched or "【" in matched:
@@ -456,8 +455,8 @@ def _format_source_title_and_url(source: Any) -> str:
 def _convert_chatgpt_markup_to_plain_text(markup: str) -> str:
     """Convert ChatGPT's markup for an entity or a link to plain text.
 
-    Markup for an entity becomes the name of the entity. Markup for a link becomes the title and the
-    address of the link. Other markup becomes "".
+    Markup for an entity is replaced by the entity's name. Markup for a link is replaced by the
+    link's title and URL. Other markup becomes "".
     """
     kind, *rest = markup.split("\ue202")
     if kind == "url":

@@ -34,21 +34,20 @@ _HIDDEN_BLOCKS: Final = ("thinking", "redacted_thinking", "tool_result", "token_
 _TEXT_BLOCKS: Final = ("text", "voice_note")
 _FILE_BLOCKS: Final = ("image", "document")
 _SUBJECT_ARGUMENTS: Final = (
-    # Earlier versions of perdure supported only the arguments "title", "query", "url", "id" and
-    # "path".
+    # Earlier versions of perdure recognised only "title", "query", "url", "id" and "path".
     *("title", "query", "url", "id", "path"),
     *("filename", "file_path", "file_name", "name", "description"),
 )
 """The arguments of a tool call that describe its subject in a few words."""
-# Names of tool call arguments that are not imported, because they repeat another argument or
-# contain no information for a human reader.
+# Names of tool call arguments that are not imported, because they duplicate another argument or
+# tell a human reader nothing.
 _IGNORED_ARGUMENTS: Final = (
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )
 _PASTED_FILE_NAME: Final = re.compile(r"pasted?([ _-][\w ().-]*|\(?\d+\)?)?(\.txt)?", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
-# In Claude's exports, the first message of a conversation has `_ROOT_ID` as the id of its parent.
+# Parent id that Claude's exports give to the first message of a conversation.
 _ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"
 
 
@@ -86,7 +85,7 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
 def _convert_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
     """Convert one message of a Claude export to messages.
 
-    Adjacent pieces of the same kind, such as text or tool calls, are joined into one message.
+    Merge adjacent pieces of the same kind, such as text or tool calls, into one message.
     """
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
@@ -135,11 +134,11 @@ class _MessagePiece(NamedTuple):
     is_document: bool = False
 
 
-# The kind of a text that the user or Claude wrote.
+# Kind of a text written by the user or by Claude.
 _AUTHOR_TEXT: Final = "own"
-# The kind of a text that the user pasted and that Claude stores as a file.
+# Kind of a text that the user pasted and that Claude stores as a file.
 _PASTED_TEXT: Final = "pasted"
-# The kind of a piece that is a file or a tool call.
+# Kind of a file or a tool call.
 _TOOL_OR_FILE: Final = "tool"
 
 
@@ -167,13 +166,13 @@ def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
 def _iter_blocks(
     message: Mapping[str, Any], key: str, conversation: Conversation
 ) -> Iterator[_MessagePiece]:
-    """Yield a `_MessagePiece` for each content block of a message that is imported."""
+    """Yield a `_MessagePiece` for each content block that is imported."""
     for block in get_by_path(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            # The arguments of the tool call are a text and not an object if Claude's answer was cut
-            # off before the arguments were complete.
+            # The arguments are a string instead of an object if Claude's answer was cut off before
+            # they were complete.
             arguments = block.get("input")
             arguments = (
                 {"input": arguments}
@@ -264,9 +263,9 @@ def _format_tool_argument(argument_name: str, text: str, arguments: Mapping[str,
 
 
 def build_claude_design_conversation(chat: Mapping[str, Any]) -> Conversation:
-    """Build a conversation from a chat of Claude Design.
+    """Build a conversation from a Claude Design chat.
 
-    In a chat of Claude Design, the content of each message is an object within the message object.
+    In a Claude Design chat, the content of each message is nested in another object.
     """
     messages = []
     for message in get_by_path(chat, list, "messages"):
@@ -308,9 +307,9 @@ def is_claude_design_chat(value: Mapping[str, Any]) -> bool:
 
 
 def iter_claude_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield the memories that Claude has of the user, one for each paragraph.
+    """Yield Claude's memories of the user, one for each paragraph.
 
-    The heading above a paragraph is added to the text of the memory.
+    The heading above a paragraph is included in the text of the memory.
     """
     projects = get_by_path(value, dict, "project_memories")
     texts = [get_by_path(value, str, "conversations_memory"), *projects.values()]
@@ -329,7 +328,7 @@ def iter_claude_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
 
 
 def iter_project_documents(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield the instructions, the description and the documents of a project, each as an item."""
+    """Yield a project's instructions, description and documents, each as an item."""
     project = get_by_path(value, str, "uuid") or derive_id("project", value.get("name"))
     fields = {"project": get_by_path(value, str, "name")}
     for field in ("description", "prompt_template"):
@@ -354,7 +353,7 @@ def is_project(value: Mapping[str, Any]) -> bool:
 
 
 def list_zip_files_in_download_links(export_object: Mapping[str, Any]) -> list[str]:
-    """Return the names of the ZIP files that an export's list of download links contains.
+    """Return the names of the ZIP files in an export's list of download links.
 
     Return [] if the object is not a list of download links.
     """

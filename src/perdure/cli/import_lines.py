@@ -20,8 +20,8 @@ from perdure.cli.conversation import (
 )
 from perdure.memory.message_forms import convert_object_to_message, find_message_time
 
-# An ordered set of the ids of all messages that precede the next message of a conversation. The ids
-# are the keys of the dict, and all values are None.
+# The ids of all messages before the next message of a conversation, in order. The dict is used as
+# an ordered set, and all of its values are None.
 _Path = dict[str, None]
 
 _THREAD_ID_PATHS: Final = (
@@ -52,14 +52,13 @@ def has_messages(value: Mapping[str, Any]) -> bool:
 
 
 class JsonLinesReader:
-    """Collects the conversations of a JSON Lines file.
+    """Collects the conversations in a JSON Lines file.
 
-    A line is an object that contains one message or several messages. Objects with the same thread
-    id belong to one conversation. If two objects with the same thread id have different messages,
-    the differing messages become branches. An object with several messages and without a thread id
-    is a separate conversation. Objects that contain one message and no thread id are grouped by
-    user, and the messages of each user form one conversation. `ThreadNames` finds the threads of
-    conversations without an id.
+    Each line is an object that contains one or more messages. Objects with the same thread id form
+    one conversation. If two objects with the same thread id have different messages, the messages
+    that differ become branches. An object with several messages but no thread id is a conversation
+    of its own. Objects with a single message and no thread id are grouped into one conversation per
+    user. `ThreadNames` finds the threads of conversations without an id.
 
     Args:
         file: The path of the file.
@@ -70,9 +69,10 @@ class JsonLinesReader:
         self._conversations: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        # For each user, a conversation that collects the lines with one message and no thread id.
+        # For each user, the conversation that collects the user's single messages without a thread
+        # id.
         self._messages_by_user: dict[str, dict[str, Any]] = {}
-        # The user of the previous line that contains one message and no thread id.
+        # User of the previous line with a single message and no thread id.
         self._user = ""
 
     def build_conversations(self) -> list[Conversation]:
@@ -93,10 +93,10 @@ class JsonLinesReader:
         ]
 
     def add_conversation(self, line_number: str, conversation: Mapping[str, Any]) -> None:
-        """Add the conversation of an object that contains all messages from the first message on.
+        """Add the conversation in an object that contains all of the conversation's messages.
 
-        States of LangGraph are sorted by time before they are added, because a file with a state
-        history starts with the newest state.
+        LangGraph states are sorted by time before they are added, because a state history lists the
+        newest state first.
         """
         if "messages" not in conversation:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
@@ -119,7 +119,7 @@ class JsonLinesReader:
             self._add_messages_to_thread(name, conversation)
 
     def add_message(self, line: Mapping[str, Any]) -> None:
-        """Add a single message at the end of the conversation to which it belongs."""
+        """Append a single message to the conversation it belongs to."""
         labels = {name: line[name] for name in USER_LABELS if name in line}
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in labels}
         if line.get("thread_id"):
@@ -139,7 +139,7 @@ class JsonLinesReader:
     ) -> Conversation:
         """Build a conversation that has no id.
 
-        A provisional id is derived from `provisional_name`.
+        Until it has an id, the conversation has a provisional id, derived from `provisional_name`.
         """
 
         def build(id: str, is_timed: bool) -> Conversation:
@@ -159,9 +159,9 @@ class JsonLinesReader:
     def _add_messages_to_thread(
         self, thread_name: object, conversation: Mapping[str, Any], created_at: float | None = None
     ) -> None:
-        """Add the messages of an object to the conversation `thread_name`.
+        """Add the messages in an object to the conversation `thread_name`.
 
-        `created_at` is used as the time of each message that contains no time.
+        Messages without a time get the time `created_at`.
         """
         thread, path = self._get_or_create_thread(thread_name, conversation)
         path.clear()
@@ -182,7 +182,7 @@ def _find_unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
 
 
 def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversation:
-    """Build a conversation with the metadata from an object, but without messages."""
+    """Build an empty conversation with the metadata from an object."""
     metadata = {**line}
     for own_name, alternative_names in _ALTERNATIVE_NAMES.items():
         times = (
@@ -205,7 +205,7 @@ def _add_messages_and_branches(
     *,
     derive_ids_from_times: bool = False,
 ) -> None:
-    """Add the messages of an object, including the messages of its branches, to a conversation.
+    """Add the messages of an object, including those on its branches, to a conversation.
 
     Args:
         thread: The conversation that gets the messages.
@@ -263,7 +263,7 @@ def _append_message_and_return_id_of_last_message(
     is_variant: bool = False,
     derive_id_from_time: bool = False,
 ) -> str | None:
-    """Append a message to the earlier messages, and return the id of the message that is then last.
+    """Append a message to the earlier messages, and return the id of the resulting last message.
 
     A malformed message is skipped, and the reason is added to the conversation's `problems`.
     """

@@ -1,11 +1,11 @@
 """Find the thread of an imported conversation that has no id.
 
-The thread id is a hash of the user and of the conversation's first messages. Usually, the hash
-includes only the first message of the conversation. Further messages are included only as long as
-another stored thread already has the resulting id. A conversation that equals an existing thread or
-continues an existing thread belongs to that thread. Earlier versions of perdure built the thread id
-from the name of the file and the conversation's position in the file. Threads that an earlier
-version of perdure imported are found by their first messages, and keep their ids.
+The thread id is a hash of the user and the conversation's first messages. Usually, the hash covers
+only the first message of the conversation. If a different thread already has the resulting id, the
+hash covers more messages, added one at a time. A conversation that equals or continues an existing
+thread belongs to that thread. Earlier versions of perdure built the thread id from the file name
+and the conversation's position in the file. Threads imported by an earlier version of perdure are
+recognised by their first messages, and keep their ids.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata of an imported checkpoint contains the id of its last message under this key."""
-# Maximum number of consecutive candidate ids that are tried although no thread has them. After more
-# candidate ids without a thread, the search for the thread of a conversation ends.
+# Maximum number of consecutive candidate ids without a stored thread. After more, the search for a
+# conversation's thread stops.
 _MAX_ID_GAP: Final = 16
-# An earlier version of perdure built thread ids from a file name and a suffix with numbers, such as
-# "-3" or "-3.1". The suffix may be empty.
+# Earlier versions of perdure built thread ids from a file name and an optional numeric suffix, such
+# as "-3" or "-3.1".
 _FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")
 
 
@@ -51,10 +51,10 @@ class _StoredThread(NamedTuple):
     def can_be_continued_by(
         self, conversation_signatures: Sequence[str], shared_count: int
     ) -> bool:
-        """Return whether a conversation may belong to this stored thread.
+        """Return whether a conversation can belong to this stored thread.
 
-        The conversation does not belong to the thread if the thread continues differently after
-        the messages that the conversation and the thread share.
+        The conversation does not belong to the thread if the two diverge after their common
+        beginning.
 
         Args:
             conversation_signatures: The signatures of the conversation's messages.
@@ -70,7 +70,7 @@ class _StoredThread(NamedTuple):
 
 
 class _CandidateId(NamedTuple):
-    """A possible id for the thread of an imported conversation.
+    """A candidate id for the thread of an imported conversation.
 
     Attributes:
         id: The id, without the prefix.
@@ -85,7 +85,7 @@ class _CandidateId(NamedTuple):
 
 
 class ThreadNames:
-    """Finds or chooses a thread for each imported conversation that has no id.
+    """Finds or chooses a thread for each imported conversation without an id.
 
     Args:
         saver: The checkpointer with the threads.
@@ -98,12 +98,16 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._assigned: set[tuple[object, str, str]] = set()
-        # The number of repetitions of a conversation in a file. The key consists of the file and
-        # the hash of all messages of the conversation.
+        # Number of times that each conversation has been repeated in a file. The key is the file
+        # and a hash of all messages in the conversation.
         self._equal_counts = Counter[tuple[object, str]]()
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
-        """Return the conversation with an id that is its thread id without the prefix."""
+        """Choose the thread of a conversation, and return the conversation with an id.
+
+        The thread id is this id with the prefix prepended. A conversation that already has an id,
+        or has no messages, is returned unchanged.
+        """
         if draft.unnamed is None or not draft.nodes:
             return draft
         prefixes = self._derive_id_of_each_message_prefix(draft)
@@ -131,7 +135,7 @@ class ThreadNames:
         self._assigned.add((file, conversation.id, full_id))
         if is_numbered:
             self._equal_counts[file, full_id] += 1
-        # Remove the thread from the cache, because the import will change the thread.
+        # Remove the thread from the cache, because the import is about to change it.
         self._stored.pop(conversation.id, None)
         return conversation
 
@@ -144,7 +148,8 @@ class ThreadNames:
         for shared_count, id in enumerate(prefix_ids, 1):
             yield _CandidateId(id, shared_count)
         equal_count = self._equal_counts[draft.unnamed.file, prefix_ids[-1]] if draft.unnamed else 0
-        # If a file contains equal conversations, numbers distinguish the ids of their threads.
+        # If a file repeats a conversation, the repetitions are numbered, so that their thread ids
+        # differ.
         for number in count(2 + equal_count):
             yield _CandidateId(derive_id(prefix_ids[-1], number), len(prefix_ids))
 
@@ -184,9 +189,9 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_former_ids(self, draft: Conversation) -> list[str]:
-        """Return the ids of formerly imported threads that contain the conversation's beginning.
+        """Return the ids of previously imported threads that contain the start of the conversation.
 
-        Only threads that an earlier version of perdure imported are searched.
+        Only threads imported by an earlier version of perdure are searched.
         """
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem
@@ -208,11 +213,11 @@ class ThreadNames:
         return candidates
 
     def _find_former_thread_ids_by_signature(self, file_stem: str) -> dict[str, list[str]]:
-        """Return a dict from message signatures to the ids of formerly imported threads.
+        """Map message signatures to the ids of previously imported threads.
 
-        The dict contains the threads that an earlier version of perdure imported from a file whose
-        name without extension is `file_stem`. A thread is listed under the signature of each of its
-        messages.
+        The dict contains the threads that an earlier version of perdure imported from a file with
+        the name `file_stem`, without its extension. Each thread is listed under the signatures of
+        all of its messages.
         """
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + file_stem, limit=sys.maxsize):
@@ -228,7 +233,7 @@ class ThreadNames:
 
 
 def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> bool:
-    """Return whether a conversation equals, continues or is contained in a stored thread."""
+    """Return whether a conversation equals a stored thread, continues it, or is contained in it."""
     branch = conversation.list_message_ids_from_root(conversation.leaf)
     stored_count = next((n for n, key in enumerate(branch) if key not in stored.ids), len(branch))
     return stored_count == len(branch) or (
@@ -239,8 +244,7 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
 def _serialize_message_for_comparison(message: BaseMessage) -> str:
     """Return the role, content and tool calls of a message as JSON text.
 
-    If a message is imported twice, this function returns the same text for the two imported
-    messages.
+    If the same message is imported twice, the text is the same both times.
     """
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
     parts: list[Any] = [message.type, message.content, calls]

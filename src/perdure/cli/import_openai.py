@@ -1,8 +1,8 @@
 """Read training files and batches of OpenAI.
 
-Each line of a file becomes an object with `messages`, which `JsonLinesReader` reads. A batch has an
-input file with requests and an output file with answers. An answer has the `custom_id` of its
-request.
+Each line of a file is converted to an object with `messages`, for `JsonLinesReader` to read. A
+batch has an input file with requests and an output file with answers. An answer has the `custom_id`
+of its request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorten_line
 
 _PREFERENCE_FIELDS: Final = ("preferred_output", "non_preferred_output")
-# Names of the request fields that contain a conversation.
+# Names of the request fields that may contain a conversation.
 _CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
@@ -61,12 +61,12 @@ def convert_training_example_to_conversation(
 
 
 def is_batch_line(line: Mapping[str, Any]) -> bool:
-    """Return whether a line of a file is a request or an answer of a batch."""
+    """Return whether a line is a batch request or the answer to one."""
     return "custom_id" in line and ("body" in line or "response" in line)
 
 
 class OpenAIBatches:
-    """Matches batch requests with their answers, which are in different files of one import."""
+    """Matches batch requests with their answers, which are in separate files of the same import."""
 
     def __init__(self) -> None:
         self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(
@@ -83,8 +83,8 @@ class OpenAIBatches:
     ) -> None:
         """Add a request or an answer of a batch.
 
-        If the line is a request, the request is combined with its answer later, and the function
-        `add_conversation` is called with the resulting conversation.
+        A request is combined with its answer later, and the resulting conversation is then passed
+        to `add_conversation`.
 
         Raises:
             MalformedPart: The line is a request whose answer is not a message.
@@ -109,7 +109,7 @@ class OpenAIBatches:
         self._requests[str(line["custom_id"])].append((add_conversation, line_number, request))
 
     def import_requests_with_answers(self) -> list[Problem]:
-        """Match all answers with requests, and add the resulting conversations to the import.
+        """Match all answers with their requests, and import the resulting conversations.
 
         Returns:
             The problems of answers that could not be matched or converted.
@@ -127,7 +127,7 @@ class OpenAIBatches:
         return problems
 
     def _add_answer_to_request(self, answer_line: Mapping[str, Any]) -> None:
-        """Append the messages of an answer to the conversation that its request contains."""
+        """Append the messages of an answer to the conversation in its request."""
         name = str(answer_line["custom_id"])
         requests = self._requests.get(name, [])
         body, error = get_by_path(answer_line, dict, "response", "body"), answer_line.get("error")
@@ -194,9 +194,9 @@ def _iter_messages_of_each_answer(response_body: Mapping[str, Any]) -> Iterator[
 
 
 def _convert_responses_api_item_to_message(item: Any) -> dict[str, Any]:
-    """Convert an item of the Responses API to a message.
+    """Convert a Responses API item to a message.
 
-    An item of an unknown type becomes a message whose role is the type of the item.
+    An item of an unknown type becomes a message with the item's type as its role.
     """
     kind = get_by_path(item, str, "type")
     if kind == "function_call":

@@ -11,52 +11,53 @@ from perdure.cli.conversation import Problem
 from perdure.cli.output import format_count, print_note
 from perdure.stores.base import Namespace, TransferReport
 
-# Maximum number of users that a report names. All other users are only counted.
+# Maximum number of users that a report lists by name. The other users are only counted.
 _MAX_LISTED_USERS: Final = 5
-_MAX_LISTED_ITEMS: Final = 20  # Maximum number of refused items that a report names.
+# Maximum number of refused items that a report lists.
+_MAX_LISTED_ITEMS: Final = 20
 
 
 @dataclass
 class ConversationsReport:
     """The counts of an import.
 
-    The field `messages` does not count messages that were already stored. The field `conversations`
-    does not count conversations without messages.
+    `messages` does not include messages that were already stored. `conversations` does not include
+    conversations without messages.
     """
 
     conversations: int = 0
     messages: int = 0
-    # Number of messages that an earlier import had stored incompletely and this import completed.
+    # Number of messages that an earlier import stored only in part and this import has completed.
     updated: int = 0
-    # Number of incompletely stored messages that this import could not complete. Messages that an
-    # earlier import stored incompletely cannot be completed if they are no longer in the thread's
-    # state.
+    # Number of partly stored messages that could not be completed, because they are no longer in
+    # the thread's state.
     outdated: int = 0
     unchanged: int = 0
     empty: int = 0  # Number of conversations without messages.
     unread: int = 0  # Number of conversations in which no message could be read.
     checkpoints: int = 0  # Number of new checkpoints that were imported from databases.
     items: int = 0  # Number of new store items that were imported from databases.
-    # Number of items that were not imported, because this database already contains the item or its
+    # Number of items skipped because this database already contains them or a record of their
     # deletion.
     known_items: int = 0
-    # Number of runs and crons in archives. Archived runs and crons are not executed.
+    # Number of archived runs and crons. They are counted, but never executed.
     records: int = 0
-    # Number of new memories. None means that this import extracts no memories.
+    # Number of new memories, or None if this import extracts no memories.
     memories: int | None = None
     quarantined: int = 0
-    # Number of memories that were not stored, because they had been forgotten in this database.
+    # Number of memories that were not stored because they had been forgotten in this database.
     forgotten: int = 0
-    user: str = ""  # The configured user, to whom conversations without a user belong.
-    # Number of conversations of each user. The key "" counts conversations without a user.
+    # The configured user, to whom conversations without a user belong.
+    user: str = ""
+    # Number of conversations per user. The key "" stands for conversations without a user.
     users: Counter[str] = field(default_factory=Counter)
     by_user: Counter[str] = field(default_factory=Counter)  # Number of new memories of each user.
-    # Namespaces and keys of items that were refused because of a tombstone.
+    # Namespaces and keys of items that were refused because a tombstone exists for them.
     refused: list[tuple[Namespace, str]] = field(default_factory=list)
-    # Number of skipped parts of messages, by kind, such as "thinking".
+    # Number of skipped message parts of each kind, such as "thinking".
     left_out: Counter[str] = field(default_factory=Counter)
     skipped: list[Problem] = field(default_factory=list)
-    # Number of skipped files, by file name or folder.
+    # Number of skipped files, by file name or folder name.
     not_read: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class ConversationsReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the import found nothing: no conversation, no store item and no new memory."""
+        """Whether the import found no conversations, no store items and no new memories."""
         return not (self.conversations or self.items or self.known_items or self.memories)
 
     def add_thread_counts(self, report: ImportReport) -> None:
@@ -93,7 +94,7 @@ class ConversationsReport:
         self.unchanged += report.unchanged
 
     def add_store_item_counts(self, report: TransferReport) -> None:
-        """Add the counts of items that were imported from a store, and list the refused items."""
+        """Add the item counts of a store import, and list the refused items."""
         self.items += report.items
         self.refused += report.refused
         self.known_items += report.skipped + len(report.refused)
@@ -150,7 +151,7 @@ class ConversationsReport:
         self._print_memory_notes()
 
     def _print_memory_notes(self) -> None:
-        """Print to stderr why some memories were not stored, and how the user can store them."""
+        """Explain on stderr why some memories were not stored, and how the user can store them."""
         if self.forgotten:
             print_note(
                 "texts that were deleted or forgotten in this database are not remembered again; "

@@ -1,11 +1,10 @@
 """Write imported conversations as threads, with memories.
 
-At the beginning of a thread, a checkpoint is stored at the end of each turn. Later in the thread,
-the number of turns between two checkpoints grows with the length of the thread. With a checkpoint
-for every turn, the work would grow with the square of the number of messages, because each
-checkpoint lists all earlier messages of the thread. The tree of messages alone determines which
-messages get a checkpoint. If an interrupted import is repeated, the repeated import therefore
-chooses the same messages, and stores the checkpoints that are missing.
+At the beginning of a thread, a checkpoint is stored at the end of each turn. As the thread grows,
+checkpoints become less frequent. With a checkpoint for every turn, the work would be quadratic in
+the number of messages, because each checkpoint lists all earlier messages of the thread. Which
+messages get a checkpoint depends only on the message tree. Repeating an interrupted import
+therefore chooses the same messages and stores only the missing checkpoints.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ if TYPE_CHECKING:
     from perdure.cli.import_archive import ArchiveLines
     from perdure.memory.collection import Collection
 
-# Parent of the namespaces that contain the documents of projects.
+# Parent of the namespaces for project documents.
 _PROJECT_NAMESPACE: Final = Template(("projects", "{user_id}"))
-# A checkpoint is stored at the end of a turn if the messages since the last checkpoint are at least
-# 1/32 of all messages up to the end of the turn.
+# A checkpoint is stored at the end of a turn if at least 1/32 of the messages so far were added
+# since the last checkpoint.
 _CHECKPOINTS_PER_LENGTH: Final = 32
 
 
@@ -111,9 +110,9 @@ class ImportWriter:
                     self._report.empty += not talk.source_count
 
     def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
-        """Import the store items from archives of persons, with all versions of each item.
+        """Import store items, with all of their versions, from people's archives.
 
-        The command `perdure export --user` writes archives of persons.
+        Such an archive is the output of `perdure export --user`.
         """
         for archive in archives:
             self._report.add_store_item_counts(
@@ -123,7 +122,7 @@ class ImportWriter:
     def store_texts(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that are not part of conversations.
 
-        Memories are stored as facts about the user. A document is stored as an item in the
+        Imported memories are stored as facts about the user. A document is stored as an item in the
         namespace `("projects", USER, PROJECT)`.
         """
         from perdure.memory.collection import Collection
@@ -168,7 +167,7 @@ class ImportWriter:
     def _store_conversation(
         self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
     ) -> None:
-        # Keep the user of an archived thread, because its metadata already names the user.
+        # Keep the user of an archived thread, who is already named in the thread's metadata.
         if not talk.is_archived:
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._with_memories else ""
@@ -181,7 +180,7 @@ class ImportWriter:
         except SerializationError as exc:  # A field of a message cannot be stored.
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
-        # Extract no memories from an archived thread, because its archive already contains the
+        # Extract no memories from an archived thread, because the archive already contains its
         # memories.
         if talk.is_archived:
             self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
@@ -224,13 +223,13 @@ class ImportWriter:
                 try:
                     thread_report = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.iter_thread_ids()]
-                # The database has no tables of threads, but may have the tables of a store.
+                # The database has no thread tables, but may have store tables.
                 except NotADatabase as exc:
                     missing_tables.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
                     self._report.add_store_item_counts(items)
-                # The database has no tables of a store, but may have the tables of threads.
+                # The database has no store tables, but may have thread tables.
                 except NotADatabase as exc:
                     missing_tables.append(exc)
                 if len(missing_tables) == 2:
@@ -250,7 +249,7 @@ class ImportWriter:
                         self._file.saver.import_from(source.saver, names=new_thread_ids_by_old)
                     )
                 except ImportFailed as exc:
-                    # The import refused some threads. The error is raised after the store items are
+                    # The import refused some threads. Raise the error after the store items are
                     # imported.
                     refusal = exc
             if source.store is not None:
@@ -260,10 +259,10 @@ class ImportWriter:
             raise refusal
 
     def _remember_thread(self, thread_id: str) -> None:
-        """Extract memories from the messages that no earlier extraction of the thread has read.
+        """Extract memories from the thread's messages that no earlier extraction has read.
 
-        The extracted memories belong to the `user_id` in the metadata of the thread's head. If the
-        metadata has no `user_id`, the memories belong to the configured user.
+        The extracted memories belong to the `user_id` in the metadata of the thread's head. If
+        there is no `user_id`, the memories belong to the configured user.
         """
         if not self._with_memories:
             return
@@ -281,8 +280,8 @@ class ImportWriter:
             config: RunnableConfig = {"configurable": {"user_id": user}}
             report = self._extraction.extract(thread_id, config)
         except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
-            # A thread that another program wrote may have no messages in the channel `messages`.
-            # The user or the id of a thread may also be unsuitable as a label of a namespace.
+            # A thread written by another program may have no channel `messages`, or a user or an id
+            # that is not a valid namespace label.
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + report.added
@@ -292,7 +291,7 @@ class ImportWriter:
 
 
 class _NewCheckpoint(NamedTuple):
-    """A checkpoint that this import has stored.
+    """A checkpoint stored by this import.
 
     The checkpoint is cached, so that it need not be read from the database again.
 
@@ -310,11 +309,10 @@ class _NewCheckpoint(NamedTuple):
 class ThreadImport:
     """Stores one conversation in one thread.
 
-    `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint whose
-    last message is this message. If there is no such checkpoint, the message id is mapped to the
-    oldest checkpoint that contains the message. The message id is mapped to None if the parent of
-    that oldest checkpoint was removed. No branch can start at a message whose id
-    `_checkpoint_of_message` maps to None.
+    `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint that
+    ends with the message. If no checkpoint ends with the message, the value is the oldest
+    checkpoint that contains it. If the parent of that checkpoint was removed, the value is None,
+    and no branch can start at the message.
 
     Attributes:
         updated: The number of messages that this import completed.
@@ -339,7 +337,8 @@ class ThreadImport:
         self._new_checkpoints: dict[str, _NewCheckpoint] = {}
         self.updated = self.outdated = 0
         self._stored_contents: dict[str, set[tuple[str, bool]]] | None = None
-        self._newest: str | None = None  # The id of the checkpoint that was stored last.
+        # The id of the most recently stored checkpoint.
+        self._newest: str | None = None
 
     def store_new_messages(self, advance: Callable[[int], None] = lambda count: None) -> int:
         """Store the messages that the thread does not have yet.
@@ -373,10 +372,10 @@ class ThreadImport:
         return new
 
     def _replace_partly_imported_messages(self) -> None:
-        """Replace messages in the thread's state that an earlier import stored incompletely.
+        """Complete the messages that an earlier import stored only in part.
 
-        No branch is created. A message that an earlier import stored incompletely is not changed if
-        it is no longer in the state.
+        No branch is created. A partly stored message that is no longer in the thread's state is
+        left unchanged.
         """
         incomplete_texts = {
             key: text
@@ -428,13 +427,12 @@ class ThreadImport:
     def _load_texts_and_document_flags_before_import(
         self, message_id: str
     ) -> set[tuple[str, bool]]:
-        """Return all texts that a message had in the thread before this import.
+        """Return the texts that a message had in the thread before this import.
 
-        The returned set contains pairs: a text, and a flag that says whether the message is a
-        document; see `_get_text_and_check_if_document`. The returned set is empty if the thread did
-        not contain the message. The texts of the message are read from the history of the thread
-        and not from checkpoints. A checkpoint may be missing, because an earlier export may have
-        ended at a message after which no checkpoint was stored.
+        Each text is returned with a flag that says whether the message is a document; see
+        `_get_text_and_check_if_document`. The returned set is empty if the thread did not contain
+        the message. The texts are read from the thread's history and not from checkpoints, because
+        the last message of an earlier export may have no checkpoint that ends with it.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -479,11 +477,10 @@ class ThreadImport:
             node = self._conversation.nodes[node.parent]
 
     def _put_checkpoint(self, parent_message_id: str | None, message_ids: list[str]) -> None:
-        """Store a checkpoint that contains the messages up to a parent message, and new messages.
+        """Store a checkpoint with the messages up to a parent message, followed by new messages.
 
-        If there are no new messages, the last message of the new checkpoint is the parent message.
-        A checkpoint without new messages is stored only if the parent message is not the last
-        message of its own checkpoint.
+        If there are no new messages, the checkpoint ends with the parent message. Such a checkpoint
+        is stored only if no existing checkpoint ends with the parent message.
 
         Args:
             parent_message_id: The id of the stored message that the new messages follow, or None.
@@ -519,8 +516,8 @@ class ThreadImport:
             )
             positions = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
             kept_count = next(positions, len(messages))
-            # The checkpoint of the parent message may contain messages that follow the parent
-            # message. The messages after the parent message do not belong to the imported branch.
+            # The parent message's checkpoint may contain later messages, which do not belong to the
+            # imported branch.
             is_cut = kept_count < len(messages)
         if not batch and not is_cut:
             return
@@ -570,11 +567,11 @@ class ThreadImport:
     def _move_head_to_end_of_main_branch(self, has_new_messages: bool) -> None:
         """Move the head to the end of the main branch, unless a run has continued the thread.
 
-        Every checkpoint that the import stores becomes the head, so the head is moved after all
-        checkpoints are stored. The head may be wrong even if this import stored nothing, because an
-        earlier import may have been killed before that import moved the head. An interrupted import
-        is recognised by three facts about the newest checkpoint: it is the head, it was imported,
-        and it ends with a message of this conversation.
+        Storing a checkpoint makes it the head, so the head is moved after all checkpoints are
+        stored. The head may need to be moved even if this import stored nothing, because an earlier
+        import may have been killed before it could move the head. An earlier import was interrupted
+        if the latest checkpoint is the head, was imported, and ends with a message of this
+        conversation that is not the end of the main branch.
         """
         leaf, head = (
             self._conversation.leaf,
@@ -611,23 +608,23 @@ class ThreadImport:
 def _get_text_and_check_if_document(message: BaseMessage) -> tuple[str, bool]:
     """Return the text of a message, and whether the message is a document.
 
-    A document message is found by searches, but no memories are made from a document message.
+    Document messages can be found by search, but no memories are extracted from them.
     """
     return message.text, message.response_metadata.get(SEARCHED) is True
 
 
 def _choose_ids_of_messages_followed_by_checkpoint(conversation: Conversation) -> set[str]:
-    """Return the ids of the messages after which a checkpoint is stored.
+    """Return the ids of the messages after which to store a checkpoint.
 
-    A checkpoint is stored after each message that has no following message or several following
-    messages in the tree. A checkpoint is also stored at the end of a turn if the thread has grown
-    enough since the last checkpoint.
+    A checkpoint is stored after each message that is a leaf or a branching point of the message
+    tree. A checkpoint is also stored at the end of a turn if the thread has grown enough since the
+    last checkpoint.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for node in conversation.nodes.values():
         followers[node.parent].append(node.message.type)
-    # `depths` maps each message id to two counts: the number of messages from the first message to
-    # this message, and the number of messages since the last checkpoint.
+    # `depths` maps each message id to two counts: the messages from the first one up to this one,
+    # and the messages since the last checkpoint.
     depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}
     ends = set()
     for key, node in conversation.nodes.items():

@@ -27,7 +27,7 @@ _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\
 Open WebUI stores the thinking and the code of a model in these elements.
 """
 _LIBRECHAT_ROOT: Final = (
-    # The parent id of the first message in a conversation that LibreChat exported.
+    # Parent id that LibreChat gives to the first message of a conversation.
     "00000000-0000-0000-0000-000000000000"
 )
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
@@ -138,7 +138,7 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
 
 
 def _flatten_messages(messages: Any, outer_id: str | None) -> Iterator[tuple[Any, str | None]]:
-    """Yield a list of messages and, recursively, the messages nested under `children`.
+    """Yield a list of messages, including (recursively) the messages nested under `children`.
 
     Yields:
         A message, and the id of the message in which it is nested. For a message that is not

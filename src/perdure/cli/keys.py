@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 keys = add_command_group("keys", "List and revoke the API keys of 'perdure serve --keys'.")
 
-_HASH_PREFIX: Final = 12  # Number of characters of a key's hash that are printed.
+# Number of leading characters of a key's hash that are printed.
+_HASH_PREFIX: Final = 12
 KeysFileOption = Annotated[
     Path, typer.Option("--keys", metavar="FILE", help="The keys file of the server.")
 ]
@@ -35,7 +36,7 @@ def list_(
     tenant: TenantOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List API keys. A row of the list shows the user, the permissions and the hash of a key.
+    """List API keys with their users, tenants, permissions and hashes.
 
     The exit code is 1 if no key matches.
     """
@@ -69,8 +70,8 @@ def revoke(
 ) -> None:
     """Revoke API keys, by user or by a prefix of the hash.
 
-    The keys file is replaced in one step, and its comments are kept. A running server with this
-    keys file refuses the revoked keys after at most a second. The exit code is 1 if no key matches.
+    The keys file is replaced in one step, and its comments are kept. A running server that uses
+    this keys file rejects the revoked keys within a second. The exit code is 1 if no key matches.
     """
     _check_server_is_installed()
     from perdure.server.keys_file import read_keys, revoke_keys
@@ -119,7 +120,7 @@ def _check_server_is_installed() -> None:
 
 
 def _is_key_of_user_and_tenant(key: Key, user: str | None, tenant: str | None) -> bool:
-    """Return whether an API key belongs to a user and to a tenant.
+    """Return whether an API key belongs to the given user and tenant.
 
     If `user` is None, keys of all users match. If `tenant` is None, keys of all tenants match.
     """

@@ -62,9 +62,9 @@ memories = add_command_group("memories", "Search, change and review the memories
 _LABELS: Final = ("memories", "profiles", "examples")  # First labels of a user's namespaces.
 # The namespace of the agent's instructions, which apply to all users.
 _INSTRUCTIONS: Final = ("instructions",)
-# Outcomes for which the command `perdure memories add` ends with exit code 1.
+# Outcomes that make `perdure memories add` exit with code 1.
 _REJECTED: Final = ("refused", "quarantined")
-# Maximum number of memories that are printed before the user confirms their erasure.
+# Maximum number of memories to print before asking for confirmation.
 _PREVIEWED: Final = 10
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -234,10 +234,10 @@ def forget(
 ) -> None:
     """Erase memories permanently, with their old versions.
 
-    The messages from which the memories were extracted are kept, and later extractions do not store
-    the erased memories again. If you pass --all, a later extraction reads the messages of the
-    threads again and stores new memories. To prevent new memories, delete the threads before you
-    run this command with --all. The exit code is 1 if there was nothing to erase.
+    The messages from which the memories were extracted are kept, but later extractions do not store
+    the erased memories again. With --all, however, a later extraction reads the messages of the
+    threads again and stores new memories. To prevent new memories, delete the threads first. The
+    exit code is 1 if there was nothing to erase.
     """
     check_query_option_not_blank(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
@@ -291,8 +291,8 @@ def _find_memory_key(
 def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str) -> str:
     """Return the id of a thread from which memories were extracted.
 
-    If no thread id begins with the given text, the text is returned unchanged, because memories of
-    a deleted thread may still exist.
+    If no thread id starts with the given text, return the text unchanged, because memories of a
+    deleted thread may still exist.
     """
     if not id_or_prefix:
         raise ConfigurationError("--thread is empty; pass the id of a thread")
@@ -307,8 +307,8 @@ def extract_due_threads(database: CommandDatabase) -> None:
     extraction = database.build_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            # Skip a thread that was deleted after the jobs were listed. Skip a thread that another
-            # program wrote, if its messages cannot be read.
+            # Skip threads deleted since the jobs were listed, and threads of other programs whose
+            # messages cannot be read.
             with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 
@@ -319,7 +319,7 @@ def extract_due_threads(database: CommandDatabase) -> None:
 def _erase_memories_by_key(
     database: CommandDatabase, keys: Iterable[str], *, dry_run: bool
 ) -> Receipt:
-    """Erase the memories whose keys or key prefixes the argument `keys` lists."""
+    """Erase the memories with the given keys. A unique prefix of a key is enough."""
     from perdure.memory import Collection
 
     receipts = []
@@ -335,9 +335,9 @@ def _erase_memories_by_key(
 
 
 def _erase_matching_memories(database: CommandDatabase, **conditions: Any) -> Receipt:
-    """Erase the memories and examples that match a query or come from a thread.
+    """Erase the memories and examples that match a query or were extracted from a thread.
 
-    The keyword arguments are the conditions that `Collection.forget_matching` describes.
+    The keyword arguments are passed on to `Collection.forget_matching`.
     """
     from perdure.memory import Collection
 
@@ -361,7 +361,7 @@ def _erase_all_memories(database: CommandDatabase, *, dry_run: bool) -> Receipt:
 
 
 def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
-    """Print the current text of each memory that is to be erased.
+    """Print the current text of each memory to be erased.
 
     Texts in quarantine are not printed, because they may contain secrets.
     """
@@ -418,9 +418,9 @@ def _print_memories(
 
 
 def _format_memory_day(memory: Memory) -> str:
-    """Return the day of the messages from which a memory was extracted.
+    """Return the date of the messages from which a memory was extracted.
 
-    If the day of the messages is not known, the day on which the memory was stored is returned.
+    If the date of the messages is unknown, return the date on which the memory was stored.
     """
     provenance = memory.provenance
     return format_date(provenance.at if provenance else None) or format_date(memory.valid_from)
@@ -448,8 +448,8 @@ def quarantine(
 ) -> None:
     """Review entries in quarantine, which wait for your decision.
 
-    Without the argument KEY, all entries in quarantine are listed, and secrets in their texts are
-    redacted. With KEY, one entry is shown completely.
+    Without KEY, all quarantined entries are listed, with secrets redacted. With KEY, one entry is
+    shown in full.
     """
     has_action = release or discard
     if (release and discard) or (has_action and key is None):
@@ -536,5 +536,5 @@ def jobs(
 
 
 def _describe_failures(job: ExtractionJob) -> str:
-    """Return the number of failed extractions and the last error, or "" if none has failed."""
+    """Return the number of failed extractions and the last error, or "" if no extraction failed."""
     return f"{format_count(job.attempts, 'attempt')}: {job.error}" if job.error else ""

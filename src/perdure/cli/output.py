@@ -1,7 +1,7 @@
 """Print the results of commands as text, tables or JSON, and the progress of long commands.
 
-All printed text is escaped by `escape_controls` or `print_json`, so that stored text cannot
-control a terminal.
+All printed text is escaped by `escape_controls` or `print_json`, so that stored text cannot control
+the terminal.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _HIDDEN: Final = re.compile(
 )
 _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
-# Number of seconds that a command must run before a status line is shown.
+# Delay, in seconds, before a status line is shown for a running command.
 _STATUS_DELAY_S: Final = 0.5
-# Minimum width of a table cell, in columns of the terminal. The minimum applies in rows in which an
-# id is printed in full.
+# Minimum width, in terminal columns, of the other cells in a row whose ids are printed on one line.
+# On a narrower terminal, the ids are wrapped.
 _MIN_CELL_WIDTH: Final = 16
-# Width in columns of piped output. The width is so large that no line is ever broken.
+# Width of piped output, in columns. It is so large that lines never wrap.
 _UNLIMITED_WIDTH: Final = 1 << 31
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
@@ -84,13 +84,13 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, default=_convert_unsupported_value_for_json
     )
-    # Write the characters that `escape_controls` escapes as escape sequences of JSON.
+    # Escape the same characters as `escape_controls`, but as JSON escape sequences.
     sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 
 def _convert_unsupported_value_for_json(value: Any) -> Any:
-    """Return a replacement for a value of a type that `json.dumps` cannot encode."""
+    """Convert a value that `json.dumps` does not support to one that it supports."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if is_dataclass(value) and not isinstance(value, type):
@@ -125,7 +125,8 @@ def print_text(
     """
     from rich.text import Text
 
-    # The cache of `get_console` distinguishes calls with and without the argument `stderr`.
+    # Do not pass `stderr=False`, because the cache of `get_console` would then create a second
+    # console for stdout.
     terminal = get_console(stderr=True) if stderr else get_console()
     if terminal.is_terminal:
         terminal.print(Text(escape_controls(text), style), soft_wrap=not wraps)
@@ -134,7 +135,7 @@ def print_text(
 
 
 def print_note(text: str, style: str = "") -> None:
-    """Print a note to stderr, so that stdout contains only the results of a command."""
+    """Print a note to stderr, to keep stdout for the results of a command."""
     print_text(text, style, stderr=True)
 
 
@@ -176,11 +177,11 @@ def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") 
 
 
 def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
-    """Yield the words of a text, wrapped at a width.
+    """Yield the words of a text, wrapped to the given width.
 
-    Each yielded string is a word that is preceded by its white space. If the line would be wider
-    than `width`, the white space is replaced by a line break. Code blocks and tables in Markdown
-    text are not wrapped.
+    Each yielded string is a word with its leading white space. If the line would exceed `width`,
+    the white space is replaced by a line break. Code blocks and tables in Markdown text are not
+    wrapped.
     """
     from rich.cells import cell_len
 
@@ -195,9 +196,9 @@ def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _iter_words(parts: Iterable[str]) -> Iterator[str]:
-    """Yield the words and line breaks of a text that arrives in parts.
+    """Yield the words and line breaks of a text that arrives in chunks.
 
-    A word is yielded as soon as the word is complete.
+    Each word is yielded as soon as it is complete.
     """
     rest = ""
     for part in parts:
@@ -332,7 +333,7 @@ def print_unwrapped_tree(tree: Tree) -> None:
 
 @contextmanager
 def page_output(*, pager: bool = True) -> Iterator[None]:
-    """Collect the output of the `with` block, and show long output in a pager.
+    """Collect the output of the `with` block, and show it in a pager if it is long.
 
     The pager is used if the output has more lines than the terminal.
 
@@ -350,8 +351,8 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
     if pager and height > terminal.height and sys.stdin.isatty() and _is_pager_available():
         import pydoc
 
-        # Set the same options for the pager `less` as git does. With the options "FRX", `less`
-        # keeps colours, and exits at once if the text fits on the screen.
+        # Give the pager `less` the same options as git does. With the options "FRX", `less` keeps
+        # colours, and exits at once if the text fits on the screen.
         os.environ.setdefault("LESS", "FRX")
         pydoc.pager(text)
     else:
@@ -362,7 +363,7 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
 def _is_pager_available() -> bool:
     """Return whether a pager can be used.
 
-    Return False only if the variable `MANPAGER` or `PAGER` names a program that does not exist.
+    The result is False only if `MANPAGER` or `PAGER` names a program that does not exist.
     """
     setting = os.environ.get("MANPAGER") or os.environ.get("PAGER") or ""
     command = [word for word in setting.split() if "=" not in word]
@@ -382,7 +383,7 @@ def print_scrub_result(is_scrubbed: bool) -> None:
 
 
 def format_line(text: str, limit: int | None = 100) -> str:
-    """Return a text as one line of at most `limit` characters.
+    """Convert a text to one line, cut to at most `limit` characters.
 
     Line breaks become spaces, and control characters are escaped.
     """
@@ -393,7 +394,7 @@ def format_line(text: str, limit: int | None = 100) -> str:
 
 
 def print_warning_about_threads_matched_by_owner(user: str, thread_ids: Sequence[str]) -> None:
-    """Warn about threads that have no `user_id` and belong to a person only by their `owner`."""
+    """Warn about threads without a `user_id` that belong to a person only by their `owner`."""
     if thread_ids:
         which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
         verb = "belongs" if len(thread_ids) == 1 else "belong"
@@ -509,8 +510,8 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # Wait until the thread of the timer has ended, so that the timer cannot start the status
-        # line after `status.stop()`.
+        # Wait for the timer's thread to finish, so that it cannot start the status line after
+        # `status.stop()`.
         timer.join()
         status.stop()
 

@@ -36,11 +36,12 @@ from perdure.settings import check_user
 if TYPE_CHECKING:
     from perdure.people import Part, Report
 
-_MAX_LISTED_IDS: Final = 3  # Maximum number of ids that a row of the printed table lists.
+# Maximum number of ids listed in a row of the printed table.
+_MAX_LISTED_IDS: Final = 3
 
 
 class _ReportRow(NamedTuple):
-    """A row of the table that the command prints.
+    """A row of the printed table.
 
     Attributes:
         action: `erase` or `keep`.
@@ -83,9 +84,9 @@ def forget(
 ) -> None:
     """Erase everything that belongs to a person, permanently.
 
-    The command shows what is to be erased, and asks you to type the person's name. Before anything
-    is erased, the person's runs and crons are cancelled. If `perdure forget` is interrupted, run
-    `perdure forget` again. The exit code is 1 if nothing belongs to a person with this name.
+    The command shows what will be erased, and asks you to type the person's name to confirm. The
+    person's runs and crons are cancelled before anything is erased. If `perdure forget` is
+    interrupted, run it again. The exit code is 1 if nothing belongs to a person with this name.
     """
     from perdure import people
     from perdure.people import Part
@@ -116,8 +117,8 @@ def forget(
                 if not yes:
                     _ask_user_to_type_name_or_exit(user)
                 with show_status("erasing …"):
-                    # Do not search the data of other people for the person again, because the
-                    # search is slow, and `people.plan` has already searched this data.
+                    # Do not search other people's data for the person again: the search is slow,
+                    # and `people.plan` has already done it.
                     erased = people.forget(
                         user, database.saver, database.store, **options, looks_elsewhere=False
                     )
@@ -143,7 +144,7 @@ def forget(
 
 
 def _ask_user_to_type_name_or_exit(expected_name: str) -> None:
-    """Ask the user to type the person's name, and exit with code 1 if the typed text differs."""
+    """Ask the user to type the person's name, and exit with code 1 if it does not match."""
     typed = typer.prompt(
         "Type the name of the person to erase all of this",
         err=True,
@@ -158,7 +159,7 @@ def _ask_user_to_type_name_or_exit(expected_name: str) -> None:
 
 
 def _build_erasure_report_rows(report: Report, in_files: list[Part]) -> list[_ReportRow]:
-    """Build the rows of the printed table that shows what is erased and what is kept.
+    """Build the table rows that show what is erased and what is kept.
 
     Args:
         report: The report of the erasure.
@@ -170,14 +171,14 @@ def _build_erasure_report_rows(report: Report, in_files: list[Part]) -> list[_Re
 
 
 def _build_report_row(action: str, part: Part) -> _ReportRow:
-    """Return the table row of a part of the report."""
+    """Return the table row for one part of the report."""
     more = ", …" if len(part.ids) > _MAX_LISTED_IDS else ""
     first_ids = ", ".join(part.ids[:_MAX_LISTED_IDS]) + more
     return _ReportRow(action, part.what, part.count, first_ids)
 
 
 def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
-    """Return parts of the report as JSON objects, which contain all ids of the erased data."""
+    """Return parts of the report as JSON objects that contain all ids."""
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 
@@ -197,8 +198,8 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
 def _get_sender_and_acting_for(record: dict[str, Any]) -> tuple[Any, Any]:
     """Return the two users that an audit record names.
 
-    The first returned user sent the request. The second returned user is the user on whose behalf
-    the request was sent, or None.
+    The first user sent the request. The second is the user on whose behalf the request was sent, or
+    None.
     """
     return record.get("user"), record.get("acting_for")
 

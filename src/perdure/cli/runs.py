@@ -30,7 +30,8 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers.records import CronRow, RunRow
 
-_MAX_ERROR: Final = 60  # Maximum number of characters that are printed of a run's error.
+# Maximum number of characters of a run's error that are printed.
+_MAX_ERROR: Final = 60
 RunStatus = Literal["pending", "running", "success", "error", "interrupted"]
 ThreadOption = Annotated[
     str | None,
@@ -101,7 +102,7 @@ def crons(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the crons of the server, the next due first.
+    """List the crons of the server, ordered by next run time.
 
     The exit code is 1 if no cron matches the options.
     """
@@ -170,7 +171,8 @@ async def _find_runs(
     matches: list[RunRow] = []
     run_table, offset = RunTable(database.saver), 0
     query = ThreadQuery(ids=None if thread_id is None else [thread_id])
-    persons: dict[str, str] = {}  # `persons` maps the id of each thread to its person.
+    # Maps each thread id to the person the thread belongs to.
+    persons: dict[str, str] = {}
     while len(matches) < limit:
         page = await run_table.search_runs_with_is_last_flags(query, status, limit, offset)
         for row, _ in page:
@@ -233,11 +235,10 @@ def _as_datetime(seconds: float | None) -> datetime | None:
 async def _find_crons_with_persons(
     database: CommandDatabase, thread_id: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
-    """Return crons and the person of each cron, ordered by the time of their next run.
+    """Return crons and the person each cron belongs to, ordered by next run time.
 
-    The person of a cron is the person of the thread on which the cron runs. If the cron creates a
-    new thread for each run, the person is the user who created the cron. If that user acted for
-    another user, the person is the user for whom the creator of the cron acted.
+    A cron belongs to the person its thread belongs to. A cron that creates a new thread for each
+    run belongs to the user who created the cron, or to the user on whose behalf the creator acted.
 
     Args:
         database: The database of the command.

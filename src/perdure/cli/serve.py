@@ -38,19 +38,20 @@ if TYPE_CHECKING:
     from perdure.server.access import Access
     from perdure.settings import Settings
 
-# Maximum number of open connections of one process. Requests on further connections are answered
-# with status 503.
+# Maximum number of open connections per process. Requests on further connections are answered with
+# status 503.
 _MAX_CONNECTIONS = 1000
-# Number of seconds that an idle connection stays open. Clients and proxies close idle connections
-# earlier.
+# Keep-alive timeout of idle connections, in seconds. It is long enough that clients and proxies
+# usually close idle connections first.
 _KEEP_ALIVE_S = 65
 # Number of seconds after which a client that does not read its data is disconnected.
 _UNREAD_TIMEOUT_S = 60
-# Maximum number of seconds that open requests may take to finish after all runs have stopped.
+# Maximum number of seconds to wait for open requests after all runs have stopped.
 _SHUTDOWN_TIMEOUT_S = 1
-# Exit code of a worker process that could not start. A worker with this exit code is not replaced.
+# Exit code of a worker process that failed to start. Such a worker process is not replaced.
 _START_FAILED = 3
-_POLL_S = 0.5  # Number of seconds after which the parent process checks for signals again.
+# Interval, in seconds, at which the parent process checks for signals.
+_POLL_S = 0.5
 _COLLECTION_THRESHOLD = 10_000
 """Number of new objects after which Python's garbage collector runs.
 
@@ -297,7 +298,7 @@ class _Server(NamedTuple):
 
         server.shutdown = drain_and_shut_down  # type: ignore[method-assign]
         gc.collect()
-        # Freezing the objects of all imported modules saves 0.1 s in each full garbage collection.
+        # Freeze the objects of all imported modules, to save 0.1 s in each full garbage collection.
         gc.freeze()
         gc.set_threshold(_COLLECTION_THRESHOLD)
         server.run(sockets=[listener])
@@ -307,11 +308,11 @@ class _Server(NamedTuple):
 def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> None:
     """Serve with several processes on one socket until SIGTERM or SIGINT arrives.
 
-    A worker process that exits is replaced, except a worker process that could not start. The
-    worker processes share the login sessions of browsers. A separate process keeps the login
-    sessions in memory. If the process that keeps the login sessions dies, the server stops.
+    Worker processes that exit are replaced, unless they failed to start. The worker processes share
+    browser login sessions, which a separate process keeps in memory. If that session process dies,
+    the server stops.
     """
-    # Allow the parent process to send the listening socket to the worker processes.
+    # Allow the parent process to pass the listening socket to the worker processes.
     multiprocessing.allow_connection_pickling()
     context, received = multiprocessing.get_context("spawn"), list[int]()
     signals = signal.SIGTERM, signal.SIGINT
