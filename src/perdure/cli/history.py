@@ -185,7 +185,7 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
-    # Some models repeat their tool calls as content blocks. These blocks are skipped, because the
+    # Some models repeat their tool calls as content blocks. Skip the repeated blocks, because the
     # tool calls are printed below the content.
     if calls and isinstance(content, list):
         content = [part for part in content if _block_type(part) not in _CALL_TYPES]

@@ -261,8 +261,8 @@ def _parse_renames(renamed: list[str]) -> dict[str, str]:
 def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
     """Open a file for reading more than once. Yield None if the path is a folder.
 
-    A pipe can be read only once. The content of a pipe is therefore copied to the file `copied`,
-    which is then opened.
+    A pipe can be read only once, so its content is copied to the file `copied`, which is then
+    opened.
     """
     try:
         is_stdin = path == Path("-")

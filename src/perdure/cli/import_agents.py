@@ -106,8 +106,8 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        # A summary line contains a session title. The title may be that of another session than the
-        # one to which the file's other lines belong.
+        # A summary line contains a session title. The title may belong to a different session than
+        # the file's other lines.
         if kind == "summary":
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return

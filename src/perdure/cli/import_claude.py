@@ -134,11 +134,11 @@ class _MessagePiece(NamedTuple):
     is_document: bool = False
 
 
-# Kind of a text written by the user or by Claude.
+# Kind of a message piece that the user or Claude wrote.
 _AUTHOR_TEXT: Final = "own"
-# Kind of a text that the user pasted and that Claude stores as a file.
+# Kind of a message piece that the user pasted and that Claude stores as a file.
 _PASTED_TEXT: Final = "pasted"
-# Kind of a file or a tool call.
+# Kind of a message piece that is a file or a tool call.
 _TOOL_OR_FILE: Final = "tool"
 
 
@@ -171,8 +171,8 @@ def _iter_blocks(
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            # The arguments are a string instead of an object if Claude's answer was cut off before
-            # they were complete.
+            # Tool call arguments are a string instead of an object if Claude's answer was cut off
+            # before the arguments were complete.
             arguments = block.get("input")
             arguments = (
                 {"input": arguments}

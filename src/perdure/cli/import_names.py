@@ -215,8 +215,8 @@ class ThreadNames:
     def _find_former_thread_ids_by_signature(self, file_stem: str) -> dict[str, list[str]]:
         """Map message signatures to the ids of previously imported threads.
 
-        The dict contains the threads that an earlier version of perdure imported from a file with
-        the name `file_stem`, without its extension. Each thread is listed under the signatures of
+        The dict contains the threads that an earlier version of perdure imported from a file whose
+        name, without its extension, is `file_stem`. Each thread is listed under the signatures of
         all of its messages.
         """
         index = defaultdict[str, list[str]](list)

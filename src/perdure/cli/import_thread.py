@@ -112,7 +112,7 @@ class ImportWriter:
     def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
         """Import store items, with all of their versions, from people's archives.
 
-        Such an archive is the output of `perdure export --user`.
+        Each archive is the output of `perdure export --user`.
         """
         for archive in archives:
             self._report.add_store_item_counts(
@@ -261,8 +261,8 @@ class ImportWriter:
     def _remember_thread(self, thread_id: str) -> None:
         """Extract memories from the thread's messages that no earlier extraction has read.
 
-        The extracted memories belong to the `user_id` in the metadata of the thread's head. If
-        there is no `user_id`, the memories belong to the configured user.
+        The memories belong to the user named by `user_id` in the metadata of the thread's head, or
+        to the configured user if there is no `user_id`.
         """
         if not self._with_memories:
             return

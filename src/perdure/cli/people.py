@@ -178,7 +178,7 @@ def _build_report_row(action: str, part: Part) -> _ReportRow:
 
 
 def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
-    """Return parts of the report as JSON objects that contain all ids."""
+    """Return parts of the report as JSON objects, with all of their ids."""
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 
@@ -198,8 +198,8 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
 def _get_sender_and_acting_for(record: dict[str, Any]) -> tuple[Any, Any]:
     """Return the two users that an audit record names.
 
-    The first user sent the request. The second is the user on whose behalf the request was sent, or
-    None.
+    The first returned value is the user who sent the request. The second is the user on whose
+    behalf the request was sent, or None.
     """
     return record.get("user"), record.get("acting_for")
 

@@ -309,7 +309,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     """Serve with several processes on one socket until SIGTERM or SIGINT arrives.
 
     Worker processes that exit are replaced, unless they failed to start. The worker processes share
-    browser login sessions, which a separate process keeps in memory. If that session process dies,
+    browser login sessions, which a separate process keeps in memory. If the session process dies,
     the server stops.
     """
     # Allow the parent process to pass the listening socket to the worker processes.
