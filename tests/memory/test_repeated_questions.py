@@ -95,9 +95,9 @@ def rank_statement_after_each_question(
     with open_filled_store(*puts, index="offline") as store:
         for number, text in enumerate(questions):
             store.batch(build_exchange_puts(100 + number, text, replies[number % len(replies)]))
-            found = recall(query, store=store, config=AS_ANN, limit=10).memories
+            recalled = recall(query, store=store, config=AS_ANN, limit=10).memories
             matching_ranks = (
-                place for place, memory in enumerate(found, 1) if answer in memory.text
+                place for place, memory in enumerate(recalled, 1) if answer in memory.text
             )
             ranks.append(next(matching_ranks, 0))
     return ranks
@@ -121,7 +121,7 @@ def test_statement_ranks_above_repeated_questions_of_other_threads(
             checkpointer=saver,
             store=store,
         )
-        found = []
+        recalled = []
         for number, text in enumerate(
             ["Our dentist is called Wilhelmina Sørby", *UNRELATED_TEXTS, *DENTIST_QUESTIONS]
         ):
@@ -129,10 +129,12 @@ def test_statement_ranks_above_repeated_questions_of_other_threads(
             graph.invoke({"messages": [HumanMessage(text)]}, config, context={"user_id": "ann"})
             if number > len(UNRELATED_TEXTS):
                 memories = recall("Who is our dentist?", store=store, config=AS_ANN).memories
-                found.append([memory.text for memory in memories])
+                recalled.append([memory.text for memory in memories])
 
-    assert all(any("Sørby" in text for text in texts[:3]) for texts in found)
-    assert any(text == "user: Who is our dentist?" for text in found[0])  # it stays, and ranks last
+    assert all(any("Sørby" in text for text in texts[:3]) for texts in recalled)
+    assert any(
+        text == "user: Who is our dentist?" for text in recalled[0]
+    )  # it stays, and ranks last
 
 
 @pytest.mark.parametrize(
@@ -273,11 +275,11 @@ def test_repeated_questions_rank_behind_answer_of_other_namespace() -> None:
         for number in range(20):
             store.put(team, f"o{number}", {"text": f"Room {number} is free", "kind": "fact"})
         store.put(ANN, "same", {"text": "Who repairs the boiler?", "kind": TURN})
-        found = recall(
+        recalled = recall(
             "Who repairs the boiler?", store=store, namespace=[ANN, team], limit=10
         ).memories
 
-    texts = [memory.text for memory in found]
+    texts = [memory.text for memory in recalled]
     assert texts[0] == "Halvorsen repairs the boiler"
     assert set(texts[-2:]) == {
         "user: Do you know who repairs our boiler?",
@@ -294,9 +296,9 @@ def test_question_that_adds_information_is_no_repetition() -> None:
         *build_exchange_puts(3, "Which concert shall we hear?", "Any."),
         index="offline",
     ) as store:
-        found = recall("Where was the concert?", store=store, config=AS_ANN, limit=10).memories
+        recalled = recall("Where was the concert?", store=store, config=AS_ANN, limit=10).memories
 
-    texts = [memory.text for memory in found]
+    texts = [memory.text for memory in recalled]
     last = texts.index("user: Which concert shall we hear?")
     assert texts.index("user: Did you enjoy the concert in Reykjavik?") < last
     assert texts.index("user: Is the concert on 14 May still on?") < last
@@ -311,6 +313,6 @@ def test_fact_in_form_of_question_keeps_its_rank() -> None:
         index="offline",
     ) as store:
         by_search = [item.key for item in store.search(ANN, query="Who keeps the canoe?")]
-        found = recall("Who keeps the canoe?", store=store, config=AS_ANN, min_score=0).memories
+        recalled = recall("Who keeps the canoe?", store=store, config=AS_ANN, min_score=0).memories
 
-    assert [memory.key for memory in found] == by_search == ["a", "b"]
+    assert [memory.key for memory in recalled] == by_search == ["a", "b"]

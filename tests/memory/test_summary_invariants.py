@@ -98,14 +98,16 @@ def test_every_message_is_shown_or_was_summarised_in_random_threads(
         update = summary.invoke(thread.state)
         removed = {m.id for m in update.get("messages", [])}
         gone = [m for m in thread.messages if m.id in removed]
-        named = update.get("summarized", [])
-        assert removed == {*named}
-        assert all(m.text in thread.summarised_text for m in thread.messages if m.id in named)
+        summarized_ids = update.get("summarized", [])
+        assert removed == {*summarized_ids}
+        assert all(
+            m.text in thread.summarised_text for m in thread.messages if m.id in summarized_ids
+        )
         assert all(m.text in thread.summarised_text for m in gone)
         thread.apply_update(update)
         shown = summary.select_messages(thread.messages, thread.state)
-        asked = awaits_answer(thread.messages)
-        assert find_refusals(shown, to_answer=asked) == []
+        expects_answer = awaits_answer(thread.messages)
+        assert find_refusals(shown, to_answer=expects_answer) == []
         due = [
             m for m in ModelInput.from_messages(thread.messages).to_messages() if m.type != "system"
         ]

@@ -62,8 +62,8 @@ def make_state(*answers: AIMessage) -> dict[str, Any]:
 def apply_update(state: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
     """Return the state after the update of a summary."""
     gone = {m.id for m in update.get("messages", [])}
-    left = [m for m in state["messages"] if m.id not in gone]
-    return {**state, **update, "messages": left}
+    remaining = [m for m in state["messages"] if m.id not in gone]
+    return {**state, **update, "messages": remaining}
 
 
 # -- tools, prompts and system messages
@@ -115,8 +115,8 @@ def test_kept_messages_leave_room_for_tools() -> None:
 
     for options, most in (({}, (2_800 - tools) / 2), ({"keep": ("tokens", 2_700)}, 2_800 - tools)):
         update = make_summarize_node(**options).with_tools([LOOK]).invoke(state)
-        left = apply_update({**state, "summarized": []}, update)["messages"]
-        tokens = sum(map(COUNTER.count_message, left))
+        remaining = apply_update({**state, "summarized": []}, update)["messages"]
+        tokens = sum(map(COUNTER.count_message, remaining))
         assert most - 80 < tokens <= most + 1
 
 

@@ -218,16 +218,16 @@ def test_only_complete_exchanges_are_summarised() -> None:
     conversation += exchange(7, results=0)
     summary = summarize(make_answering_model(), trigger=("messages", 8), keep=("messages", 4))
     update = summary.invoke({"messages": conversation})
-    named = {*update["summarized"]}
+    summarized_ids = {*update["summarized"]}
 
     for call in (m for m in conversation if isinstance(m, AIMessage)):
         ids = {tool_call["id"] for tool_call in call.tool_calls}
         results = [m for m in conversation if isinstance(m, ToolMessage) and m.tool_call_id in ids]
         members = {call.id, *(m.id for m in results)}
-        assert members <= named or not members & named
-        assert len(results) == 2 or not members & named
-    assert "q" not in named
-    assert len(named) == 4 * 3  # of the five complete exchanges the newest stays
+        assert members <= summarized_ids or not members & summarized_ids
+        assert len(results) == 2 or not members & summarized_ids
+    assert "q" not in summarized_ids
+    assert len(summarized_ids) == 4 * 3  # of the five complete exchanges the newest stays
 
 
 @pytest.mark.parametrize(
@@ -351,15 +351,17 @@ def test_summary_of_random_turn_is_valid_idempotent_and_loses_nothing(
     conversation = _make_turn(steps)
     summary = summarize(make_answering_model("summary"), trigger=("messages", trigger), keep=keep)
     update = summary.invoke({"messages": conversation})
-    named = update.get("summarized", [])
-    rest = [message for message in conversation if message.id not in named]
+    summarized_ids = update.get("summarized", [])
+    rest = [message for message in conversation if message.id not in summarized_ids]
     state = {**update, "messages": rest}
     before = [m.id for m in ModelInput.from_messages(conversation).to_messages()]
     after = [m.id for m in summary.select_messages(rest, state) if m.type != "system"]
 
     assert rest[0].id == "q"
-    assert [uid for uid in before if uid not in named] == after
-    assert [uid for uid in before if uid in named] == named  # a part of what the model had seen
+    assert [uid for uid in before if uid not in summarized_ids] == after
+    assert [
+        uid for uid in before if uid in summarized_ids
+    ] == summarized_ids  # a part of what the model had seen
     shown = summary.select_messages(rest, state)
     assert find_refusals(shown, to_answer=awaits_answer(conversation)) == []
     assert summary.invoke(state) == {}

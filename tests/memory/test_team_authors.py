@@ -115,15 +115,15 @@ def test_hand_over_keeps_team_texts_without_author(store: Any, database_location
     assert find_words(export_as_text(store)) == [word for word in WORDS if word != "Assam"]
     assert receipt.handed_over == 5
     assert not any(namespace[0] == "teams" for namespace, _ in receipt.keys)
-    kept = export_as_text(store).replace('"teams", "ann"', "")
-    assert '"ann"' not in kept
+    exported = export_as_text(store).replace('"teams", "ann"', "")
+    assert '"ann"' not in exported
     shared = Collection(store, TEAM)
     memory = shared.get("of-ann", config=make_config("bob", team="red"))
     assert memory is not None
     assert memory.provenance is not None
     assert (memory.provenance.author, memory.provenance.trust) == (None, "user")
-    found = shared.search("Where is the kettle?", config=make_config("bob", team="red"))
-    assert "Kayak" in found[0].text
+    memories_found = shared.search("Where is the kettle?", config=make_config("bob", team="red"))
+    assert "Kayak" in memories_found[0].text
 
 
 def test_search_in_open_store_finds_no_forgotten_team_texts(store: Any) -> None:
@@ -199,8 +199,8 @@ def test_langgraph_store_forgets_author_without_clean_receipt(hand_over: bool) -
     shared.insert("The kettle is Kayak", config=make_config("ann", team="red"))
     shared.insert("The teapot is Canoe", config=make_config("bob", team="red"))
     receipt = forget(everything=True, store=store, config=make_config("ann"), hand_over=hand_over)
-    left = shared.list(config=make_config("bob", team="red"))
-    authors = {m.text: m.provenance and m.provenance.author for m in left}
+    remaining = shared.list(config=make_config("bob", team="red"))
+    authors = {m.text: m.provenance and m.provenance.author for m in remaining}
     expected = {"The teapot is Canoe": "bob"}
     assert authors == (expected | {"The kettle is Kayak": None} if hand_over else expected)
     assert (receipt.items, receipt.handed_over, receipt.clean) == (1 - hand_over, hand_over, False)

@@ -84,15 +84,15 @@ def test_prompt_has_memories_of_user_and_of_own_teams_only(store: Any) -> None:
 def test_recalled_team_memory_shows_its_author_and_team(store: Any) -> None:
     """The words of another member are not shown as words of the user who asks."""
     store_memories(store)
-    found = recall(
+    recalled = recall(
         "tea", store=store, namespaces=BOTH, min_score=0, config=make_config(teams=["red"])
     )
-    [shared] = [json.loads(line) for line in found.lines if "Assam" in line]
+    [shared] = [json.loads(line) for line in recalled.lines if "Assam" in line]
     assert (shared["said_by"], shared["team"]) == ("bob", "red")
-    [memory] = [memory for memory in found.memories if memory.namespace[0] == "teams"]
+    [memory] = [memory for memory in recalled.memories if memory.namespace[0] == "teams"]
     assert memory.provenance is not None
     assert memory.provenance.author == "bob"
-    own = next(memory for memory in found.memories if memory.namespace[0] == "memories")
+    own = next(memory for memory in recalled.memories if memory.namespace[0] == "memories")
     assert own.provenance is not None
     assert own.provenance.author is None
 
@@ -150,8 +150,8 @@ def test_team_must_be_one_of_teams() -> None:
 
 def test_user_without_team_reads_no_team_memories_without_error(store: Any) -> None:
     store_memories(store)
-    found = recall("tea", store=store, namespaces=BOTH, min_score=0, config=make_config())
-    assert [memory.text for memory in found.memories] == ["Ann drinks green tea"]
+    recalled = recall("tea", store=store, namespaces=BOTH, min_score=0, config=make_config())
+    assert [memory.text for memory in recalled.memories] == ["Ann drinks green tea"]
     assert Collection(store, TEAM).search("tea", config=make_config()) == []
 
 
@@ -285,8 +285,8 @@ def test_recall_in_node_uses_teams_of_context(tmp_path: Path) -> None:
         seen: list[str] = []
 
         def read(state: MessagesState) -> dict[str, Any]:
-            found = recall("tea", namespaces=BOTH, min_score=0)
-            seen.extend(memory.text for memory in found.memories)
+            recalled = recall("tea", namespaces=BOTH, min_score=0)
+            seen.extend(memory.text for memory in recalled.memories)
             return {"messages": []}
 
         graph = StateGraph(MessagesState, context_schema=RunContext).add_node(read)

@@ -95,9 +95,9 @@ def test_incomplete_call_does_not_count_for_kept_results(calls: str) -> None:
         ToolMessage("0 " * 2_000, id="r9", tool_call_id="0"),
     ]
     node = clear_tool_outputs(keep=0)
-    left: Any = add_messages(list[Any](talk), node.invoke({"messages": talk})["messages"])
-    assert list_result_starts(left) == ["[The res", "1 1 1 1 ", "0 0 0 0 "]
-    assert node(left) == node(talk)
+    cleared: Any = add_messages(list[Any](talk), node.invoke({"messages": talk})["messages"])
+    assert list_result_starts(cleared) == ["[The res", "1 1 1 1 ", "0 0 0 0 "]
+    assert node(cleared) == node(talk)
 
 
 @given(conversations(), st.integers(0, 2), st.integers(50, 90))
@@ -122,12 +122,12 @@ def test_clearing_random_state_replaces_only_results_under_same_ids(
     node = clear_tool_outputs(keep=keep, min_tokens=50)
     update = node.invoke({"messages": conversation})
     lines = {message.id: message for message in update.get("messages", [])}
-    left: Any = add_messages(list[Any](conversation), list(lines.values()))
+    cleared: Any = add_messages(list[Any](conversation), list(lines.values()))
     assert asyncio.run(node.ainvoke({"messages": conversation})) == update
-    assert left == [lines.get(message.id, message) for message in conversation]
+    assert cleared == [lines.get(message.id, message) for message in conversation]
     assert all(m.text.startswith("[The result of ") for m in lines.values())
-    assert comparison_keys(node(left)) == comparison_keys(node(conversation))
-    assert node.invoke({"messages": left}) == {}
+    assert comparison_keys(node(cleared)) == comparison_keys(node(conversation))
+    assert node.invoke({"messages": cleared}) == {}
 
 
 def test_graph_clears_state_and_history_keeps_originals(tmp_path: Path) -> None:

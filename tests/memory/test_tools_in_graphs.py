@@ -100,12 +100,12 @@ def test_invalid_search_limit_is_refused(limit: Any) -> None:
 def test_tool_schema_lists_and_describes_all_arguments() -> None:
     whole = manage_memory(gate=Gate()).tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
     some = manage_memory(name="keep", description=" Drop it. ")
-    found = search_memory().tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
+    search_arguments = search_memory().tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
 
     assert list(whole) == ["action", "text", "id"]
     assert whole["action"]["enum"] == ["create", "update", "supersede", "delete"]
-    assert all(part["description"] for part in (*whole.values(), *found.values()))
-    assert list(found) == ["query", "limit", "since", "until"]
+    assert all(part["description"] for part in (*whole.values(), *search_arguments.values()))
+    assert list(search_arguments) == ["query", "limit", "since", "until"]
     assert (some.name, some.description) == ("keep", "Drop it.")
     assert search_memory(name="look-up", description="Find it.").name == "look-up"
     assert "'supersede' says what is true now" in whole["action"]["description"]
@@ -134,12 +134,12 @@ def test_tool_node_uses_store_of_graph_and_records_checkpoint(
             "manage_memory", {"action": "create", "text": TEA}, {"action": "delete"}
         )
         if call_mode == "sync":
-            said = graph.invoke(state, ANN)["messages"][1:]
+            answers = graph.invoke(state, ANN)["messages"][1:]
         else:
-            said = asyncio.run(graph.ainvoke(state, ANN))["messages"][1:]
+            answers = asyncio.run(graph.ainvoke(state, ANN))["messages"][1:]
     [memory] = collection.list(config=ANN)
 
-    assert [message.status for message in said] == ["success", "error"]
+    assert [message.status for message in answers] == ["success", "error"]
     assert memory.provenance is not None
     assert memory.provenance.thread_id == "t1"
     assert memory.provenance.checkpoint_id
@@ -151,9 +151,11 @@ def test_superseding_by_tool_gives_previous_turn_an_end_date(
     turns = [build_turn_key("t1", message, 0) for message in ("m1", "m2")]
     graph = make_tool_graph([manage_memory(store=store)])
     call: dict[str, Any] = {"action": "create", "text": GHENT}
-    for number, (key, said) in enumerate(zip(turns, (GHENT, "Ann moved to Bruges"), strict=True)):
-        store.put(("memories", "ann"), key, {"text": f"user: {said}", "kind": "turn"})
-        human = HumanMessage(said, id=f"m{number + 1}")
+    for number, (key, answers) in enumerate(
+        zip(turns, (GHENT, "Ann moved to Bruges"), strict=True)
+    ):
+        store.put(("memories", "ann"), key, {"text": f"user: {answers}", "kind": "turn"})
+        human = HumanMessage(answers, id=f"m{number + 1}")
         graph.invoke(
             {"messages": [human, *make_tool_call_state("manage_memory", call)["messages"]]}, ANN
         )
@@ -178,9 +180,9 @@ def test_parallel_creates_of_same_text_store_one_memory(tmp_path: Path) -> None:
         create = {"action": "create", "text": TEA}
         graph.invoke(make_tool_call_state("manage_memory", *[create] * 4), ANN)
         asyncio.run(graph.ainvoke(make_tool_call_state("manage_memory", *[create] * 4), BO))
-        kept = [list_memory_texts(Collection(store), config) for config in (ANN, BO)]
+        stored_texts = [list_memory_texts(Collection(store), config) for config in (ANN, BO)]
 
-    assert kept == [[TEA], [TEA]]
+    assert stored_texts == [[TEA], [TEA]]
 
 
 def make_tool_call_answer(name: str, **arguments: Any) -> Answer:

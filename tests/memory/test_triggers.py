@@ -42,8 +42,8 @@ def make_messages(count: int) -> list[BaseMessage]:
 )
 def test_summary_is_due_when_trigger_is_reached(trigger: Any, expected_count: int) -> None:
     """With a list, the first trigger that is reached counts. A JSON round trip changes nothing."""
-    for given in (trigger, json.loads(json.dumps(trigger))):
-        read = make_summarize_node(trigger=given)
+    for trigger_form in (trigger, json.loads(json.dumps(trigger))):
+        read = make_summarize_node(trigger=trigger_form)
         due = [read.is_due({"messages": make_messages(n)}) for n in range(expected_count + 2)]
         assert due == [n >= expected_count for n in range(expected_count + 2)]
 

@@ -154,15 +154,15 @@ def test_trimmed_random_state_is_valid_and_trimming_is_idempotent(
         before = cast("Any", add_messages(list[Any](conversation), whole))
         assert minimum_size(options, join_system_messages(before)) > options["max_tokens"]
         return
-    left: Any = add_messages(list[Any](conversation), update.get("messages", []))
-    changed = [m for m in left if not any(m is each for each in conversation)]
+    remaining: Any = add_messages(list[Any](conversation), update.get("messages", []))
+    changed = [m for m in remaining if not any(m is each for each in conversation)]
     assert all(SHORTENED in message.additional_kwargs for message in changed)
-    assert find_refusals(make_full_request(left), to_answer=awaits_answer(left)) == []
-    assert select_system_messages(left) == select_system_messages(conversation)
-    assert count_with_options(options, join_system_messages(left)) <= options["max_tokens"]
+    assert find_refusals(make_full_request(remaining), to_answer=awaits_answer(remaining)) == []
+    assert select_system_messages(remaining) == select_system_messages(conversation)
+    assert count_with_options(options, join_system_messages(remaining)) <= options["max_tokens"]
     question = find_newest_question(conversation)
-    assert question is None or question.id in [message.id for message in left]
-    assert node.invoke({"messages": left}) == {}
+    assert question is None or question.id in [message.id for message in remaining]
+    assert node.invoke({"messages": remaining}) == {}
 
 
 def select_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -171,10 +171,12 @@ def select_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]
 
 def join_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages in the order in which they are shown, with all system messages as one."""
-    told = dict.fromkeys(m.text.strip() for m in select_system_messages(messages) if m.text.strip())
+    unique_texts = dict.fromkeys(
+        m.text.strip() for m in select_system_messages(messages) if m.text.strip()
+    )
     texts = [
         next(m.text for m in select_system_messages(messages) if m.text.strip() == text)
-        for text in told
+        for text in unique_texts
     ]
     first: list[BaseMessage] = [SystemMessage("\n\n".join(texts))] if texts else []
     return first + [message for message in messages if not isinstance(message, SystemMessage)]
@@ -304,8 +306,8 @@ def test_start_on_none_keeps_at_least_whole_turns(
     if not state:
         assert len(parts) <= size
         first = HumanMessage("before", id="before")
-        asked = [*system, first, *parts[len(system) :]]
-        assert find_refusals(asked, to_answer=awaits_answer(conversation)) == []
+        request = [*system, first, *parts[len(system) :]]
+        assert find_refusals(request, to_answer=awaits_answer(conversation)) == []
 
 
 def trim_state(node: Any, conversation: Talk) -> Any:
@@ -343,9 +345,9 @@ def test_trimmed_state_keeps_order_and_message_of_parallel_node(tmp_path: Path) 
         graph = builder.compile(checkpointer=saver)
         thread: Any = {"configurable": {"thread_id": "t"}}
         out = graph.invoke({"messages": make_conversation(*"hasha")}, thread)
-        said = [item.value.id for item in saver.history("t")]
+        history_ids = [item.value.id for item in saver.history("t")]
     assert join_ids(out["messages"]) == "h0 a1 s2 h3 a4 new"
-    assert said == ["h0", "a1", "s2", "h3", "a4", "new"]
+    assert history_ids == ["h0", "a1", "s2", "h3", "a4", "new"]
 
 
 def test_removals_do_not_affect_message_added_meanwhile() -> None:
@@ -451,8 +453,8 @@ def test_trim_gives_same_result_sync_async_in_chain_and_as_node() -> None:
     assert view(node).invoke({"messages": LONG_CONVERSATION}) == {MODEL_INPUT_KEY: shown}
     removed = node.invoke({"messages": LONG_CONVERSATION})
     assert asyncio.run(node.ainvoke({"messages": LONG_CONVERSATION})) == removed
-    left = add_messages(list[Any](LONG_CONVERSATION), removed["messages"])
-    assert left == [remove_left_out_line(message) for message in shown]
+    remaining = add_messages(list[Any](LONG_CONVERSATION), removed["messages"])
+    assert remaining == [remove_left_out_line(message) for message in shown]
 
 
 @pytest.mark.parametrize(
@@ -558,11 +560,11 @@ def test_end_on_may_hide_newest_question_but_keeps_it_in_state(
 ) -> None:
     node = trim(max_tokens=3, token_counter=len, end_on=ends)
     conversation = make_conversation(*"hahah")
-    left: Any = add_messages(
+    remaining: Any = add_messages(
         list[Any](conversation), node.invoke({"messages": conversation})["messages"]
     )
     assert join_ids(node(conversation)) == expected_ids
-    assert join_ids(left) == "h2 a3 h4"
+    assert join_ids(remaining) == "h2 a3 h4"
 
 
 @given(st.lists(st.sampled_from(["h", "ha", "hcrq", "hcrqa", "hcrqcrqa"]), min_size=1), st.data())

@@ -168,7 +168,7 @@ def test_invalid_create_time_is_ignored(value: Any) -> None:
 
 def test_turn_text_is_speaker_and_words_without_tools_and_blanks() -> None:
     call = {"name": "look", "args": {}, "id": "1"}
-    found = extract_texts(
+    turn_texts = extract_texts(
         SystemMessage("Be brief.", id="s"),
         HumanMessage("I like tea.", id="a", name="Ann"),
         AIMessage("", id="b", tool_calls=[call]),
@@ -178,7 +178,7 @@ def test_turn_text_is_speaker_and_words_without_tools_and_blanks() -> None:
         HumanMessage("Good.", id="f"),
     )
 
-    assert found == ["Ann: I like tea.", "assistant: So do I.", "user: Good."]
+    assert turn_texts == ["Ann: I like tea.", "assistant: So do I.", "user: Good."]
 
 
 def test_turn_has_provenance_of_its_message() -> None:

@@ -381,12 +381,12 @@ def test_views_are_copied_pruned_and_deleted_with_thread(place: Place) -> None:
         whole = [recorded_view.messages for recorded_view in views(saver, "t")]
         saver.copy_thread("t", "copy")
         saver.retain(Retention(last=2), thread_ids=["t"])
-        kept = [recorded_view.messages for recorded_view in views(saver, "t")]
+        remaining_views = [recorded_view.messages for recorded_view in views(saver, "t")]
         saver.delete_thread("t")
         copied = [recorded_view.messages for recorded_view in views(saver, "copy")]
         history = saver.history("copy")
 
-    assert kept == whole[-2:]
+    assert remaining_views == whole[-2:]
     assert copied == whole
     assert [item.value.text for item in history[::2]] == [f"question {n}" for n in range(5)]
 
