@@ -136,9 +136,9 @@ def memory_agent(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Compile a chat graph with the tools `manage_memory` and `search_memory`.
 
-    The agent recalls memories that answer the user's message. At the end of a run, the agent stores
-    the turns of the run as memories. The user is passed with each run as `context={"user_id": …}`
-    or as `user_id` in `configurable`.
+    The agent recalls memories that are relevant to the user's message. At the end of a run, the
+    agent stores the turns of the run as memories. The user is passed with each run as
+    `context={"user_id": …}` or as `user_id` in `configurable`.
 
     Args:
         model: See `chat_graph`.
@@ -165,7 +165,7 @@ def memory_agent(
 
 
 def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
-    """Choose a unique node name for each part of a chat graph that manages memory.
+    """Assign a unique node name to each memory part of a chat graph.
 
     Return the parts by node name.
     """
@@ -177,11 +177,10 @@ def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _wrap_part_so_that_its_messages_are_not_streamed(part: Part) -> Runnable[Any, Any]:
-    """Wrap a memory part of a chat graph as a node whose messages are not streamed.
+    """Wrap a memory part of a chat graph in a node, so that its messages are not streamed.
 
-    The returned node passes its update to langgraph as a list of pairs. With
-    `stream_mode="messages"`, langgraph streams the messages in an update only if the update is a
-    dict.
+    The node returns its update as a list of pairs, because langgraph's `stream_mode="messages"`
+    streams messages only from updates that are dicts.
     """
 
     async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
@@ -197,9 +196,9 @@ def _choose_next_step(
     """Return the name of the next node.
 
     The next node is the first element of `steps` that is not skipped. A summary that is not due is
-    skipped, because each node costs a checkpoint. If all steps are skipped or `steps` is empty, the
-    next node is END. If `may_return` is True and the model has not answered the last tool results,
-    `respond` is returned where END would be returned.
+    skipped, because each node costs a checkpoint. If no step remains, the next node is END. With
+    `may_return=True`, the graph goes back to `respond` instead of END if the model has not yet
+    responded to the latest tool results.
     """
     due_steps = (
         step
@@ -213,12 +212,13 @@ def _choose_next_step(
 def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state: Any) -> str:
     """Return the name of the node that runs after the node `tools`.
 
-    If no summary is due, the name `respond` is returned.
+    The next node is `respond` if no summary is due.
     """
     summaries = (part for part in nodes.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)
     return _choose_next_step(steps, nodes, state) if is_due else "respond"
 
 
-# Servers that read `langgraph.json` use the object `graph`, and pass their own checkpointer to it.
+# Servers that load the graphs in `langgraph.json` import `graph`, and attach their own
+# checkpointer.
 graph = chat_graph()

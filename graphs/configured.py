@@ -45,7 +45,7 @@ def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
 def build_memory_chat(
     chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build the graph `memory_chat` with the model that `chosen_settings` names."""
+    """Build the `memory_chat` graph with the model configured in `chosen_settings`."""
     model = build_configured_model(chosen_settings)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
@@ -61,7 +61,7 @@ def build_memory_chat(
 def build_memory_agent(
     chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build the graph `agent` with the model that `chosen_settings` names."""
+    """Build the `agent` graph with the model configured in `chosen_settings`."""
     model, window = build_configured_model(chosen_settings), trim(max_tokens=MAX_TOKENS)
     return memory_agent(model, memory=[window], namespace=namespace)
 
@@ -98,19 +98,19 @@ def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel 
 
 
 def _load_settings() -> settings.Settings:
-    """Load the settings with a database path that needs no search for the default folder."""
+    """Load the settings without searching for the default database folder."""
     return settings.load(db=":memory:")  # loading the settings opens no database
 
 
 def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:
-    """Return the namespace template of the memories.
+    """Return the namespace template for the memories of a run.
 
-    If the run has no user, the template contains the user that the settings name.
+    If the run has no user, the template contains the user from the settings.
     """
     configurable = config.get("configurable", {})
-    # Return the general template if the config names a user, or if the config says that the run has
-    # no memory. langgraph's server sets `user_id` to "" for a run without a user. perdure's server
-    # sets `WITHOUT_MEMORY_KEY` for a run without memory.
+    # Return the general template if the config names a user or disables memory for the run.
+    # langgraph's server sets `user_id` to "" if a run has no user, and perdure's server sets
+    # `WITHOUT_MEMORY_KEY` if a run has no memory.
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _load_settings().user)

@@ -31,7 +31,7 @@ _CORS_REASON: Final = (
 
 
 class _Section(BaseModel):
-    """A section of `langgraph.json`. A JSON key that is not a declared field has no effect."""
+    """A section of `langgraph.json`. JSON keys that are not declared as fields are ignored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -158,7 +158,7 @@ class LanggraphFile:
 
     @property
     def graph_names(self) -> tuple[str, ...]:
-        """The names of the graphs, in the order in which `langgraph.json` lists the graphs."""
+        """The names of the graphs, in the order in which they appear in `langgraph.json`."""
         return tuple(self._sections.graphs)
 
     @property
@@ -224,7 +224,7 @@ class LanggraphFile:
             index = section.index.model_dump(
                 include=set(_StoreIndex.model_fields), exclude_none=True
             )
-            # A value without ".py:" is the name of a provider and a model, such as
+            # A value without ".py:" names a provider and a model, such as
             # "openai:text-embedding-3-small".
             if ".py:" in index["embed"]:
                 index["embed"] = import_object(
@@ -246,7 +246,7 @@ class LanggraphFile:
         return import_object(location, self.path.parent, "http.app")
 
     def _set_environment(self) -> None:
-        """Set the environment variables of `env`, and add folders to `sys.path`.
+        """Set the environment variables in the section `env`, and add folders to `sys.path`.
 
         The folder of `langgraph.json` and the folders of local dependencies are added to
         `sys.path`.
@@ -295,7 +295,7 @@ def _build_import_error(description: str, location: str, reason: str) -> Configu
 
 
 def check_is_graph_or_graph_function(description: str, graph: Any) -> None:
-    """Check that an object is a graph, or a function that may return a graph when it is called.
+    """Check that an object is a graph, or a callable that could return a graph.
 
     A graph may be compiled or not.
 
@@ -333,9 +333,9 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
-    """Return the origins that a section `http.cors` allows.
+    """Return the origins allowed by an `http.cors` section.
 
-    Each allowed origin is the exact address of one site, without wildcards.
+    Each allowed origin must be exact: wildcards and patterns are rejected.
 
     Raises:
         ConfigurationError: The section allows any site, allows sites by a pattern, or allows

@@ -1,8 +1,8 @@
-"""Read the questions of interrupted runs, and build the answers that resume the runs.
+"""Interpret the questions of interrupted runs, and build the answers that resume the runs.
 
-langchain's `HumanInTheLoopMiddleware` interrupts a run to ask whether tools may be called. A
-question of this middleware asks about one tool call, or about all tool calls of a message. If any
-other program interrupts a run with a question, a person answers the question with text or JSON.
+langchain's `HumanInTheLoopMiddleware` interrupts a run to have tool calls approved. A question from
+this middleware is about one tool call, or about all tool calls of a message. Questions from other
+sources are answered with text or JSON.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class _AllowedDecisions(BaseModel):
 
 
 class _BatchReview(BaseModel):
-    """A question that asks a person to review all tool calls of a message."""
+    """A request for a person to review all tool calls of a message."""
 
     action_requests: list[ToolReview]
     review_configs: list[_AllowedDecisions]
 
 
 def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
-    """Return the tool calls that a question asks about, or [] if it does not ask about tool calls.
+    """Return the tool calls to review in a question, or [] if it is not about tool calls.
 
     Args:
         question: A dict with the `value` of an interrupt, and its `response_schema`, if any.
@@ -75,14 +75,14 @@ def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
 
 
 def is_single_review(value: Any) -> bool:
-    """Return whether a question asks about a single tool call and so needs only one decision."""
+    """Return whether a question is about a single tool call and so needs only one decision."""
     return isinstance(value, Mapping) and value.get("type") == "tool_approval"
 
 
 def build_answer(question: Mapping[str, Any], decisions: Sequence[dict[str, Any]]) -> Any:
-    """Build the answer to a question that asks about tool calls.
+    """Build the answer to a question about tool calls.
 
-    `decisions` contains one decision for each call.
+    `decisions` contains one decision for each call, in the order of the calls.
     """
     return decisions[0] if is_single_review(question["value"]) else {"decisions": [*decisions]}
 

@@ -17,13 +17,12 @@ from perdure.stores.text import STOP_WORDS
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD_PATTERN: Final = re.compile(r"\w+")
 _MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-# An answer quotes at most this number of messages from the thread, and at most this number of
-# memories.
+# Maximum number of thread messages, and of memories, that an answer quotes.
 _MAX_QUOTES = 2
 
 
 class QuotingResponder(BaseChatModel):
-    """A chat model whose answers quote earlier messages that share words with the question."""
+    """A chat model that answers by quoting earlier messages that share words with the question."""
 
     @property
     def _llm_type(self) -> str:

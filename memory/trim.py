@@ -379,9 +379,10 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
 def _remove_messages_after_last_of_type(
     turns: Iterator[Turn], last_message_types: frozenset[str]
 ) -> Iterator[Turn]:
-    """Yield the turns, newest first, up to the last message whose type is in `last_message_types`.
+    """Yield the turns without the messages after the last one of a type in `last_message_types`.
 
-    If `last_message_types` is empty, all turns are yielded unchanged.
+    The turns are yielded newest first. If `last_message_types` is empty, all turns are yielded
+    unchanged.
     """
     for turn in turns if last_message_types else ():
         units = list(turn.units)

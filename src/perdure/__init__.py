@@ -34,7 +34,7 @@ _PARTS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public class, which is imported when it is first used, or the package's version."""
+    """Import a public class on first use, or return the package's version."""
     if name in _PARTS:
         return getattr(import_module(_PARTS[name]), name)
     if name == "__version__":

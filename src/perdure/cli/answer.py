@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
     from perdure.checkpointers.checkpointer import Checkpointer
 
-# Maximum number of seconds to wait until another run of the thread ends.
+# Maximum time, in seconds, to wait for another run of the thread to end.
 _LOCK_TIMEOUT_S: Final = 30
-# Maximum number of seconds for connecting to a server, and for sending a request.
+# Timeout, in seconds, for connecting to a server and for sending a request.
 _CONNECT_TIMEOUT_S: Final = 5
-# Maximum number of characters of a question or an error that are printed.
+# Maximum number of characters to print of a question or an error.
 _MAX_TEXT: Final = 300
 _INHERITED_METADATA: Final = (
     *("title", "titled", "create_time", "owner", "graph_id", "assistant_id"),
@@ -51,7 +51,7 @@ _KEY_VARIABLE: Final = "PERDURE_API_KEY"
 
 
 class _Answer(NamedTuple):
-    """The answer to a question, as the user typed it on the command line.
+    """The answer to a question, as given on the command line.
 
     Attributes:
         action: `approve`, `edit`, `reject` or `respond`, or None if the answer is JSON.
@@ -144,10 +144,10 @@ def answer(
 ) -> None:
     """Answer an interrupt of a graph, and resume its run.
 
-    The value that the graph passed to `interrupt()` is called the question. The resumed run uses
-    the memories of the person to whom the thread belongs, even if somebody else answers. The exit
-    code is 1, and nothing is written, if the thread does not exist, if the thread does not wait for
-    an answer, if the question does not allow the action, or if JSON cannot be parsed.
+    The question is the value that the graph passed to `interrupt()`. The resumed run uses the
+    memories of the person the thread belongs to, even if somebody else answers. The command exits
+    with code 1, without writing anything, if the thread does not exist or is not waiting for an
+    answer, if the question does not allow the action, or if the JSON is invalid.
     """
     user_answer = _Answer(action, value, json_text, question)
     if (action is None) == (json_text is None):
@@ -189,7 +189,7 @@ def _refuse_answer(text: str) -> NoReturn:
 def _choose_question_id_and_build_answer(
     questions: Sequence[Mapping[str, Any]], user_answer: _Answer, thread_id: str, description: str
 ) -> tuple[Any, Any]:
-    """Choose one of a thread's open questions, and build the value that answers the question.
+    """Choose one of a thread's open questions, and build the value to resume the run with.
 
     Args:
         questions: The open questions, each with `id`, `value` and perhaps `response_schema`.
@@ -229,7 +229,7 @@ def _choose_question_id_and_build_answer(
 
 
 def _convert_to_str_or_json(value: Any) -> str:
-    """Return a string unchanged, and convert any other value to JSON."""
+    """Return a string unchanged, and serialise any other value to JSON."""
     import json
 
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -302,7 +302,7 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
 def _answer_locally(
     db: str | None, graphs: str | None, id_or_prefix: str, user_answer: _Answer, graph: str | None
 ) -> _AnsweredQuestion:
-    """Answer a question of an interrupted graph, and resume the run in this process."""
+    """Answer the question of an interrupted run, and resume the run in this process."""
     with open_database(db, graphs=graphs) as database:
         if database.settings.graphs is None:
             raise ConfigurationError(
@@ -387,7 +387,7 @@ async def _resume_run(
 class _ThreadLock:
     """The lock of a thread.
 
-    A readable error is raised if another run holds the lock for too long.
+    If another run holds the lock for too long, acquiring it times out with a readable error.
     """
 
     def __init__(self, saver: Any, thread_id: str) -> None:
@@ -439,8 +439,8 @@ def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> A
     """Return the person of a thread, or None.
 
     The person is the `user_id` of the head, or the `owner` if the head has no `user_id`. A
-    `user_id` of "" means that the thread has no memory. The `owner` is ignored if it may name an
-    organisation instead of a person; see `may_owners_be_organisations`.
+    `user_id` of "" means that the thread has no memory. The `owner` is ignored if it might name an
+    organisation rather than a person; see `may_owners_be_organisations`.
     """
     from perdure.checkpointers.owner_record import may_owners_be_organisations
 
@@ -451,7 +451,7 @@ def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> A
 
 
 def _build_context_with_person(graph: Any, person: Any) -> Any:
-    """Build the context of a resumed run, which contains the id of the thread's person.
+    """Build the context of a resumed run, with the id of the person the thread belongs to.
 
     Return None if the graph's context schema has no field `user_id`.
     """
@@ -525,7 +525,7 @@ def _answer_on_server(
 
 @contextmanager
 def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient]:
-    """Connect to a server, and convert the server's HTTP errors to errors with one-line messages.
+    """Connect to a server, and convert its HTTP errors to errors with one-line messages.
 
     Raises:
         ConfigurationError: The server cannot be reached, or refuses the key.
@@ -535,9 +535,9 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
     from langgraph_sdk import get_sync_client
 
     try:
-        # The tuple `timeouts` contains the timeouts for connecting, reading, writing and getting a
-        # connection from the pool. Reading has no timeout, because the server replies only when the
-        # run has ended, and a run may take longer than any fixed timeout.
+        # `timeouts` contains the connect, read, write and pool timeouts of httpx. There is no read
+        # timeout, because the server replies only when the run has ended, which can take
+        # arbitrarily long.
         timeouts = (_CONNECT_TIMEOUT_S, None, _CONNECT_TIMEOUT_S, _CONNECT_TIMEOUT_S)
         with get_sync_client(
             url=url, api_key=os.environ.get(_KEY_VARIABLE), timeout=timeouts

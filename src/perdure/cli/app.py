@@ -1,8 +1,7 @@
 """Define the command line application and the parts that its commands share.
 
-The commands share options and arguments, the class that opens the database, and the function that
-looks up an id by its prefix. All commands also share the code that prints errors and returns exit
-codes.
+The shared parts are options and arguments, the class that opens the database, the lookup of ids by
+prefix, and the code that prints errors and returns exit codes.
 """
 
 from __future__ import annotations
@@ -125,11 +124,11 @@ def _(
 
 
 def main() -> None:
-    """Run the command that `sys.argv` names, and exit with its exit code.
+    """Run the command given in `sys.argv`, and exit with its exit code.
 
     Exit code 0 means success. Exit code 1 means that nothing matched, a check failed or the user
     declined. Exit code 2 means an error, which is printed to stderr on one line. Exit code 130
-    means that Ctrl-C stopped the command.
+    means that the command was interrupted with Ctrl-C.
     """
     try:
         if sys.stdout is None:
@@ -152,8 +151,7 @@ def main() -> None:
             code = _print_usage_error_and_get_exit_code(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
-    # At exit, Python searches all modules for reference cycles, which takes 0.1 s. `gc.freeze`
-    # prevents this search.
+    # `gc.freeze` avoids the full garbage collection at interpreter exit, which takes 0.1 s.
     gc.freeze()
     raise SystemExit(code)
 
@@ -167,7 +165,7 @@ def _report_error(text: str, code: int = 2) -> int:
 def _print_usage_error_and_get_exit_code(exc: Any) -> int:
     """Print a usage error with the usage line of the command, and return exit code 2.
 
-    If only the name of a command group was typed, print the help of the group.
+    If a command group was called without a subcommand, print the help of the group.
     """
     context, text = getattr(exc, "ctx", None), exc.format_message()
     if context is None:
@@ -258,13 +256,13 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
     """
     if not is_confirmed:
         try:
-            # stdout is redirected to stderr, because typer writes a space to stdout when it asks
-            # for confirmation.
+            # Redirect stdout to stderr, because typer writes a space to stdout when it asks for
+            # confirmation.
             with redirect_stdout(sys.stderr):
                 typer.confirm(escape_controls(question), abort=True, err=True)
         except typer.Abort as exc:
-            # Typer also raises Abort when the user presses Ctrl-C. The original KeyboardInterrupt,
-            # which is the context of that Abort, is raised again.
+            # Typer also raises Abort on Ctrl-C. In that case, re-raise the original
+            # KeyboardInterrupt, which is the context of the Abort.
             raise exc.__context__ or exc from None
 
 
@@ -309,8 +307,8 @@ def confirm_and_erase_items(
 class CommandDatabase:
     """The database that a command works on.
 
-    The function `open_database` creates an object of this class, and closes the database at the
-    end. The checkpointer and the store are opened when they are first used.
+    Use `open_database` to create an instance and to close the database at the end. The checkpointer
+    and the store are opened when they are first used.
 
     Attributes:
         settings: The settings, with the options of the command applied.
@@ -363,11 +361,11 @@ class CommandDatabase:
 
     @property
     def config(self) -> RunnableConfig:
-        """A run config that contains the user's id, which replaces `{user_id}` in namespaces."""
+        """A run config with the user's id, which is substituted for `{user_id}` in namespaces."""
         return {"configurable": {"user_id": self.user}}
 
     def index_memories(self, users: Iterable[str]) -> None:
-        """Index the memories of users now, so that the first search is fast."""
+        """Index the users' memories now, so that the first search is fast."""
         for user in users:
             self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
@@ -409,9 +407,8 @@ class CommandDatabase:
             component = open_component(path, key=key, **self._options)
             return self._stack.enter_context(component)
         except StorageError as exc:
-            # If the file is locked, damaged or missing, for example, a subclass of StorageError is
-            # raised. A locked, damaged or missing file cannot be opened read-only either, so the
-            # error is raised again.
+            # Re-raise subclasses of StorageError, such as those for a locked, damaged or missing
+            # file, because opening the file read-only would not help.
             if not self._allow_read_only or type(exc) is not StorageError:
                 raise
             return self._stack.enter_context(open_component(path, key=key, read_only=True))
@@ -428,7 +425,7 @@ def open_database(
     key: str | None = None,
     graphs: str | None = None,
 ) -> Iterator[CommandDatabase]:
-    """Open the database that a command uses, and close the database when the command ends.
+    """Open the database for a command, and close it when the command ends.
 
     Args:
         db: The file or the Postgres DSN, or None for the configured database.
@@ -465,7 +462,7 @@ def check_database_exists(db: str) -> None:
 
 # -- ids
 
-# Maximum length of a thread id that is printed in full on a terminal.
+# Maximum length, in characters, of a thread id that is printed in full on a terminal.
 _MAX_UNSHORTENED: Final = 12
 
 
@@ -506,7 +503,7 @@ def resolve_item_key(
     *,
     include_deleted: bool = False,
 ) -> tuple[Namespace, str]:
-    """Find the item whose key is `key_or_prefix` or begins with `key_or_prefix`.
+    """Find an item by its key, or by a unique prefix of the key.
 
     Args:
         store: The store.
@@ -523,7 +520,7 @@ def resolve_item_key(
         ConfigurationError: No key or several keys begin with `key_or_prefix`.
     """
     for namespace in namespaces:
-        # InvalidNamespace is raised if `key_or_prefix` is not a valid key.
+        # `store.get` raises InvalidNamespace if `key_or_prefix` is not a valid key.
         with suppress(InvalidNamespace):
             item = store.get(namespace, key_or_prefix, refresh_ttl=False)
             if item or (include_deleted and store.history(namespace, key_or_prefix)):
@@ -550,7 +547,7 @@ def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bo
 
 def find_thread_head(database: CommandDatabase, id_or_prefix: str) -> ThreadHead:
     """Return the head of the thread that is named by its id or by a prefix of its id."""
-    # An error is raised if the text cannot be an id.
+    # `saver.head` raises an error if `id_or_prefix` is not a valid id.
     with suppress(PerdureError):
         head = database.saver.head(id_or_prefix)
         if head is not None:
@@ -560,12 +557,12 @@ def find_thread_head(database: CommandDatabase, id_or_prefix: str) -> ThreadHead
 
 
 def resolve_thread_id(database: CommandDatabase, id_or_prefix: str) -> str:
-    """Return the id of the thread whose id is `id_or_prefix` or begins with `id_or_prefix`."""
+    """Return the full id of the thread identified by an id or a unique prefix."""
     return find_thread_head(database, id_or_prefix).thread_id
 
 
 def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, id_or_prefix: str) -> str:
-    """Return the id of the thread's checkpoint whose id is or begins with `id_or_prefix`."""
+    """Return the full id of the thread's checkpoint identified by an id or a unique prefix."""
     checkpoints = database.saver.checkpoints(thread_id, checkpoint_ns="")
     ids = [
         info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(id_or_prefix)
@@ -574,7 +571,7 @@ def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, id_or_prefi
 
 
 def complete_thread_id(incomplete: str) -> list[str]:
-    """Return the thread ids that begin with the text `incomplete`, for completion in a shell."""
+    """Return the thread ids that begin with `incomplete`, for shell completion."""
     try:
         with open_database(None, allow_read_only=True) as database:
             return [head.thread_id for head in database.saver.heads(prefix=incomplete)]

@@ -1,4 +1,4 @@
-"""The command `perdure chat`, which holds a conversation and stores it in a thread."""
+"""The command `perdure chat`, for chatting with a model in a stored thread."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from perdure.errors import (
     StorageUnavailable,
 )
 
-# Maximum number of seconds to wait until another run of the thread ends.
+# Maximum time, in seconds, to wait for another run of the thread to end.
 _LOCK_TIMEOUT_S: Final = 30
-# Number of newest messages that are printed when a chat continues a thread.
+# Number of recent messages to print when a chat resumes a thread.
 _REPEATED_MESSAGES: Final = 4
 _OPTIONAL_NODES: Final = ("remember", "summarize")
 """Nodes that the graph of a chat lacks if the chat has no memory or no model."""
@@ -92,8 +92,8 @@ def chat(
             "--message is empty; pass a text, or remove --message to type messages"
         )
     with open_database(db, user, create=True) as database, ExitStack() as stack:
-        # With `--no-memory`, the user id of the run is empty. Background workers then extract no
-        # memories from the thread of the chat.
+        # With `--no-memory`, the run has an empty user id, so that background workers extract no
+        # memories from the thread.
         memory_user = "" if no_memory else database.user
         session = _ChatSession(database, thread, memory_user, keep_last)
         session.check_may_continue_thread()
@@ -111,7 +111,7 @@ def chat(
 def _print_introduction(database: CommandDatabase) -> None:
     """Print what the chat does, which model answers, and how to end the chat."""
     settings = database.settings
-    # The printed host must not contain a user name or a password.
+    # Print the host without any user name and password in the URL.
     host = urlsplit(settings.base_url or "").netloc.rpartition("@")[2]
     model = f"The model is {settings.model!r} at {host or 'OpenAI'}."
     if settings.model is None:
@@ -121,7 +121,7 @@ def _print_introduction(database: CommandDatabase) -> None:
 
 
 def _extract_memories(database: CommandDatabase) -> None:
-    """Extract memories from the turns of earlier runs that were interrupted."""
+    """Extract the memories that earlier, interrupted runs did not extract."""
     try:
         with show_status("looking for messages of interrupted runs …"):
             extract_due_threads(database)
@@ -151,9 +151,8 @@ class _ChatSession:
 
         self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # `window` removes all messages except the newest ones. In the list `memory`, `window` comes
-        # before `use_memories`, because the memories that `use_memories` adds must not count as
-        # earlier messages.
+        # `window` keeps only the newest messages. In `memory`, `window` comes before
+        # `use_memories`, so that recalled memories do not count towards the message limit.
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
@@ -166,9 +165,9 @@ class _ChatSession:
         }
 
     def check_may_continue_thread(self) -> None:
-        """Check that the user may continue the thread.
+        """Check that the user is allowed to continue the thread.
 
-        Copy some metadata of the thread's head, its newest checkpoint, to the config of the new
+        Copy some metadata of the thread's head (its latest checkpoint) to the config of the new
         runs.
 
         Raises:
@@ -234,7 +233,7 @@ class _ChatSession:
             self._stream_answer(update, failure_note)
 
     def _stream_answer(self, update: Any, failure_note: str) -> None:
-        """Run the graph, and print the model's answer while it is streamed."""
+        """Run the graph, and print the model's answer as it is streamed."""
         from openai import OpenAIError
 
         from perdure.memory.model_call import describe_name_and_url_of_failed_model
@@ -247,8 +246,8 @@ class _ChatSession:
             and metadata.get("langgraph_node") == "respond"
         )
         try:
-            # If the turn was interrupted earlier, after the model's answer was stored, nothing is
-            # streamed. The stored answer is printed instead.
+            # If the turn was interrupted after the model's answer had been stored, nothing is
+            # streamed, so print the stored answer.
             if not print_arriving_text_and_check_if_any(parts, COLORS["ai"]):
                 last = self.graph.get_state(self.config).values["messages"][-1]
                 print_arriving_text_and_check_if_any(

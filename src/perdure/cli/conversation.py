@@ -1,4 +1,4 @@
-"""Represent exported conversations as trees of messages, and define functions for all importers."""
+"""Represent exported conversations as message trees, with helper functions for all importers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from perdure.memory.thread_messages import REMEMBER, SEARCHED
 
 _SPACES_AND_COMMAS: Final = re.compile(r"[\s,]*")
 
-# Maximum length of a conversation id, in bytes. No known export has longer ids. The store accepts
-# keys of this length.
+# Maximum length of a conversation id, in bytes. Known exports have shorter ids, and the store
+# accepts keys of this length.
 _MAX_ID_BYTES: Final = 500
 
 
@@ -57,7 +57,7 @@ class MessageNode(NamedTuple):
 
 
 class SavedText(NamedTuple):
-    """A text in an export that does not belong to a conversation, such as a memory or a document.
+    """A text in an export that is not part of a conversation, such as a memory or a document.
 
     Attributes:
         project: The project that the document belongs to, or None for a memory.
@@ -73,7 +73,7 @@ class SavedText(NamedTuple):
 
 
 class UnnamedSource(NamedTuple):
-    """Describes the file of a conversation without an id, and how the conversation is built.
+    """The source file of a conversation whose export contains no id.
 
     Attributes:
         file: An object that identifies the file within one import.
@@ -122,9 +122,9 @@ class Conversation:
     def find_creation_time(self, key: str | None) -> float:
         """Return the time of a message, in seconds since 1970.
 
-        If the message has no time, return the time of the nearest earlier message with a time. If
-        no earlier message has a time, return the time at which the conversation was last updated,
-        or at which it was created. If the conversation has no time, return infinity.
+        If the message has no time, use the time of the nearest earlier message that has one. If no
+        earlier message has a time, fall back to the conversation's update time, or else to its
+        creation time. If the conversation has neither, return infinity.
         """
         while key is not None:
             key, _, created_at = self.nodes[key]
@@ -133,7 +133,7 @@ class Conversation:
         return float(self.metadata.get("update_time", self.metadata.get("create_time", math.inf)))
 
     def list_message_ids_from_root(self, key: str | None) -> list[str]:
-        """Return the ids of the message `key` and all its ancestors, the oldest message first."""
+        """Return the ids of the message `key` and all its ancestors, oldest first."""
         keys = []
         while key is not None:
             keys.append(key)
@@ -183,7 +183,7 @@ class Conversation:
         messages: Mapping[str, list[BaseMessage]],
         leaf_id: str,
     ) -> None:
-        """Add the messages of an exported tree. A node of the tree may have several messages.
+        """Add the messages of an exported tree. A node of the tree can hold several messages.
 
         Args:
             parents: The id of each part's parent, or None for a part without a parent. A part is a
@@ -193,11 +193,11 @@ class Conversation:
                 branch ends with the last part.
         """
         # `last_messages` maps the id of each part to the id of its last message. A part without
-        # messages is mapped to the last message of the nearest ancestor that has messages.
+        # messages is mapped to the last message of its nearest ancestor with messages.
         last_messages: dict[str | None, str | None] = {}
 
         def list_new_ancestors(key: str | None) -> list[str]:
-            """Return the ids of a part of the tree and its ancestors, except added parts.
+            """Return the ids of a part and its ancestors, except parts that were already added.
 
             The oldest ancestor comes first.
             """

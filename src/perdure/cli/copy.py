@@ -28,11 +28,11 @@ def copy(
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy a database. Source and target may be SQLite or Postgres.
+    """Copy a database. Source and target can each be SQLite or Postgres.
 
     The copy has all threads, checkpoints, branches, pending writes, and items with their versions
-    and provenance. After all rows have been copied, the source and the target are compared. If the
-    copy is interrupted, repeat the same command, and the copy continues where it stopped.
+    and provenance. After all rows have been copied, the source and the target are compared. To
+    resume an interrupted copy where it stopped, run the same command again.
     """
     from perdure.cli.sources import open_database_to_copy
     from perdure.cli.table_copy import DatabaseCopy, StoreTables, Tables, ThreadTables
@@ -46,7 +46,7 @@ def copy(
 
     def create_indexes() -> None:
         for path in old.store.indexes() if old.store is not None else ():
-            # The target database may not support indexes on fields of values.
+            # Not every target database supports indexes on fields of values.
             with suppress(ConfigurationError):
                 new.store.create_index(path)
 

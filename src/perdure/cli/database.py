@@ -39,9 +39,9 @@ from perdure.errors import ConfigurationError
 if TYPE_CHECKING:
     from perdure.retention import Report
 
-# Matches the password in a Postgres DSN, which is a URI or a list of keywords.
+# Matches a password parameter in a Postgres DSN, in URI or keyword/value format.
 _PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"
-# Maximum number of ids that the report lists for each rule.
+# Maximum number of ids listed per rule in the report.
 _MAX_NAMED_IDS: Final = 20
 
 
@@ -50,7 +50,7 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
     """Show the settings and where they come from.
 
     Arguments override PERDURE_* variables, and these variables override perdure.toml. Secrets, such
-    as keys, are not printed. If a secret is configured, "set" is printed in place of its value.
+    as keys, are not printed. For a configured secret, "set" is printed instead of its value.
     """
     from perdure.settings import NAMES, SECRETS, load
 

@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALL_TYPES: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 """Types of content blocks that repeat a tool call of the message."""
-# If the arguments of a tool call have at most this number of characters, they are printed on the
-# line of the tool call.
+# Maximum length, in characters, of tool call arguments that are printed on the same line as the
+# tool call.
 _MAX_INLINE_ARGUMENTS: Final = 60
 _DATA_URL: Final = re.compile(
     r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})"
 )
-# Maximum number of characters of a question that are printed.
+# Maximum number of characters to print of a question.
 _MAX_QUESTION: Final = 500
-# Number of newest checkpoints whose metadata is searched for actions of other users.
+# Number of latest checkpoints whose metadata is searched for actions by other users.
 _LABELLED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
 
