@@ -1,11 +1,11 @@
-"""Write the blocking and the asynchronous version of an operation as one coroutine.
+"""Write the blocking and the asynchronous version of an operation as a single coroutine.
 
-An operation is a coroutine that awaits only objects of the class `Effect`. An effect is a step that
-waits for something, such as a call of a database or a model. Each effect has a blocking and an
-asynchronous implementation. The function `run` runs an operation without an event loop, and uses
-the blocking implementation of each effect. The function `arun` runs an operation in an event loop,
-and uses the asynchronous implementation of each effect. The decorators `blocking` and `awaiting`
-build the public blocking method and the public coroutine method of an operation.
+An operation is a coroutine that awaits only `Effect` objects. An effect is a step that waits for
+something, such as a database query or a model call. Each effect has a blocking and an asynchronous
+implementation. `run` runs an operation without an event loop, using the blocking implementation of
+each effect. `arun` runs an operation in an event loop, using the asynchronous implementation of
+each effect. The decorators `blocking` and `awaiting` turn an operation into a public blocking
+method and a public coroutine method, respectively.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ThreadCaller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Effect(Generic[T]):
-    """One step of an operation. A step has a blocking and an asynchronous implementation.
+    """One step of an operation, with a blocking and an asynchronous implementation.
 
     Args:
-        blocking: A function that makes the step and blocks.
-        awaiting: A function that makes the step without blocking the event loop.
+        blocking: A function that performs the step and blocks. awaiting: A function that performs
+        the step without blocking the event loop.
     """
 
     __slots__ = ("awaiting", "blocking")
@@ -39,8 +39,8 @@ class Effect(Generic[T]):
         self.blocking, self.awaiting = blocking, awaiting
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
-        # The effect is yielded to `run` or `arun`. `run` or `arun` performs the effect, and sends
-        # its result into this generator.
+        # The effect is yielded to `run` or `arun`, which performs it and sends its result back into
+        # this generator.
         answer: T = yield self
         return answer
 
@@ -54,8 +54,8 @@ class _OperationEnd(NamedTuple):
 def run(operation: Operation[T]) -> T:
     """Run an operation in the calling thread, and return its result.
 
-    If an effect raises an exception, the exception is raised in the operation's coroutine, at the
-    `await` of the effect.
+    If an effect raises an exception, it is raised inside the operation, at the `await` of that
+    effect.
     """
     return flow.run_flow(operation, lambda effect: effect.blocking())
 
@@ -100,19 +100,17 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
 
 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
-    """Return an `Effect` whose blocking and asynchronous implementations run an operation.
+    """Return an `Effect` that runs an operation.
 
-    The asynchronous implementation of the returned `Effect` performs the blocking steps of the
-    operation in another thread.
+    Its asynchronous implementation runs the operation's code between two effects in another thread.
     """
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
 
 def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
-    """Return an `Effect` whose two implementations call a method of an object.
+    """Return an `Effect` that calls a method of an object.
 
-    The asynchronous implementation of the returned `Effect` awaits the method whose name has the
-    additional prefix `a`, such as `aget` instead of `get`.
+    Its asynchronous implementation awaits the method with the prefix `a`, such as `aget` for `get`.
     """
     return Effect(
         lambda: getattr(target, method)(*args, **options),
@@ -121,9 +119,9 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
 
 
 def build_effect_that_calls_function_in_thread(function: Callable[[], T]) -> Effect[T]:
-    """Return an `Effect` whose blocking and asynchronous implementations call a function.
+    """Return an `Effect` that calls a function.
 
-    The asynchronous implementation of the returned `Effect` calls the function in another thread.
+    Its asynchronous implementation calls the function in another thread.
     """
     return Effect(function, lambda: asyncio.to_thread(function))
 

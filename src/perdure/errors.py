@@ -59,33 +59,33 @@ class InvalidConfig(ConfigurationError):
 class WrongKey(ConfigurationError):
     """The encryption key is wrong for the database.
 
-    `WrongKey` is also raised if a database is encrypted and no key was passed, or if a key was
-    passed for a database that is not encrypted.
+    `WrongKey` is also raised if the database is encrypted but no key was passed, or if a key was
+    passed but the database is not encrypted.
     """
 
 
 class MissingDependency(ConfigurationError, ImportError):
     """Raised if a feature needs a package that is not installed.
 
-    The package that is missing is installed by an optional extra of perdure.
+    The missing package is installed by one of perdure's optional extras.
     """
 
 
 class UnknownModel(ConfigurationError, LookupError):
     """Raised if the token count or the context window of a model is unknown.
 
-    The caller must pass the unknown token count or context window as an argument.
+    To use the model, pass the missing value as an argument.
     """
 
 
 class EmbedderMismatch(ConfigurationError):
-    """Raised if stored vectors and the embedder have different models or dimensions."""
+    """Raised if the stored vectors were made by another model or with other dimensions."""
 
 
 class StorageError(PerdureError):
     """The database refused an operation.
 
-    The `__cause__` of a `StorageError` is the exception of the database driver.
+    The `__cause__` of a `StorageError` is the database driver's exception.
     """
 
 
@@ -94,7 +94,7 @@ class StorageUnavailable(StorageError):
 
 
 class StorageFull(StorageError):
-    """The disk is full. The operation that failed has changed nothing in the database."""
+    """The disk is full. The failed operation did not change the database."""
 
 
 class NotADatabase(StorageError):
@@ -114,13 +114,13 @@ class SerializationError(PerdureError, TypeError):
 
 
 class Unstorable(SerializationError):
-    """The serializer refuses a value. The error message names the path of the refused value."""
+    """The serializer refuses a value. The error message gives the path to this value."""
 
 
 class InvalidValue(SerializationError, ValueError):
     """The value of a store item is not a JSON object.
 
-    The error message names the path of the wrong part within the value.
+    The error message gives the path to the invalid part of the value.
     """
 
 
@@ -137,7 +137,7 @@ class UnknownCheckpoint(PerdureError, LookupError):
 
 
 class ThreadDeleted(PerdureError):
-    """Raised if a run cannot write to its thread, because the thread was deleted during the run.
+    """Raised if a run cannot write to its thread because the thread was deleted during the run.
 
     Nothing was stored. A new run with the same thread id begins a new conversation.
     """
@@ -148,7 +148,7 @@ class RunEnded(PerdureError):
 
 
 class UnknownPerson(PerdureError, LookupError):
-    """The database contains no data of a person with the given name."""
+    """The database contains no data that belongs to a person with this name."""
 
 
 class UnknownMemory(PerdureError, LookupError):
@@ -160,7 +160,7 @@ class AlreadyLocked(PerdureError, RuntimeError):
 
 
 class InvalidNamespace(PerdureError, ValueError):
-    """A namespace or a key of a store item is invalid."""
+    """The namespace or the key of a store item is invalid."""
 
 
 class InvalidFilter(PerdureError, ValueError):
@@ -172,9 +172,9 @@ class VersionConflict(PerdureError):
 
 
 class LimitExceeded(PerdureError):
-    """Raised if a write would exceed a scoped store's limit of items or bytes.
+    """Raised if a write would exceed a scoped store's limit on items or bytes.
 
-    The rejected write has not changed the store.
+    The rejected write did not change the store.
     """
 
 

@@ -2,7 +2,7 @@
 
 A person is the user whose memories, messages and profile a thread uses. `export` yields an archive
 that `perdure import` reads. `forget` erases the data, and `plan` reports what `forget` would erase.
-If a call of `forget` is interrupted, another call of `forget` erases the remaining data.
+If `forget` is interrupted, call it again to erase the remaining data.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ ERASED: Final = (
 )
 """The kinds of data that are erased, in the order in which a report lists the kinds."""
 _PAGE_LINES: Final = 100  # Number of archive lines that an asynchronous export reads at once.
-# Maximum number of passes of an erasure. A further pass erases data that other processes wrote
-# during the pass before.
+# Maximum number of passes per erasure. Each further pass erases the data that other processes wrote
+# during the previous pass.
 _MAX_ROUNDS: Final = 3
-# Number of seconds after which an erasure checks again whether the cancelled runs have ended.
+# Interval, in seconds, at which an erasure checks whether the cancelled runs have ended.
 _PAUSE_S: Final = 0.05
 
 
@@ -103,7 +103,7 @@ class Report:
     by_owner: tuple[str, ...] = ()
 
     def count(self, kind: str) -> int:
-        """Return the number of erased objects of a kind, such as `"threads"`."""
+        """Return how many objects of a kind, such as `"threads"`, were erased."""
         return sum(part.count for part in self.erased if part.what == kind)
 
 
@@ -117,13 +117,12 @@ def export(
     owners_are_people: bool | None = None,
     conversations_by_id: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the archive of a person as objects, one object for each line of a JSON Lines file.
+    """Yield a person's archive as objects, one for each line of a JSON Lines file.
 
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
-    docs/people.md. Other processes may write to the database during the export. In the archive,
-    each thread is a consistent snapshot of the thread. The versions of one item are a consistent
-    snapshot of the item.
+    docs/people.md. Other processes may write to the database during the export. The archive
+    contains a consistent snapshot of each thread, and of all versions of each item.
 
     Args:
         user: The name of the person.
@@ -186,9 +185,9 @@ def plan(
     hand_over: bool = False,
     conversations_by_id: bool = True,
 ) -> Report:
-    """Report the data that a call of `forget` with the same arguments would erase now.
+    """Report the data that `forget` would erase now if called with the same arguments.
 
-    Nothing is written or locked. The docstring of `forget` describes the arguments.
+    Nothing is written or locked. See `forget` for the arguments.
 
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
@@ -211,11 +210,11 @@ def forget(
     conversations_by_id: bool = True,
     timeout_s: float = 30.0,
 ) -> Report:
-    """Erase everything that belongs to a person, including deleted bytes in the database file.
+    """Erase everything that belongs to a person, and overwrite the deleted bytes in a SQLite file.
 
-    An erasure has two steps. The first step of the erasure deletes the person's crons and cancels
-    the person's runs. When all cancelled runs have ended, the second step erases the person's store
-    items and threads. If a call of `forget` is interrupted, repeat the call.
+    An erasure first deletes the person's crons and cancels the person's runs. Once all cancelled
+    runs have ended, it erases the person's store items and threads. If `forget` is interrupted,
+    call it again to erase the remaining data.
 
     Args:
         user: The name of the person.
@@ -265,7 +264,7 @@ async def aforget(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _PersonErasure:
-    """The erasure of one person's data, or the plan of an erasure.
+    """Erases the data of one person, or plans this erasure.
 
     Attributes:
         counts: The number of erased objects, by kind.
@@ -305,15 +304,15 @@ class _PersonErasure:
     def forget(self, timeout_s: float) -> Report:
         """Erase the person's data, in several passes.
 
-        Other processes may write data of the person while a pass runs. The next pass erases the new
+        Other processes may write new data of the person during a pass. The next pass erases this
         data.
         """
         try:
             threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            # Overwrite deleted bytes before the error is raised. An earlier erasure may have been
-            # interrupted after all rows of the person were deleted and before the deleted bytes
-            # were overwritten.
+            # Overwrite deleted bytes before raising the error, because an earlier erasure may have
+            # been interrupted after deleting all of the person's rows and before overwriting the
+            # deleted bytes.
             self._scrub_databases()
             raise
         self._remember_threads_found_only_by_owner(threads)
@@ -337,7 +336,7 @@ class _PersonErasure:
         )
 
     def _remember_threads_found_only_by_owner(self, threads: list[str]) -> None:
-        """Record the threads without a `user_id` whose `owner` is the name of the person."""
+        """Record the threads that have no `user_id` but name the person as their `owner`."""
         self.owned_thread_ids = self.rows.list_threads_by_owner()
         self.by_owner = tuple(
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
@@ -397,7 +396,7 @@ class _PersonErasure:
         """Count the objects in a thread."""
         self._count("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
-        # If the thread has no checkpoint, UnknownThread is raised.
+        # UnknownThread is raised if the thread has no checkpoint.
         with suppress(UnknownThread):
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
@@ -408,7 +407,7 @@ class _PersonErasure:
             self.ids[kind].append(id)
 
     def _scrub_databases(self) -> bool:
-        """Overwrite the erased bytes, and return whether no erased byte is left."""
+        """Overwrite the erased bytes, and return whether all of them were overwritten."""
         return all(
             [self.saver.database.scrub_deleted_rows(), self.store.database.scrub_deleted_rows()]
         )
@@ -416,7 +415,7 @@ class _PersonErasure:
     def _list_data_kept_for_others(
         self, threads: list[str], person_namespaces: PersonNamespaces
     ) -> tuple[Part, ...]:
-        """List the data that mentions the person and belongs to other persons."""
+        """List the data of other people that mentions the person."""
         kept_parts = [Part("namespaces", tuple(map(_join_labels, person_namespaces.others)))]
         if self.looks_elsewhere:
             own_threads = frozenset(threads)
@@ -464,10 +463,10 @@ class _PersonErasure:
     def _find_threads_with_texts_of_person_and_of_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
-        """Find threads of other people that quote the person or contain a message of a cron.
+        """Find other people's threads that quote the person or contain a message from a cron.
 
-        A thread quotes the person if the thread contains a text that the person wrote. The texts
-        that other people sent on the person's threads are not counted as texts of the person.
+        A thread quotes the person if it contains a text that the person wrote. Texts that other
+        people sent in the person's threads do not count as written by the person.
 
         Returns:
             The ids of the threads that contain a text of the person, and the ids of the threads
@@ -528,7 +527,7 @@ def _build_person_rows(
     owners_are_people: bool | None,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
-    """Check the name of a person, and return a `PersonRows` for the rows of the person."""
+    """Check a person's name, and return a `PersonRows` object for this person."""
     check_user("user", user, "give the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
@@ -563,7 +562,7 @@ def _find_threads_and_namespaces_of_person(
 
 
 def build_unknown_person_error(user: str, owned: Sequence[str] = ()) -> UnknownPerson:
-    """Build the error which says that no thread, item or cron belongs to a person.
+    """Build the error for a person who has no threads, items or crons.
 
     Args:
         user: The name.

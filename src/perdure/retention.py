@@ -1,9 +1,9 @@
 """Apply retention rules, which remove old threads, checkpoints, items and memories.
 
-The function `apply` removes the data that the rules of a `Rules` object do not keep. The function
-`plan` reports the data that `apply` would remove, and writes nothing. Old data is removed in
-batches, and other processes can write to the database between two batches. If a call of `apply` is
-interrupted, another call of `apply` removes the old data that the interrupted call did not remove.
+`apply` removes the data that the rules of a `Rules` object do not keep. `plan` reports the data
+that `apply` would remove, and writes nothing. Old data is removed in batches, so that other
+processes can write to the database between two batches. If `apply` is interrupted, call it again to
+remove the remaining old data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from perdure.stores.whole_store import WholeStore
 __all__ = ["Removal", "Report", "Rules", "aapply", "aplan", "apply", "plan"]
 
 T = TypeVar("T")
-# Name of the lock that is held while retention is applied. Locks of threads are named by thread
-# ids, and no thread can have this name as its id.
+# Name of the lock that is held while retention is applied. A thread's lock is named after the
+# thread id, and this name is not a valid thread id.
 _LOCK_NAME: Final = "\0retention"
-_THREADS_PER_BATCH: Final = 200  # Maximum number of threads that are locked at once.
+# Maximum number of threads locked at once.
+_THREADS_PER_BATCH: Final = 200
 _ENTRIES_PER_BATCH: Final = 1_000
 
 
@@ -71,7 +72,7 @@ class Report:
     def size_bytes(self) -> int:
         """The approximate size of all removed data in bytes.
 
-        The database file does not shrink, but uses the space of removed data for new data.
+        The database file does not shrink, but its freed space is reused for new data.
         """
         return sum(removal.size_bytes for removal in self.removals)
 
@@ -91,9 +92,9 @@ def plan(
     thread_ids: Sequence[str] | None = None,
     skip: Collection[str] = (),
 ) -> Report:
-    """Report the data that a call of `apply` with the same arguments would remove now.
+    """Report the data that `apply` would remove now if called with the same arguments.
 
-    Nothing is written or locked. The docstring of `apply` describes the arguments.
+    Nothing is written or locked. See `apply` for the arguments.
     """
     thread_ids = None if thread_ids is None else [*dict.fromkeys(thread_ids)]
     return _RetentionPass(rules, saver, store, thread_ids, skip, dry_run=True).run()
@@ -146,7 +147,7 @@ async def aapply(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _RetentionPass:
-    """Applies retention rules once, or only counts the data that the retention rules would remove.
+    """Applies the retention rules once, or only counts the data that they would remove.
 
     Attributes:
         idle_thread_ids: The threads that are deleted.
@@ -185,7 +186,7 @@ class _RetentionPass:
         return Report(tuple(removals), tuple(self.left))
 
     def _erase_quarantined(self, days: float) -> Iterator[Removal]:
-        """Erase quarantined candidates that were added to the quarantine more than `days` ago."""
+        """Erase candidates that were quarantined more than `days` days ago."""
         namespace_prefix = (RESERVED_LABEL, QUARANTINE)
         timestamps, size = (
             [item.value["at"] for item in self._find_older_items(namespace_prefix, "at", days)],
@@ -212,9 +213,9 @@ class _RetentionPass:
                 batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch, dry_run=True)
                 batch = [info.thread_id for info in batch_infos]
                 if self.rules.memories and batch:
-                    # Erase the memories before the threads. If the process were killed after the
-                    # threads were deleted, the ids of the threads would be lost, and the memories
-                    # of the threads could no longer be found.
+                    # Erase the memories before the threads. If the process were killed after
+                    # deleting the threads, the thread ids would be lost, and the threads' memories
+                    # could no longer be found.
                     size += self._erase_items((), provenance={"thread_id": {"$in": batch}})
                 if not self.dry_run:
                     batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch)
@@ -226,9 +227,9 @@ class _RetentionPass:
             yield Removal("memories of idle threads", len(self.erased_keys) - erased_before, size)
 
     def _try_lock(self, thread_id: str, stack: ExitStack) -> bool:
-        """Try to lock a thread, and return whether the thread was locked.
+        """Try to lock a thread, and return whether this succeeded.
 
-        If a thread cannot be locked, its id is added to `left`.
+        The id of a thread that cannot be locked is added to `left`.
         """
         try:
             stack.enter_context(self.saver.lock(thread_id, timeout_s=0))
@@ -250,9 +251,9 @@ class _RetentionPass:
         removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
         counts = [removed.checkpoints, removed.size_bytes, removed.items]
         if self.dry_run and self.idle_thread_ids:
-            # In a dry run, the idle threads are not deleted, and `retain` counts their checkpoints
-            # as well. Subtract the checkpoints of idle threads, because they would be deleted
-            # together with the threads.
+            # In a dry run, idle threads are not deleted, so `retain` counts their checkpoints too.
+            # Subtract these checkpoints, because a real run would delete them together with the
+            # threads.
             removed_with_threads = self.saver.retain(
                 rule, thread_ids=self.idle_thread_ids, dry_run=True
             )
@@ -289,8 +290,8 @@ class _RetentionPass:
         """Clear the records of extractions that failed long ago."""
         ids = []
         for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
-            # If an extraction has changed the record of a failure since `_find_older_items` read
-            # the record, VersionConflict is raised, and the changed record is kept.
+            # If an extraction has updated the failure record since it was read, VersionConflict is
+            # raised, and the updated record is kept.
             with suppress(VersionConflict):
                 if not self.dry_run:
                     self.store.batch([build_put_clearing_watermark_failure(note)])
@@ -300,9 +301,9 @@ class _RetentionPass:
     def _find_older_items(
         self, namespace_prefix: Namespace, field: str, days: float
     ) -> list[StoredItem]:
-        """Find the items whose field `field` contains a time that is more than `days` ago.
+        """Find the items whose field `field` contains a time more than `days` days in the past.
 
-        Only items under a namespace prefix are searched.
+        Only items under the namespace prefix are searched.
         """
         condition = {field: {"$lt": self._days_ago(days).isoformat()}}
         items: list[Any] = self.store.search(

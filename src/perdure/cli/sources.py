@@ -19,7 +19,7 @@ from perdure.stores.import_sources import STORE_TABLES
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-# Names of tables that only perdure creates. A database of langgraph has no tables with these names.
+# Names of tables that only perdure creates. A langgraph database has no tables with these names.
 _PERDURE_TABLES: Final = {"schemas", "namespaces", "store_items"}
 _SELECT_TABLE_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
 # Maximum size in bytes of a value that SQLite can store.
@@ -44,7 +44,7 @@ class Source:
 
     @property
     def is_perdure_database(self) -> bool:
-        """Whether the database was written by perdure, instead of by langgraph."""
+        """Whether the database was written by perdure rather than by langgraph."""
         return self.saver is not None or self.store is not None
 
 
@@ -56,7 +56,7 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
         NotADatabase: A table does not have the form in which perdure or langgraph creates it.
         StorageError: The file is damaged, or has a value that is too large.
     """
-    # A Postgres DSN as the source of an import always names a database of langgraph.
+    # A Postgres database that is imported is always a langgraph database.
     if is_dsn(path):
         yield Source(path)
         return
@@ -77,9 +77,9 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
 def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
     """Open a database for a copy.
 
-    The argument `key` replaces the configured encryption key.
+    The argument `key` overrides the configured encryption key.
 
-    Values of any size are read, because users copy only databases of their own.
+    The size of values is not limited, because users copy only their own databases.
     """
     if is_dsn(db):
         with open_database(db, allow_read_only=True, key=key) as file:

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 store = add_command_group("store", "Read, write, search and remove items of the store.")
 
-_ROOT: Final = "/"  # A user types this text to name the empty namespace, which contains all others.
+# How a user refers to the empty namespace, which contains all other namespaces.
+_ROOT: Final = "/"
 NamespaceArgument = Annotated[
     str, Argument(metavar="NS", help="The namespace, such as users/alice.")
 ]
@@ -229,7 +230,7 @@ def search(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the items under a namespace prefix, or search these items."""
+    """List or search the items under a namespace prefix."""
     namespace, conditions = parse_namespace(prefix), _parse_filter(filter)
     options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
     options |= {"limit": limit, "explain": json, "refresh_ttl": False}
@@ -280,7 +281,7 @@ def namespaces(
 
 
 def _format_value(value: dict[str, Any]) -> str:
-    """Return the text of a value whose only field is `text`, or any other value as JSON."""
+    """Return the text of a value that has only the field `text`; format any other value as JSON."""
     text = value.get("text") if len(value) == 1 else None
     return text if isinstance(text, str) else jsonlib.dumps(value, ensure_ascii=False)
 
@@ -318,8 +319,8 @@ def forget(
 ) -> None:
     """Erase items permanently, with the messages that they come from.
 
-    All versions of the items are erased. The messages from which an item was made are named in its
-    provenance, and are erased, too, if they are in the same database.
+    All versions of the items are erased. The messages that an item was made from are listed in its
+    provenance. They are erased too if they are in the same database.
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)
@@ -341,7 +342,7 @@ def forget(
 
 
 def _describe_receipt(receipt: Receipt) -> str:
-    """Describe an erasure by its numbers of items, old versions, messages and threads."""
+    """Summarize an erasure: the number of erased items, old versions and messages."""
     return (
         f"{format_count(receipt.items, 'item')}, "
         f"{format_count(receipt.versions, 'old version')} and "
@@ -354,9 +355,8 @@ def _describe_receipt(receipt: Receipt) -> str:
 def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Replace the vectors that another embedding model made.
 
-    Vectors are computed by the embedder that langgraph.json configures. If no embedder is
-    configured, perdure's offline model computes the vectors. If the command is interrupted, run the
-    command again to continue.
+    Vectors are computed by the embedder configured in langgraph.json or, if there is none, by
+    perdure's offline model. If the command is interrupted, run the command again to continue.
     """
     with (
         open_database(db, graphs=graphs) as database,

@@ -1,9 +1,8 @@
 """Copy the tables of threads and items into another database, and compare both databases.
 
-A copied row has the same primary key in the source and in the target. Rows are copied in the order
-of their primary keys. An interrupted copy continues after the highest primary key in the target.
-Each row is decrypted with the encryption key of the source and encrypted with the encryption key of
-the target.
+A copied row keeps its primary key. Rows are copied in primary key order, so that an interrupted
+copy can continue after the highest primary key in the target. Each row is decrypted with the
+source's encryption key and encrypted with the target's encryption key.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch
 from perdure.stores.namespaces import decode_path
 from perdure.stores.whole_store import WholeStore
 
-# Maximum size in bytes of the rows that are read at once. A larger row is read alone.
+# Maximum total size, in bytes, of the rows that are read at once. A larger row is read by itself.
 _PAGE_BYTES: Final = 4 << 20
 _PAGE_ROWS: Final = 1000  # Maximum number of rows that are read at once.
-_ROWS_PER_INSERT: Final = 64  # Number of rows that one INSERT statement adds.
+# Number of rows per INSERT statement.
+_ROWS_PER_INSERT: Final = 64
 _MAX_ID: Final = b"\xff" * 17  # This value sorts after every packed id.
-# The text `_MAX_TEXT` sorts after every value of a text column in a primary key.
+# `_MAX_TEXT` sorts after every text value that occurs in a primary key.
 _MAX_TEXT: Final = "\U0010ffff"
-# Maximum size in bytes of an indexed text. The index entries of Postgres are limited to a third of
-# a database page.
+# Maximum size, in bytes, of an indexed text. Postgres limits an index entry to a third of a page.
 _MAX_NAME_BYTES: Final = 2600
-# Maximum number of differing threads or namespaces that an error message lists.
+# Maximum number of differing threads or namespaces listed in an error message.
 _MAX_LISTED_OWNERS: Final = 20
 _SELECT_COPY_MARK: Final = "SELECT value FROM settings WHERE name = 'copy'"
 _INSERT_COPY_MARK: Final = "INSERT INTO settings (name, value) VALUES ('copy', ?)"
@@ -60,7 +59,7 @@ _DELETE_COPY_MARK: Final = "DELETE FROM settings WHERE name = 'copy'"
 
 
 class Table(NamedTuple):
-    """A table that is copied, and the names of its copied columns.
+    """A table to copy, and the names of the columns to copy.
 
     Attributes:
         name: The name of the table.
@@ -94,7 +93,7 @@ class Table(NamedTuple):
     def read_page(self, after: Sequence[Any]) -> Flow[list[Row]]:
         """Read one page of the rows after a key.
 
-        Each returned row starts with its owner, followed by the values of the copied columns.
+        Each returned row consists of its owner and the values of the copied columns.
         """
         marks = ", ".join("?" for _ in after)
         rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
@@ -130,12 +129,12 @@ class Table(NamedTuple):
         return statements
 
     def key_before(self, number: int) -> list[Any]:
-        """Return a key that sorts directly before all keys whose first part is `number`."""
+        """Return a key that sorts just before all keys whose first part is `number`."""
         return [number - 1, *(self.max_key_part for _ in self.key.split(", ")[1:])]
 
 
 def _split_columns(*columns: str) -> list[str]:
-    """Split lists of column names that are separated by ", "."""
+    """Split comma-separated lists of column names."""
     return [name for names in columns for name in names.split(", ") if name]
 
 
@@ -146,12 +145,9 @@ def _qualify_columns(columns: str) -> str:
 
 @dataclass
 class Tables:
-    """The tables of one component in one database.
+    """The tables of the checkpointer or of the store, in the source or the target database.
 
-    The component is the checkpointer or the store. The database is the source or the target of a
-    copy.
-
-    The tables are copied in the order of the field `tables`.
+    The tables are copied in the order of the `tables` attribute.
 
     Attributes:
         database: The database.
@@ -172,7 +168,7 @@ class Tables:
     def decrypt_row(self, table: Table, row: Row) -> Row:
         """Decrypt a row.
 
-        Decrypted rows with the same content are equal, also if they are from different databases.
+        Decrypted rows with the same content are equal, even if they come from different databases.
 
         Raises:
             CorruptRecord: The row is damaged.
@@ -191,7 +187,7 @@ class Tables:
         return tuple(values)
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Encrypt the content of a row, and return the column values that this database stores."""
+        """Encrypt a row's content, and return the column values to store in this database."""
         values = [*row]
         for position, associated_data in enumerate(reversed(table.associated_data(row)), 1):
             values[-position] = (
@@ -204,15 +200,15 @@ class Tables:
         return tuple(values[len(row) - len(table.columns.split(", ")) :])
 
     def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
-        """Encrypt rows, and return the statements that insert the encrypted rows."""
+        """Encrypt rows, and return the statements that insert them."""
         return table.build_inserts([self.encrypt_row(table, row) for row in rows])
 
     def format_owner(self, owner: Any) -> str:
-        """Return the owner of a row, such as a thread id, as text for error messages."""
+        """Return the owner of a row, such as a thread id, formatted for error messages."""
         return repr(owner)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the settings of the component, which are copied after all rows of its tables."""
+        """Read the component's settings, which are copied after all of its tables."""
         return []
         yield
 
@@ -221,9 +217,9 @@ class Tables:
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
     def find_owners_of_names_postgres_rejects(self) -> Flow[list[str]]:
-        """Return the owners of rows that contain names which Postgres cannot store.
+        """Return the owners of rows that contain names Postgres cannot store.
 
-        Postgres cannot store names that contain NUL or that are too long.
+        Postgres cannot store names that contain NUL characters or are too long.
 
         Raises:
             StorageError: The database does not have the tables.
@@ -260,8 +256,7 @@ _TAGS: Final = Table("tags", "tag, checkpoint_key", "")
 class ThreadTables(Tables):
     """The tables of a checkpointer.
 
-    The search keys of threads depend on the encryption key, so they are computed again for the
-    target.
+    The threads' search keys depend on the encryption key, so they are recomputed for the target.
     """
 
     reader: CheckpointReader
@@ -298,8 +293,8 @@ class ThreadTables(Tables):
             *_OF_LOG,
             key="row_key",
             large_columns="body",
-            # The content hash depends on the encryption key, so only its presence is compared. The
-            # hash is 0 for an alias, which is a row that refers to another item.
+            # The content hash depends on the encryption key, so compare only whether a row has a
+            # hash. The hash is 0 for an alias, which is a row that refers to another item.
             flag_positions=[3],
             associated_data=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
         ),
@@ -374,9 +369,9 @@ class ThreadTables(Tables):
         return cls(saver.database, reader.sql, reader.seal.unseal, reader.seal.seal, reader)
 
     def decrypt_row(self, table: Table, row: Row) -> Row:
-        """Decrypt a row, and replace its search keys with None.
+        """Decrypt a row, and set its search keys to None.
 
-        Search keys are not compared, because they depend on the encryption key of the database.
+        Search keys depend on the database's encryption key, so they are not compared.
         """
         columns = super().decrypt_row(table, row)
         if table.name == "threads":  # The search keys depend on the encryption key.
@@ -384,7 +379,7 @@ class ThreadTables(Tables):
         return columns
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Encrypt a row. Compute the search keys of a thread, and the content hash of an item."""
+        """Encrypt a row, and recompute a thread's search keys or an item's content hash."""
         if table.name == "threads":
             search_keys = (
                 None if row[3] else b""
@@ -406,11 +401,10 @@ class ThreadTables(Tables):
         return super().encrypt_row(table, row)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the settings of a checkpointer as one row with two values.
+        """Read a checkpointer's settings as a row of two values.
 
-        The first value in the row is the key with which the thread ids in removal records are
-        hashed. The second value in the row says whether the database has a mark that the owners of
-        threads may be organisations.
+        The first value is the secret key for hashing the thread ids in removal records. The second
+        value says whether the database is marked as one in which organisations may own threads.
         """
         yield from self.reader.removals.load_hash_key(read_only=True)
         return [(self.reader.removals.key, (yield from owner_record.read_organisations_mark()))]
@@ -429,7 +423,7 @@ class ThreadTables(Tables):
         return {*self.database.read(lambda: fetch_rows(sql), snapshot=False)}
 
     def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
-        """Encrypt rows, and return the statements that insert the rows and checkpoint tags."""
+        """Encrypt rows, and return the statements that insert them and the checkpoint tags."""
         statements = super().build_inserts(table, rows)
         if table.name == "checkpoints":
             statements += _TAGS.build_inserts(
@@ -458,8 +452,7 @@ def _item_associated_data(path: bytes, key: str, version: int) -> list[Associate
 class StoreTables(Tables):
     """The tables of a store.
 
-    The compact search indexes are not copied, because the first search in the target builds new
-    indexes.
+    The compact search indexes are not copied, because the first search in the target rebuilds them.
     """
 
     noun = "namespace"
@@ -524,7 +517,7 @@ class StoreTables(Tables):
         return cls(store.database, store._parts.sql, decrypt, encrypt)
 
     def format_owner(self, owner: Any) -> str:
-        """Return the namespace of a row as text for error messages."""
+        """Return a row's namespace, formatted for error messages."""
         return repr(decode_path(owner))
 
     def read_settings(self) -> Flow[list[Row]]:
@@ -534,7 +527,7 @@ class StoreTables(Tables):
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
         """Store the settings of the source, after all rows are copied.
 
-        The target keeps its own settings of the word index, except the list of searched fields,
+        The target keeps its own settings for keyword search, except the list of searched fields,
         which is copied.
         """
         for name, value in settings:
@@ -564,7 +557,7 @@ class _TablePages:
     def read_next(self) -> Flow[list[Row]]:
         """Read and decrypt the next page of rows.
 
-        Return an empty list if there are no more rows in the table.
+        Return an empty list if the table has no more rows.
         """
         rows = yield from self.table.read_page(self.last_key)
         if not rows:
@@ -587,8 +580,7 @@ class _TablePages:
 class DatabaseCopy:
     """Copies the tables of a checkpointer and of a store from a source to a target database.
 
-    The tables of the checkpointer are read in one database snapshot. The tables of the store are
-    read in a separate database snapshot.
+    The checkpointer's tables are read in one database snapshot, and the store's tables in another.
 
     Attributes:
         table_pairs: For each component, the tables of the source and of the target.
@@ -683,10 +675,10 @@ class DatabaseCopy:
                 )
 
     def _check_target_can_store_names(self, source: Tables, target: Tables) -> None:
-        """Raise ImportFailed if the target database cannot store all names of the source database.
+        """Raise ImportFailed if the source contains names that the target database cannot store.
 
-        A Postgres database cannot store a name that contains NUL, or an indexed name that is longer
-        than the limit of Postgres for index entries.
+        A Postgres database cannot store a name that contains a NUL character, or an indexed name
+        that exceeds the size limit for index entries.
         """
         owners: list[str] = []
         try:
@@ -733,13 +725,13 @@ class DatabaseCopy:
     ) -> Flow[set[str]]:
         """Return the owners of rows that are not in both databases.
 
-        The source and the target may return the rows in different orders.
+        The source and the target may return rows in different orders.
         """
         source_pages = _TablePages(source, table, table.key_before(0))
         target_pages = _TablePages(target, table, table.key_before(0))
         unmatched: dict[bytes, Any] = {}
-        # Reset the counter. If the database connection is lost, this generator is started again,
-        # and must not count the same rows twice.
+        # Reset the counter: if the database connection is lost, this generator is restarted and
+        # must not count the same rows twice.
         self.row_counts[table.name] = 0
         while True:
             source_rows = yield from source_pages.read_next()

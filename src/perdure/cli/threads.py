@@ -45,7 +45,8 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
 
-_MAX_TITLE: Final = 60  # Maximum number of characters that are printed of a thread's title.
+# Maximum number of characters of a title that are printed.
+_MAX_TITLE: Final = 60
 Status = Literal["idle", "waiting", "unfinished"]
 """The status of a thread; see `ThreadStatus.state`."""
 
@@ -217,7 +218,7 @@ def _find_matching_heads(
         return thread.thread_id if is_created and has_text and has_person else None
 
     # The status filter "interrupted" also matches threads that are not waiting for an answer, so
-    # the exact status of each match is checked below.
+    # the status of each match is checked again below.
     query = ThreadQuery(
         text=text,
         metadata=None if user is None or user.isdecimal() else {"owner": user},
@@ -227,7 +228,7 @@ def _find_matching_heads(
     threads, offset = ThreadList(database.saver), 0
     while len(matches) < limit:
         ids = threads.search(query, match_thread, limit, offset)
-        # The head is None if the thread was deleted after the search.
+        # The head is None if the thread has been deleted since the search.
         heads = [head for head in map(database.saver.head, ids) if head is not None]
         matches += [head for head in heads if status in (None, head.status.state)]
         offset += limit
@@ -247,14 +248,14 @@ def find_person_of_thread(
             `user_id`.
     """
     person = head_metadata.get("user_id") or thread_metadata.get("owner") or ""
-    # The person is converted to str, because other programs may store a number as the `user_id`.
+    # Convert the person to a string, because other programs may have stored a numeric `user_id`.
     return str(person)
 
 
 def _iter_head_with_thread_json(
     database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
-    """Yield a tuple of the head `head` and the dict that `--json` prints for its thread.
+    """Yield the given head together with the dict that `--json` prints for its thread.
 
     Nothing is yielded if another process has deleted the thread.
     """
@@ -360,11 +361,11 @@ def delete(
         names += ", …" if len(ids) > 3 else ""
         require_confirmation(f"Delete {counts} permanently: {names}?", yes)
         with show_status("deleting …"):
-            # Erase the memories before the threads. If the process crashed after a thread was
-            # deleted, the memories of the deleted thread could not be found any more.
+            # Erase the memories before the threads. If the process crashed after deleting a thread,
+            # the thread's memories could no longer be found.
             clean = keep_memories or forget_thread_memories(database.store, ids).clean
-            # The method `erase` deletes a thread and scrubs the bytes of all deleted threads from
-            # the file. Therefore `erase` is called once, for the last of the selected threads.
+            # `erase` deletes a thread, and overwrites the bytes of all deleted threads in the file.
+            # It is therefore called only once, for the last of the selected threads.
             *others, last = ids
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean
@@ -376,9 +377,9 @@ def delete(
 
 
 def _count_messages(database: CommandDatabase, thread_id: str) -> int:
-    """Return the number of messages in the history of a thread.
+    """Return the number of messages in a thread's history.
 
-    If the history cannot be read, the number of all items in the logs of the thread is returned.
+    If the history cannot be read, return the number of all items in the thread's logs instead.
     """
     with suppress(PerdureError):  # A thread that cannot be read can still be deleted.
         return len(database.saver.history(thread_id))

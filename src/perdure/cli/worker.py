@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.extraction import ExtractionJob
 
-# Number of seconds without a new message after which memories are extracted from a conversation.
+# Default idle time, in seconds, after which memories are extracted from a conversation.
 _DEFAULT_DELAY_S: Final = 30.0
-# Maximum number of seconds that `--once` waits for extractions. The number is so large that there
-# is no limit in practice. `--once` exits when no thread is due any more.
+# Maximum number of seconds that `--once` waits for extractions. This is unlimited in practice,
+# because `--once` exits as soon as no thread is due any more.
 _FLUSH_TIMEOUT_S: Final = 1e9
-_OFF: Final = "off"  # Value of the option --cron that disables the schedule in perdure.toml.
-# Number of seconds after which the retention rules are applied again.
+# Value of --cron that disables the schedule from perdure.toml.
+_OFF: Final = "off"
+# Interval between retention passes, in seconds.
 _RETENTION_INTERVAL_S: Final = 3600.0
-# Maximum number of seconds that the worker waits for a running retention pass when the worker
-# exits.
+# Maximum number of seconds that an exiting worker waits for a retention pass to finish.
 _STOP_TIMEOUT_S: Final = 30.0
 _LOGGER: Final = logging.getLogger("perdure.background")
 
@@ -57,12 +57,11 @@ def worker(
 ) -> None:
     """Extract memories in the background.
 
-    The worker extracts memories from the threads of all users. A thread is read when the thread has
-    had no new message for some time. The worker runs until you stop it. Threads whose runs named no
-    user are counted, but no memories are extracted from them. Without --facts no model is called,
-    and each turn becomes a memory. The worker also applies the rules under [retention] in
-    perdure.toml every hour. The values under [worker] in perdure.toml are the defaults of the
-    options.
+    The worker extracts memories from the threads of all users. It reads a thread once the thread
+    has been idle for some time. The worker runs until you stop it. Threads whose runs had no user
+    are counted, but no memories are extracted from them. Without --facts no model is called, and
+    each turn becomes a memory. The worker also applies the rules under [retention] in perdure.toml
+    every hour. The values under [worker] in perdure.toml are the defaults for these options.
     """
     from perdure.memory.background import Background, run_worker
     from perdure.memory.extraction import Pace
@@ -83,8 +82,8 @@ def worker(
         facts = defaults.facts if facts is None else facts
         background = Background(
             opened_database.build_extraction(facts=facts),
-            # Without a cron schedule, memories are extracted from a thread after it has had no new
-            # message for some time.
+            # Without a cron schedule, memories are extracted from a thread once it has been idle
+            # for some time.
             pace=Pace(
                 delay_s=_DEFAULT_DELAY_S if delay is None and cron in (None, _OFF) else delay
             ),
@@ -145,9 +144,8 @@ def _run_hourly_during_block(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        # If the removal of old data takes longer than `_STOP_TIMEOUT_S` seconds, the process exits
-        # before the removal is complete. The worker continues the removal when the worker is
-        # started again.
+        # If the retention pass takes longer than `_STOP_TIMEOUT_S` seconds, the process exits
+        # before the pass is complete. The next start of the worker removes the remaining old data.
         thread.join(_STOP_TIMEOUT_S)
 
 
@@ -158,7 +156,7 @@ def _print_background_warnings() -> Iterator[None]:
 
     class StderrHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            # Do not print records about finished jobs, because `print_job` prints finished jobs.
+            # Skip log records about finished jobs, because `print_job` already prints these jobs.
             if not any(isinstance(argument, ExtractionJob) for argument in record.args or ()):
                 print_note(f"perdure: {record.getMessage()}")
 
