@@ -29,8 +29,8 @@ class Effect(Generic[T]):
     """One step of an operation, with a blocking and an asynchronous implementation.
 
     Args:
-        blocking: A function that performs the step and blocks. awaiting: A function that performs
-        the step without blocking the event loop.
+        blocking: A function that performs the step and blocks.
+        awaiting: A function that performs the step without blocking the event loop.
     """
 
     __slots__ = ("awaiting", "blocking")
@@ -102,7 +102,7 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
     """Return an `Effect` that runs an operation.
 
-    Its asynchronous implementation runs the operation's code between two effects in another thread.
+    The asynchronous implementation runs the operation's code between two effects in another thread.
     """
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
@@ -110,7 +110,7 @@ def run_in_thread(operation: Operation[T]) -> Effect[T]:
 def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
     """Return an `Effect` that calls a method of an object.
 
-    Its asynchronous implementation awaits the method with the prefix `a`, such as `aget` for `get`.
+    The asynchronous implementation awaits the method with the prefix `a`, such as `aget` for `get`.
     """
     return Effect(
         lambda: getattr(target, method)(*args, **options),
@@ -121,7 +121,7 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
 def build_effect_that_calls_function_in_thread(function: Callable[[], T]) -> Effect[T]:
     """Return an `Effect` that calls a function.
 
-    Its asynchronous implementation calls the function in another thread.
+    The asynchronous implementation calls the function in another thread.
     """
     return Effect(function, lambda: asyncio.to_thread(function))
 

@@ -74,7 +74,7 @@ class MissingDependency(ConfigurationError, ImportError):
 class UnknownModel(ConfigurationError, LookupError):
     """Raised if the token count or the context window of a model is unknown.
 
-    To use the model, pass the missing value as an argument.
+    The caller must pass the missing token count or context window as an argument.
     """
 
 

@@ -396,7 +396,7 @@ class _PersonErasure:
         """Count the objects in a thread."""
         self._count("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
-        # UnknownThread is raised if the thread has no checkpoint.
+        # A thread without a checkpoint raises UnknownThread.
         with suppress(UnknownThread):
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))

@@ -355,9 +355,10 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     for number, handler in zip(signals, old_handlers, strict=True):
         signal.signal(number, handler)
     if not received:
-        raise typer.Exit(1)  # The reason for the exit has already been printed.
-    # Raise the received signal again, so that the signal ends this process. A server with a single
-    # process is ended by a signal, too.
+        # The reason for exiting has already been printed.
+        raise typer.Exit(1)
+    # Raise the received signal again, so that the signal terminates this process, as it would
+    # terminate a server with a single process.
     signal.raise_signal(received[0])
 
 
@@ -381,8 +382,9 @@ def _run_worker(
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Set the handler of SIGTERM, and stop this process as soon as its parent process has died.
 
-    A parent process that is killed cannot stop its child processes. A Python thread in the child
-    process waits until the parent process ends, and then ends the child process with a signal.
+    A killed parent process cannot stop its child processes. Therefore, a thread in the child
+    process waits for the parent process to end, and then terminates the child process with a
+    signal.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()
@@ -490,9 +492,9 @@ def _print_langgraph_file_warnings(
 def _build_access(
     keys: str | None, auth: str | None, configured: LanggraphFile | None
 ) -> Access | None:
-    """Build the authentication of the server, or return None if the server has no authentication.
+    """Build the server's authentication, or return None if the server has no authentication.
 
-    Without the options `--keys` and `--auth`, the handlers that langgraph.json names are used.
+    Without the options `--keys` and `--auth`, the handlers configured in langgraph.json are used.
     """
     from perdure.server.auth_file import AuthFileAccess
     from perdure.server.keys import KeysFileAccess
@@ -522,12 +524,13 @@ def _open_listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # Set TCP_NODELAY, because asyncio sets this option only on sockets with an explicit
-        # protocol. Without TCP_NODELAY, a response body may wait 40 ms for an ACK.
+        # Set TCP_NODELAY, because asyncio sets it only on sockets with an explicit protocol.
+        # Without this option, a response body can be delayed by up to 40 ms while the kernel waits
+        # for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Abort the connection of a client that does not read. If the connection were only
-            # closed, the unsent data would be kept until the client reads the data.
+            # Abort the connection of a client that does not read. If the connection were closed
+            # normally, the unsent data would be kept until the client reads it.
             listener.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_S * 1000
             )
@@ -571,7 +574,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     MCP clients, such as desktop assistants and editors, start `perdure mcp` as a child process. An
     MCP client that starts this command has access to the memories and threads of one user.
     """
-    # Only look for the packages `mcp` and `fastapi`. Importing the packages would take about a
+    # Only check whether `mcp` and `fastapi` are installed, because importing them takes about a
     # second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
         raise MissingDependency(
@@ -584,8 +587,8 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     with open_database(db, user, create=True) as database:
         log_to_stderr()
         log = Audit(audit)
-        # Let SIGINT end the process at once. Python's own handler would run only after the pending
-        # read of stdin has returned.
+        # Let SIGINT terminate the process immediately. Python's own handler would run only after
+        # the pending read from stdin returns.
         old_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]

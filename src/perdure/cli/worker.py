@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Default idle time, in seconds, after which memories are extracted from a conversation.
 _DEFAULT_DELAY_S: Final = 30.0
-# Maximum number of seconds that `--once` waits for extractions. This is unlimited in practice,
-# because `--once` exits as soon as no thread is due any more.
+# Maximum number of seconds that `--once` waits for extractions, large enough to be unlimited in
+# practice. `--once` exits as soon as no thread is due any more.
 _FLUSH_TIMEOUT_S: Final = 1e9
 # Value of --cron that disables the schedule from perdure.toml.
 _OFF: Final = "off"

@@ -1,8 +1,7 @@
 """Build the server of `perdure serve`, which offers pages, langgraph's REST API and MCP.
 
-The function `create_app` builds the ASGI application of the server. `create_app` is imported only
-when it is first used, because `perdure mcp` does not need this function. The server calls only
-functions that any user of perdure can call.
+`create_app` builds the server's ASGI application. It is imported only on first use, because
+`perdure mcp` does not need it. The server calls only functions that any user of perdure can call.
 """
 
 from typing import TYPE_CHECKING, Any

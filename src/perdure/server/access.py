@@ -51,9 +51,9 @@ Filter = Mapping[str, Any]
 """The conditions that the metadata of a thread, cron or assistant must meet. Each key has a plain
 value, which must be equal, or a dict with the operator `$eq` or `$contains`."""
 _SCALAR_TYPES: Final = (str, int, float, NoneType)
-# Maximum number of lists and dicts inside the lists of a metadata filter. Each list or dict inside
-# a list of the filter is compared with every element of the corresponding list in the metadata, so
-# a higher limit would make filters slow.
+# Maximum number of lists and dicts that are nested inside lists in a metadata filter. Each of them
+# is compared with every element of the corresponding list in the metadata, so a higher limit would
+# make filters slow.
 _MAX_NESTED_IN_LISTS: Final = 10
 
 
@@ -108,7 +108,7 @@ class Identity:
 
     @property
     def person(self) -> str:
-        """Return the user whose threads and memories the request may use."""
+        """Return the user whose threads and memories the request may access."""
         return self.user if self.acting_for is None else self.acting_for
 
     @property
@@ -129,9 +129,8 @@ class Access(Protocol):
 
     - `owners_are_people`: False if the `owner` of a thread may be something else than the user of
       an API key, such as an organisation.
-    - `identities_list_teams`: False if the objects of the class `Identity` do not list the teams of
-      the user. If `identities_list_teams` is False, the config of a run must name the teams whose
-      memories the run uses.
+    - `identities_list_teams`: False if `Identity` objects do not list the user's teams. In this
+      case, the config of each run must name the teams whose memories the run uses.
     - `tenants`: The set of all tenants. The server opens the databases of all tenants when the
       server starts.
     - `check_person(identity, person)`: Raise `Forbidden` if the identity may not act for a person.
@@ -149,7 +148,7 @@ class Access(Protocol):
     async def authorize_and_build_filter(
         self, identity: Identity, action: Action, value: dict[str, Any]
     ) -> Filter:
-        """Check that an action is allowed, and return the filter for the accessible rows.
+        """Check that an action is allowed, and return the filter that selects the accessible rows.
 
         Args:
             identity: The user.
@@ -171,8 +170,8 @@ class LocalAccess:
 
     Treat each request as a request of the local user, who is an admin.
 
-    Without authentication, a client may set any `owner` for a thread. The server does not treat the
-    `owner` of a thread as a person, because the `owner` is not verified.
+    Without authentication, a client may set a thread's `owner` to any text. Because the `owner` is
+    not verified, the server does not treat it as the person the thread belongs to.
     """
 
     owners_are_people: Final = False
@@ -188,7 +187,7 @@ class LocalAccess:
     async def authorize_and_build_filter(
         self, identity: Identity, action: Action, value: dict[str, Any]
     ) -> Filter:
-        """Allow every action. A request for another person may only use data of that person."""
+        """Allow every action. A request for another person may use only that person's data."""
         person = identity.acting_for
         return {} if person is None else permit_and_build_filter_for_own_data(person, action, value)
 
@@ -233,7 +232,7 @@ def permit_and_build_filter_for_own_data(
 def set_required_action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
     """Return a decorator that sets the action of an endpoint.
 
-    `create_app` raises TypeError if an endpoint was not decorated with an action.
+    `create_app` raises TypeError if an endpoint does not have this decorator.
 
     Args:
         name: The action, or None for an endpoint that anyone may call.
@@ -256,10 +255,9 @@ An endpoint with this decorator has no access to a database.
 def build_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], bool]:
     """Return a function that checks whether a JSON value contains the expected value.
 
-    A dict contains the expected dict if the dict has all keys of the expected dict, and if the
-    value at each of these keys contains the expected value. A list contains the expected list if it
-    has all expected elements, in any order. The returned function takes time linear in the size of
-    the JSON value.
+    A dict contains the expected dict if it has all the expected keys, and the value of each of
+    these keys contains the expected value. A list contains the expected list if it has all expected
+    elements, in any order. The returned function runs in time linear in the size of the JSON value.
 
     Args:
         expected: The JSON value that must be contained.
@@ -276,10 +274,9 @@ def build_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], boo
 
 
 def _build_unlimited_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], bool]:
-    """See `build_predicate_for_json_that_contains`. Nested lists are not limited.
+    """Implement `build_predicate_for_json_that_contains`, without the limit on nested lists.
 
-    `_build_unlimited_predicate_for_json_that_contains` calls itself for the parts of the expected
-    value.
+    The function is recursive: it calls itself for each part of the expected value.
     """
     if isinstance(expected, Mapping):
         field_checks = {
@@ -306,12 +303,12 @@ def _build_unlimited_predicate_for_json_that_contains(expected: Any) -> Callable
 
 
 def _build_comparison_keys_of_scalars(values: list[Any]) -> set[Any]:
-    """Return a hashable key for each text, number and null in a list.
+    """Return a hashable key for each string, number and null in a list.
 
-    Equal values have equal keys. The key for a number is a text that contains the number. Python
-    randomises the hashes of texts, but not the hashes of numbers. If the numbers themselves were
-    keys, a client could send many numbers that have the same hash, and building a set of these
-    numbers would take quadratic time.
+    Equal values have equal keys. The key for a number contains the number as a string. Python
+    randomises the hashes of strings, but not of numbers. If numbers were used as keys, a client
+    could send many numbers with the same hash, and building a set of them would take quadratic
+    time.
     """
     return {
         _build_comparison_key_of_scalar(value)
@@ -321,7 +318,7 @@ def _build_comparison_keys_of_scalars(values: list[Any]) -> set[Any]:
 
 
 def _build_comparison_key_of_scalar(value: str | float | None) -> Any:
-    """Return the hashable key of one value; see `_build_comparison_keys_of_scalars`."""
+    """Return the comparison key of one value; see `_build_comparison_keys_of_scalars`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
@@ -349,7 +346,7 @@ def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
 
 
 def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
-    """Refuse to create or change an object if the user would lose access to the object.
+    """Refuse to create or change an object if the user could not access it afterwards.
 
     Args:
         noun: The kind of the object for the error message, such as `a thread`.

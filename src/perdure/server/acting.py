@@ -1,10 +1,9 @@
-"""Let a caller with the permission `perdure:act` send a request for another person.
+"""Let a caller with the permission `perdure:act` send a request on behalf of another person.
 
-A caller names the person in the header `X-Perdure-User`, which every request may have. A caller who
-starts a run may instead name the person as the `user_id` in the `context` of the run. A request
-that is sent on behalf of a person reads and writes data of that person. The server still applies
-the rate limits of the caller, passes the caller's user object to graphs, and checks the caller's
-permissions.
+A caller names the person in the header `X-Perdure-User`, which any request may contain. A caller
+who starts a run may instead name the person as `user_id` in the run's `context`. A request that is
+sent on behalf of a person reads and writes that person's data. The caller's rate limits and
+permissions still apply, and graphs receive the caller's user object.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
 def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> Identity:
     """Return the identity of a caller who acts for a person.
 
-    A caller needs the permission `perdure:act` unless the named person is the caller.
+    Unless the named person is the caller, the caller needs the permission `perdure:act`.
 
     Args:
         access: The rules of the server.

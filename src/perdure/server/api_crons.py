@@ -1,9 +1,9 @@
 """Serve the HTTP endpoints for crons, which start runs on a schedule, for langgraph's SDK.
 
-The runs of a cron have the rights of the user who changed the cron last. A user may change a cron
-only if the metadata of the cron matches the user's authorization filter. The person of a thread may
-also see and delete all crons on the thread, because the runs of these crons use the memories of the
-person.
+A cron's runs have the permissions of the user who last changed the cron. A user may change a cron
+only if the cron's metadata matches the user's authorization filter. The person to whom a thread
+belongs may also see and delete all crons on the thread, because the runs of these crons use the
+person's memories.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from perdure.server.threads import validate_metadata
 
 routes = APIRouter(tags=["crons"])
 _SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
-_THREADS_PER_QUERY: Final = 500  # Maximum number of thread ids in one query.
+# Maximum number of thread ids per query.
+_THREADS_PER_QUERY: Final = 500
 _PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
 """Fields of a cron's payload that only users with access by the metadata of the cron see.
 
@@ -88,8 +89,8 @@ async def create_cron(
 ) -> Response:
     """Create a cron that runs a graph on a schedule.
 
-    If the request URL contains a thread id, all runs of the cron use this thread. If the request
-    URL contains no thread id, each run of the cron gets a new thread.
+    If the request URL contains a thread id, all runs of the cron use this thread. Otherwise, each
+    run gets a new thread.
     """
     now, cron_id = time.time(), str(uuid4())
     ids = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
@@ -114,7 +115,7 @@ async def update_cron(
 ) -> Response:
     """Change fields of a cron, and add metadata.
 
-    Later runs of the cron have the rights of the user who sends this request.
+    Later runs of the cron have the permissions of the user who sends this request.
     """
     metadata = body.get("metadata") or {}
     permitted = await call.authorize_arguments(
@@ -149,7 +150,7 @@ async def update_cron(
 @routes.delete("/runs/crons/{cron_id}", status_code=204)
 @set_required_action("crons:delete")
 async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
-    """Delete a cron. A run that the cron has already started continues."""
+    """Delete a cron. Runs that the cron has already started continue."""
     await call.authorize_arguments({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
@@ -179,9 +180,9 @@ async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) ->
 async def _check_cron_request_and_build_row(
     call: Call, runs: Runs, body: CronRequest, previous_row: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
-    """Check a new or changed cron, and return the cron with the fields of the request.
+    """Check the request for a new or changed cron, and build the cron's row.
 
-    The check includes that the caller has the permission to start a run of the cron.
+    The request is refused if the caller may not start runs of the cron.
 
     Args:
         call: The call of the client.
@@ -241,7 +242,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
 
 
 async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
-    """Return whether a cron has a thread, and the runs of that thread use the caller's memories.
+    """Return whether a cron is bound to a thread whose runs use the caller's memories.
 
     Return False if the caller may not perform the action on the thread.
     """
@@ -256,10 +257,10 @@ async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) ->
 
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
-    """Return the ids of the caller's threads, among the given ids.
+    """Return those of the given thread ids that belong to the caller's threads.
 
-    A thread is returned if the runs of the thread use the memories of the caller, and if the caller
-    may list the thread.
+    A thread counts as the caller's if its runs use the caller's memories and the caller may list
+    it.
     """
     search_call, own_ids = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
@@ -277,8 +278,8 @@ async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> s
 async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[FoundCron]:
     """Return the crons that match the filters and that the caller may see.
 
-    The caller may see a cron if the metadata of the cron matches the caller's authorization filter,
-    or if the cron runs on a thread that uses the memories of the caller.
+    The caller may see a cron if its metadata matches the caller's authorization filter, or if it is
+    bound to a thread whose runs use the caller's memories.
     """
     permitted = await call.authorize_arguments(filters.model_dump())
     # An authorization handler may have added the owner to the metadata.
@@ -299,7 +300,7 @@ async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[Foun
 
 
 def _unknown_cron_error(cron_id: str) -> Refused:
-    """Return the error for a cron that does not exist or is not accessible to the caller."""
+    """Return the error for a cron that does not exist or that the caller cannot access."""
     return Refused(f"there is no cron {cron_id!r}", 404)
 
 

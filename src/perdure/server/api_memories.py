@@ -81,11 +81,10 @@ async def list_memories(
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
     """Search the memories that answer a question, best first, with the parts of their scores.
 
-    The request finds the same memories that an agent would recall with these search options. The
-    field `text` of the reply is the text that the model of an agent would read if the agent
-    recalled these memories. With `explain`, the field `below` of the reply lists the memories whose
-    score is below the minimum score. The field `floor` of the reply is the minimum score that a
-    memory needs to be found.
+    The search finds the memories that an agent would recall with the same options. In the reply,
+    `text` is the text that the agent's model would read if the agent recalled these memories, and
+    `floor` is the minimum score that a memory needs to be found. With `explain`, `below` lists the
+    memories whose score is below this minimum.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.authorize_and_build_namespace_arguments(
@@ -106,8 +105,7 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
 async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) -> Response:
     """Add a memory if the gate admits it.
 
-    The reply says whether the memory was added. If the memory was not added, the reply gives the
-    reason.
+    The reply says whether the memory was added and, if it was not, why.
     """
     arguments = {
         "key": body.key,
@@ -131,7 +129,7 @@ async def change_memory(
     """Correct a memory.
 
     With `supersede`, the old text is kept as an earlier version of the memory. The earlier version
-    ends at the time `at`, or now if `at` is missing.
+    is valid until the time `at`, or until now if `at` is missing.
     """
     memories, config = await _open_permitted_memories(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
@@ -158,7 +156,7 @@ async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -
 async def _open_permitted_memories(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
-    """Check that the caller may perform the action, and return the permitted memories.
+    """Check that the caller may perform the action, and return the memories to perform it on.
 
     Args:
         call: The request.

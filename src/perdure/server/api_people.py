@@ -1,8 +1,8 @@
 """REST endpoints to list, export and erase everything that belongs to a person.
 
-A user may list, export and erase only the data under the user's own name. An admin may list, export
-and erase the data under any name. Threads to which the user has no access are left out. A request
-is refused if the user has no access to one of the person's namespaces.
+Users may list, export and erase only their own data. An admin may list, export and erase the data
+of any person. Threads that the user cannot access are left out. A request is refused if the user
+cannot access one of the person's namespaces.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ async def permit_person(
     rows = PersonRows(call.saver, user, owners_are_people=owners_are_people)
     threads = []
     for thread_id in await asyncio.to_thread(rows.list_threads):
-        with suppress(UnknownThread):  # Skip threads to which the caller has no access.
+        # Skip threads that the caller cannot access.
+        with suppress(UnknownThread):
             await call.threads.get(thread_id)
             threads.append(thread_id)
-    # Any user may choose any thread id, so a thread id does not prove that a conversation belongs
-    # to the person. Only an admin gets access to conversations by the ids of threads.
+    # Users may choose any thread id, so a thread id does not prove that a conversation belongs to
+    # the person. Therefore, only an admin may access conversations by thread id.
     conversations = threads if call.identity.is_admin else None
     person_namespaces = await arun(
         find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
@@ -107,8 +108,7 @@ async def permit_person(
 async def _may_reach_namespace(call: Call, store_action: Action, namespace: Namespace) -> bool:
     """Return whether the caller may perform a store action on exactly this namespace.
 
-    Return False if an authorization handler forbids the action or replaces the namespace by
-    another namespace.
+    Return False if an authorization handler forbids the action or substitutes another namespace.
     """
     store_call = call.with_action(store_action)
     try:
@@ -142,7 +142,7 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
 
 
 def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) -> people.Report:
-    """Return a copy of a report in which the kept data lists only namespaces visible to the caller.
+    """Return a copy of a report that lists only those kept namespaces that the caller may see.
 
     The given report is not changed.
     """
@@ -184,8 +184,8 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
-    # Read the first line of the archive before the HTTP reply begins. If the person is unknown,
-    # reading the first line raises an error, and the reply can still have an error status.
+    # Read the first line of the archive before starting the HTTP reply. If the person is unknown,
+    # this raises an error while the reply can still have an error status.
     header = await anext(lines)
 
     async def iter_lines() -> AsyncIterator[bytes]:

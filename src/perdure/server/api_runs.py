@@ -70,8 +70,8 @@ from perdure.storage.flow import NO_LIMIT
 routes = APIRouter(tags=["runs"])
 SERVER_CLOSING: Final = "the server is shutting down, and the next server continues the run"
 """The message for a client that reads a run when the server shuts down."""
-# A client that selects the stream mode `messages` or `messages-tuple` receives the events of both
-# stream modes.
+# A client that selects either of the stream modes `messages` and `messages-tuple` receives the
+# events of both.
 _MESSAGES: Final[set[StreamMode | Literal[""]]] = {"messages", "messages-tuple"}
 _EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
@@ -91,7 +91,7 @@ class BatchedRun(RunRequest):
 class CancelRequest(WithoutNulls):
     """The body of `POST /runs/cancel`.
 
-    A cancel request selects either runs of one thread by their ids, or all runs with a status.
+    A cancel request selects either runs of one thread by id, or all runs with a given status.
     """
 
     thread_id: str | None = None
@@ -100,7 +100,7 @@ class CancelRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _check_either_run_ids_or_status_given(self) -> Self:
-        """Check that the request has either a thread id with run ids, or a status of runs."""
+        """Check that the request selects runs either by thread id and run ids, or by status."""
         is_by_id = self.thread_id is not None and self.run_ids
         if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
             self.thread_id or self.run_ids
@@ -180,7 +180,7 @@ async def create_run(
 @routes.post("/runs/batch")
 @set_required_action("threads:create_run")
 async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
-    """Run graphs in the background. If one of the runs is refused, no run is started."""
+    """Run graphs in the background. If any of the runs is refused, none is started."""
     runs.check_capacity(call.identity, len(body))
     starts = [
         await check_run_request_and_get_start_function(call, runs, request, request.thread_id)
@@ -267,13 +267,13 @@ async def join_run_stream(
 ) -> Response:
     """Stream the retained events of a run.
 
-    If the request has the header Last-Event-ID, only later events are streamed.
+    If the request has a Last-Event-ID header, only later events are streamed.
     """
     header = request.headers.get("last-event-id", "")
     last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
-    # If the run is in progress, another process may have emitted more events than this log
-    # contains. If the run has ended or has not started, the log contains all events, and `last` is
-    # limited to the number of the last event.
+    # While the run is in progress, another process may have emitted more events than this log
+    # contains. If the run has ended or has not started yet, the log is complete, and `last` is
+    # capped at the number of the last event in the log.
     if last is not None and (run.has_ended or not run.may_have_started):
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
@@ -296,8 +296,8 @@ async def cancel_run(
 ) -> Response:
     """Cancel a run.
 
-    With the action `interrupt`, the stored checkpoints of the run are kept. With the action
-    `rollback`, the stored checkpoints of the run are not kept.
+    The action `interrupt` keeps the checkpoints that the run has stored, and the action `rollback`
+    removes them.
     """
     run = await get_permitted_run(call, runs, thread_id, run_id, action=action)
     if run.status not in LIVE_STATES:
@@ -335,9 +335,8 @@ async def start_run(
 ) -> Run:
     """Start a run for a client.
 
-    If `thread_id` is None, the run gets a new thread. The docstring of
-    `check_run_request_and_get_start_function` describes the arguments of `start_run` and the errors
-    that `start_run` raises.
+    If `thread_id` is None, a new thread is created for the run. See
+    `check_run_request_and_get_start_function` for the arguments and the exceptions.
     """
     options: Any = {"recorded": recorded, "author": author}
     return await (
@@ -360,8 +359,7 @@ async def check_run_request_and_get_start_function(
 ) -> Callable[[], Awaitable[Run]]:
     """Check a request for a run, and return the function that starts the run.
 
-    The database is not changed until the caller calls the function that
-    `check_run_request_and_get_start_function` returns.
+    Nothing is written to the database until the returned function is called.
 
     Args:
         call: The call of the client.
@@ -443,7 +441,7 @@ async def _refuse_malformed_input_messages(
 ) -> None:
     """Refuse malformed messages in the input or the command of a run.
 
-    The graph of the run is loaded only if the input may contain malformed messages.
+    The run's graph is loaded only if the input may contain malformed messages.
 
     Raises:
         InvalidUpdate: See `refuse_malformed_messages`.
@@ -460,9 +458,9 @@ async def _refuse_malformed_input_messages(
 
 
 def act_for_context_user(call: Call, body: RunRequest) -> Call:
-    """Return a copy of a call that acts for the person whom the context of a run names.
+    """Return a copy of a call that acts on behalf of the person named in a run's context.
 
-    If the context of the run names no person, return the original call and not a copy.
+    If the context names no other person, return the call itself instead of a copy.
 
     Raises:
         Forbidden: See `build_identity_acting_for`.
@@ -475,13 +473,12 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
 
 
 async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> ListedThread | None:
-    """Return the existing thread for a run that a caller starts for another person.
+    """Return the existing thread for a run that a caller starts on behalf of another person.
 
-    A thread to which the person has access is returned. A thread to which only the caller has
-    access is returned if the caller owns the thread, or the thread has no owner, and if the thread
-    has no checkpoint yet. The new run assigns a thread without a checkpoint to the person. None is
-    returned if the thread does not exist, or if the person has no access to the thread and the
-    thread cannot be assigned to the person.
+    The thread is returned if the person has access to it. A thread that only the caller can access
+    is returned if it has no checkpoint yet and its owner is either the caller or not set; the new
+    run then assigns the thread to the person. Otherwise, or if the thread does not exist, return
+    None.
 
     Raises:
         Forbidden: The thread belongs to another person.
@@ -512,7 +509,7 @@ def _build_sender(
 ) -> Sender:
     """Return the sender of a run.
 
-    A run that a cron starts has no message author, because nobody has sent a new message.
+    A run that was started by a cron has no message author, because nobody sent a new message.
     """
     message_author = author or identity.person if body.has_message and due is None else None
     is_answer = body.command is not None and body.command.resume is not None
@@ -527,7 +524,7 @@ def _build_sender(
 async def get_permitted_run(
     call: Call, runs: Runs, thread_id: str, run_id: str, **arguments: Any
 ) -> Run:
-    """Return a run after checking that the caller has access to the thread of the run."""
+    """Return a run after checking that the caller may access the run's thread."""
     await call.permit_thread(thread_id, run_id=run_id, **arguments)
     return await runs.get(call.identity.tenant, thread_id, run_id)
 
@@ -538,14 +535,15 @@ def _run_path(run: Run) -> str:
 
 
 async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> None:
-    """Check that the credentials of a client that reads a stream still identify the same user.
+    """Check that the credentials of a streaming client still identify the same user.
 
     Raises:
         Unauthenticated: The key was revoked, or it belongs to another user now.
     """
     try:
         identity = await identify_caller(connection)
-    except Exception as exc:  # An authentication handler that users wrote may raise any exception.
+    # A custom authentication handler may raise any exception.
+    except Exception as exc:
         raise Unauthenticated(
             f"the key or token is no longer valid ({type(exc).__name__}); log in again"
         ) from exc
@@ -624,7 +622,7 @@ async def _reply_with_output(
 ) -> Response:
     """Wait until the run has ended, and reply with its output.
 
-    If `cancels` is true and the client disconnects before the run has ended, the run is cancelled.
+    If `cancels` is true, the run is cancelled if the client disconnects before the run has ended.
     """
 
     async def wait_for_disconnect() -> None:
@@ -659,13 +657,13 @@ async def _reply_with_output(
 
 
 class RunEvents:
-    """Executes the graph that a run requested, and writes the run's events to the run's log."""
+    """Executes the graph that a run requested, and writes the resulting events to the run's log."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
-        # All interrupts of the run by their ids. The interrupts are collected because each chunk of
-        # the graph's stream contains only new interrupts.
+        # All interrupts of the run, by id. They are collected here because each chunk of the
+        # graph's stream contains only new interrupts.
         self._interrupts: dict[str, Any] = {}
 
     async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
@@ -679,8 +677,8 @@ class RunEvents:
             "version": "v2",
         }
         stream_parts = self._iter_event_parts if "events" in modes else Pregel.astream
-        # Close the stream of the graph at the end. Without `aclosing`, the last steps of the stream
-        # would run only when the stream is garbage-collected.
+        # Close the graph's stream explicitly. Without `aclosing`, the stream's cleanup code would
+        # run only when the stream is garbage-collected.
         async with aclosing(stream_parts(graph, graph_input, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self._log_stream_part(run, part)
@@ -688,9 +686,9 @@ class RunEvents:
     async def _iter_event_parts(
         self, graph: Graph, *args: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """Call `graph.astream_events`, and yield the chunks that `graph.astream` would yield.
+        """Call `graph.astream_events`, and yield the same chunks as `graph.astream` would.
 
-        All other events of `graph.astream_events` are logged as events of the stream mode `events`.
+        All other events from `graph.astream_events` are logged under the stream mode `events`.
         """
         async with aclosing(graph.astream_events(*args, **options)) as events:
             async for event in events:
@@ -705,16 +703,16 @@ class RunEvents:
                 yield part
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return an empty list, because clients learn from the row of a run that the run has ended.
+        """Return no closing events, because clients learn from a run's row that the run has ended.
 
-        The method is an implementation of `Player.build_closing_events`.
+        Implements `Player.build_closing_events`.
         """
         return []
 
     def _log_stream_part(self, run: Run, part: Mapping[str, Any]) -> None:
         """Log the events of one chunk of the graph's stream.
 
-        The output and the interrupts in the chunk are stored in the run and in this object.
+        Also update the run's output, and collect the chunk's interrupts in this object.
         """
         kind, namespace, data, new_interrupts = (
             part["type"],
@@ -755,9 +753,9 @@ class RunEvents:
     def _iter_message_events(
         self, message: BaseMessage, metadata: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        """Yield the events for a message or a message chunk in the stream mode `messages`.
+        """Yield the events of the stream mode `messages` for a message or a message chunk.
 
-        The event for a message chunk contains the content of all chunks of the message so far.
+        The event for a message chunk contains all message content received so far.
         """
         previous = self._messages.get(message.id)
         if previous is None:
@@ -788,10 +786,10 @@ def _remove_configs_from_stream_data(stream_mode: str, data: Any) -> Any:
 
 
 def replace_configs_of_streamed_checkpoint_by_ids(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payload of a streamed checkpoint, with configs reduced to checkpoint ids.
+    """Return a streamed checkpoint's payload with each config reduced to its checkpoint ids.
 
-    A shortened config contains only the ids of a checkpoint. The full configs contain the user
-    object of the login and all values with which the graph was configured.
+    The configs are reduced because a full config also contains the user object from authentication
+    and all values that the graph was configured with.
     """
     reduced = dict(payload)
     for name in {"config", "parent_config"} & reduced.keys():
@@ -805,7 +803,7 @@ def replace_configs_of_streamed_checkpoint_by_ids(payload: Mapping[str, Any]) ->
 
 
 def _reduce_config_to_checkpoint_ref(config: Any) -> Any:
-    """Return a config that contains only the ids of a checkpoint."""
+    """Reduce a config to the ids of its checkpoint."""
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
     return {"configurable": build_checkpoint_ref(config)}

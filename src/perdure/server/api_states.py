@@ -56,7 +56,7 @@ class StateChange(BaseModel):
 
 
 class NodeUpdate(BaseModel):
-    """Values or a command that update a state as if a node had returned the values or command."""
+    """A state update, either values or a command, that is applied as if a node had returned it."""
 
     values: JSONObject | list[JSONObject] | None = None
     command: CommandFields | None = None
@@ -70,7 +70,7 @@ class NodeUpdate(BaseModel):
 
 
 class Superstep(BaseModel):
-    """A list of state updates that are applied in one step of the graph."""
+    """A list of state updates that are applied together in one step of the graph."""
 
     updates: list[NodeUpdate] = Field(min_length=1, max_length=1000)
 
@@ -109,7 +109,7 @@ async def get_state(
 async def get_state_at(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateQuery
 ) -> Response:
-    """Return the state at a checkpoint of the thread's graph or of one of its subgraphs."""
+    """Return the state at a checkpoint of a thread's graph or of one of its subgraphs."""
     thread, config = (
         await call.permit_thread_row(thread_id),
         build_checkpoint_config(thread_id, body.checkpoint),
@@ -131,10 +131,10 @@ async def get_state_at(
 async def update_state(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateChange
 ) -> JSONObject:
-    """Update a thread's state with the values in the request, as if a node had returned the values.
+    """Update a thread's state with the values in the request, as if a node had returned them.
 
-    If the request names an older checkpoint, the update starts a new branch of the thread at the
-    older checkpoint. After the update, the thread continues from the new checkpoint.
+    If the request names an older checkpoint, the update branches the thread from that checkpoint.
+    After the update, the thread continues from the new checkpoint.
     """
     thread = await call.permit_thread_row(thread_id)
     config = build_checkpoint_config(
@@ -205,10 +205,9 @@ async def list_items(
 ) -> Response:
     """List one page of the history of a channel, in chronological order.
 
-    The first page contains the newest items that were stored in the channel.
-
-    Items that are no longer in the state are listed, too. To get the page with earlier items, pass
-    the `position` of the first item on this page as `before`.
+    The first page contains the items that were stored most recently. Items that are no longer in
+    the state are included. To get the page of earlier items, pass the `position` of the first item
+    on this page as `before`.
     """
     await call.permit_thread(thread_id)
     await call.require_model_view_access(thread_id, checkpoint_ns)
@@ -250,7 +249,7 @@ async def update_thread_state(
     thread_id = thread.thread_id
     steps = [[update.to_state_update() for update in step.updates] for step in supersteps]
     async with _open_graph(runs, call, thread) as graph, call.threads.lock_for_change(thread_id):
-        # Read the thread again, which raises UnknownThread if the thread has been deleted.
+        # Read the thread again. This raises UnknownThread if the thread has been deleted.
         thread = await call.threads.get_permitted_row(thread_id)
         await get_checkpoint(call, config)
         if graph is None:
@@ -277,7 +276,7 @@ async def update_thread_state(
             except PerdureError:
                 raise
             except Exception as exc:
-                # The reducer of a channel may raise any exception if it cannot apply the values.
+                # A channel's reducer may raise any exception if it cannot apply the values.
                 message = f"{type(exc).__name__}: {exc!s:.300}"
                 raise InvalidUpdate(f"the update cannot be applied: {message}") from exc
         is_open = (await call.saver.astatus(thread_id)).next
@@ -329,9 +328,9 @@ def _choose_sender_and_person(
 ) -> tuple[Sender, Person]:
     """Return the sender of an update, and the person of the thread.
 
-    The person is the user whose memories the runs of the thread use. A sender who is neither the
-    person nor allowed to act for the person may add messages to the thread, but no memories are
-    made from these messages.
+    The person is the user whose memories the thread's runs use. A sender who is neither the person
+    nor allowed to act for the person may add messages to the thread, but no memories are extracted
+    from these messages.
     """
     identity = call.identity
     acting = identity.acting_for, identity.may_act_for_others
@@ -342,9 +341,10 @@ def _choose_sender_and_person(
 def build_checkpoint_config(
     thread_id: str, checkpoint: Mapping[str, Any] | None = None
 ) -> RunnableConfig:
-    """Build the config for a checkpoint that a client names.
+    """Build the config for the checkpoint that a client requests.
 
-    The config always contains the given thread id, even if the client names another thread.
+    The config always contains the given thread id, even if the client's checkpoint names another
+    thread.
     """
     requested = checkpoint or {}
     fields = {name: requested[name] for name in CheckpointRef.model_fields if requested.get(name)}
@@ -371,12 +371,12 @@ def _build_config_for_new_checkpoint(
 ) -> RunnableConfig:
     """Build the config for a new checkpoint of a thread.
 
-    The metadata of the new checkpoint consists of the metadata of the thread and `person_metadata`.
-    The `user_id` in `person_metadata` names the person of the thread. An empty `user_id` means that
-    the thread belongs to nobody.
+    The new checkpoint's metadata is the thread's metadata plus `person_metadata`. The `user_id` in
+    `person_metadata` identifies the person the thread belongs to. An empty `user_id` means that the
+    thread belongs to nobody.
     """
-    # The fields `user_id`, `CALLER` and `DEED` in the metadata of the thread describe the head, so
-    # they are not copied to the new checkpoint.
+    # The metadata fields `user_id`, `CALLER` and `DEED` describe the thread's current head, so they
+    # are not copied to the new checkpoint.
     excluded = ("user_id", CALLER, DEED)
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
@@ -410,7 +410,7 @@ def build_state_json(state: StateSnapshot) -> dict[str, Any]:
 
 
 def build_checkpoint_ref(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the ids of the checkpoint in a config, in the form that clients send and receive."""
+    """Return the checkpoint ids in a config, in the format that clients send and receive."""
     if config is None:
         return None
     configurable = config["configurable"]
@@ -446,7 +446,7 @@ def exclude_internal_channels(channels: Mapping[str, Any]) -> dict[str, Any]:
 async def _read_state_without_graph(
     call: Call, checkpoint: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
-    """Build a `StateSnapshot` of a checkpoint whose graph this server does not serve.
+    """Build a `StateSnapshot` for a checkpoint of a graph that this server does not serve.
 
     As in langgraph, the state of the newest checkpoint lists the remaining tasks, and the state of
     an older checkpoint lists the completed tasks.

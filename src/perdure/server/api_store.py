@@ -139,9 +139,9 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
 async def _permit_arguments(
     call: Call, namespace: list[str] | None, requested: JSONObject
 ) -> JSONObject:
-    """Check that the caller may perform the action, and return its permitted arguments.
+    """Check that the caller may perform the action, and return the arguments to perform it with.
 
-    An authorization handler may change the arguments.
+    An authorization handler may have changed the arguments.
 
     Args:
         call: The request.

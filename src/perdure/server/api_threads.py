@@ -59,7 +59,7 @@ class Lifetime(BaseModel):
     strategy: Literal["delete", "keep_latest"] = "delete"
 
     def time_to_live(self) -> TimeToLive:
-        """Convert the request field to the `TimeToLive` that is stored with a thread."""
+        """Convert the lifetime to the `TimeToLive` that is stored with a thread."""
         return TimeToLive(self.ttl, self.strategy == "keep_latest")
 
 
@@ -238,17 +238,17 @@ async def delete_thread(
     thread_id: PathId,
     memories: Literal["keep", "erase"] = "keep",
 ) -> None:
-    """Delete a thread with its checkpoints, and keep or erase the memories from the thread.
+    """Delete a thread with its checkpoints, and keep or erase the memories extracted from it.
 
-    Only the memories of the caller are erased. If the caller is an admin, the memories of all users
+    Only the caller's own memories are erased. If the caller is an admin, the memories of all users
     are erased.
     """
     await call.permit_thread(thread_id)
     places = await find_erasable_memory_namespaces(call) if memories == "erase" else []
     await runs.stop_runs_of_thread(call.identity.tenant, thread_id)
     if places:
-        # Erase the memories before the thread is deleted. If the server crashed after deleting the
-        # thread, the memories of the thread could not be found any more.
+        # Erase the memories before deleting the thread. If the server crashed after deleting the
+        # thread, the thread's memories could no longer be found.
         receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
         call.record_for_audit(hashes=receipt.hashes)
     await call.threads.delete(thread_id)
@@ -281,9 +281,9 @@ async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
 
 
 async def _apply_auth_handlers_to_filters(call: Call, body: ThreadFilters) -> JSONObject:
-    """Check that a search of threads is permitted, and return its filters.
+    """Check that a search for threads is permitted, and return the filters to apply.
 
-    An authorization handler may have added conditions to the filter `metadata`.
+    An authorization handler may have added conditions to the `metadata` filter.
     """
     filters = body.model_dump(exclude={"select", "extract"})
     filters |= {"metadata": body.metadata or {}, "values": body.values or {}}

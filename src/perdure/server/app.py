@@ -174,9 +174,9 @@ def create_app(
         if telemetry is not None:
             options["instrument"] = telemetry.build_measured_class
         owners_are_people = getattr(app.state.access, "owners_are_people", True)
-        # Without authentication, any client may set the `owner` of a thread to any text. For this
-        # reason, a database that is used without authentication is not marked as a database in
-        # which the owners of threads are organisations.
+        # Without authentication, any client may set a thread's `owner` to any text. Therefore, a
+        # database that is used without authentication is not marked as one in which organisations
+        # own threads.
         options["has_organisations"] = not owners_are_people and not isinstance(
             app.state.access, LocalAccess
         )
@@ -188,9 +188,8 @@ def create_app(
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:
-            # Open the databases of all tenants that the `Access` object lists. If the `Access`
-            # object does not list tenants, the database of a tenant is opened when the tenant sends
-            # a request for the first time.
+            # Open the databases of all tenants that the `Access` object lists. If it lists no
+            # tenants, each tenant's database is opened on the tenant's first request.
             await app.state.runs.open_tenant_databases(
                 getattr(app.state.access, "tenants", (None,))
             )
@@ -261,8 +260,8 @@ def create_app(
         app.router.default = custom
     app.add_middleware(Guard)  # Starlette calls the last added middleware first.
     if origins:
-        # Add the CORS middleware around `Guard`, so that the scripts of allowed origins can also
-        # read the replies with which `Guard` refuses requests.
+        # Add the CORS middleware around `Guard`, so that scripts from allowed origins can also read
+        # the replies with which `Guard` refuses requests.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=app.state.origins,
@@ -275,7 +274,7 @@ def create_app(
 
 
 def _collect_first_path_segments(app: FastAPI) -> frozenset[str]:
-    """Return the first segment of the path of each route.
+    """Return the first path segment of each route.
 
     For example, the first segment of `/threads/{thread_id}` is `threads`.
     """
