@@ -1,7 +1,7 @@
 """Serve assistants over HTTP for langgraph's SDK.
 
 An assistant is a graph with a versioned configuration. Each served graph has a default assistant,
-which cannot be changed. Assistants that users create are stored in the database.
+which cannot be changed. User-created assistants are stored in the database.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from perdure.server.threads import (
 
 Assistant = dict[str, Any]
 """An assistant in the form of langgraph's API."""
-# Creation time of all default assistants. The value is the time at which this module was installed,
-# so that all processes of the server return the same creation time.
+# The creation time of all default assistants. It is the time at which this module was installed, so
+# that all processes of a server report the same time.
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
@@ -70,9 +70,9 @@ class UnknownAssistant(Refused):
 
 
 class Assistants:
-    """The assistants to which a caller has access.
+    """The assistants that a caller may access.
 
-    An assistant to which the caller has no access counts as unknown.
+    An assistant that the caller may not access is treated as if it did not exist.
 
     Args:
         call: The permitted call. Default assistants of graphs count as owned by the user of the
@@ -127,7 +127,7 @@ class Assistants:
     async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
         """Create a new version of an assistant.
 
-        The new fields replace the old fields, and the new metadata is added to the existing
+        The new fields replace the old ones, and the new metadata is merged into the existing
         metadata.
 
         Raises:
@@ -153,9 +153,8 @@ class Assistants:
         """Return all versions of an assistant, newest first; see `get`."""
         assistant = await self.get(assistant_id)
         stored = await self._table.list_versions(assistant["assistant_id"])
-        # The list `stored` is empty for a default assistant, because only the versions of other
-        # assistants are stored. If the list `stored` is empty, return the default assistant as its
-        # only version.
+        # `stored` is empty for a default assistant, because the database contains only versions of
+        # user-created assistants. The only version of a default assistant is the assistant itself.
         rows = [*map(_build_assistant, stored)] or [assistant]
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
@@ -201,16 +200,16 @@ class Assistants:
         return matches_filter(self._build_visible_metadata(assistant), self._filter)
 
     def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
-        """Return the metadata of an assistant that is compared with search and access filters.
+        """Return the assistant metadata that search and access filters are matched against.
 
-        For a default assistant, the returned metadata contains the caller's name as `owner`, so
-        that the caller has access to the default assistant.
+        The metadata of a default assistant gets the caller as `owner`, so that the caller can
+        access the assistant.
         """
         is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
 
     def _require_changeable_assistant(self, assistant_id: str) -> str:
-        """Check that an assistant may be changed, and return its id in the stored form.
+        """Check that an assistant may be changed, and return its id in canonical form.
 
         Raises:
             Forbidden: The assistant is the default assistant of a graph.
@@ -224,7 +223,7 @@ class Assistants:
         return _canonicalize_id(assistant_id)
 
     def _validate_content(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the fields of an assistant, and return a copy of the fields."""
+        """Check an assistant's fields, and return a copy of them."""
         if content["graph_id"] not in self._graphs:
             raise UnknownGraph(
                 f"graph_id is {content['graph_id']!r}, which is not served; the graphs are "
@@ -242,7 +241,7 @@ class Assistants:
 
 
 def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | None:
-    """Find the default assistant that has a given id, or whose graph has the given name."""
+    """Find the default assistant with the given id, or of the graph with the given name."""
     return next(
         (
             _build_default_assistant(name)
@@ -256,7 +255,7 @@ def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | Non
 def unknown_assistant_error(
     graphs: Graphs, assistant_id: str, status: int = 404
 ) -> UnknownAssistant:
-    """Return the error for an assistant that does not exist or is not accessible to the caller."""
+    """Return the error for an assistant that does not exist or that the caller may not access."""
     return UnknownAssistant(
         f"there is no assistant {assistant_id!r}; the graphs are {', '.join(graphs)}", status
     )
@@ -266,8 +265,8 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
     """Return the assistant of a new run, in its latest version; see `RunRequest.with_assistant`.
 
     A default assistant needs no permission other than the permission for the run. A default
-    assistant is returned without its metadata, because its metadata names the creator of the
-    assistant, which must not be copied to the run.
+    assistant is returned without its metadata, which records the assistant's creator and must not
+    be copied to the run.
 
     Raises:
         UnknownAssistant: The caller may not read the assistant, it does not exist, or its graph is
@@ -306,7 +305,7 @@ async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[st
 
 
 def _canonicalize_id(assistant_id: str) -> str:
-    """Return an assistant's id in the form in which the id is stored.
+    """Convert an assistant's id to the canonical form in which ids are stored.
 
     If the id is invalid, return `""`, which is not the id of any assistant.
     """
@@ -350,7 +349,7 @@ routes = APIRouter(prefix="/assistants", tags=["assistants"])
 def _refuse_reserved_names(values: dict[str, Any]) -> dict[str, Any]:
     """Check that an assistant's `configurable` or context contains no reserved names.
 
-    A reserved name, such as `checkpoint_id`, may only be set by a run.
+    Only a run may set a reserved name such as `checkpoint_id`.
     """
     for name, value in values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:
@@ -397,7 +396,7 @@ class NewAssistant(AssistantChange):
 class AssistantFilters(WithoutNulls):
     """The body of `POST /assistants/count`.
 
-    The filter `name` matches any part of an assistant's name, and ignores case.
+    The `name` filter matches any part of an assistant's name, ignoring case.
     """
 
     graph_id: str | None = None
@@ -425,7 +424,7 @@ class Version(BaseModel):
 
 
 async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
-    """Check that an action on an assistant is permitted, and return an `Assistants` object."""
+    """Check that an action is permitted, and return the assistants that the caller may access."""
     await call.authorize_arguments({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 
@@ -487,7 +486,7 @@ async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantF
 
 
 async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -> list[Assistant]:
-    """Return the assistants that match the filters and to which the caller has access."""
+    """Return the assistants that match the filters and that the caller may access."""
     filters.metadata = (await call.authorize_arguments(filters.model_dump()))["metadata"]
     return await Assistants(call, runs.graphs).search(filters)
 
@@ -497,7 +496,7 @@ async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -
 async def get_assistant(assistants: PermittedAssistants, assistant_id: PathId) -> Response:
     """Return an assistant by its id.
 
-    The name of a graph selects the default assistant of the graph.
+    The id may also be a graph's name, which selects that graph's default assistant.
     """
     return await build_json_reply(await assistants.get(assistant_id))
 
@@ -525,7 +524,7 @@ async def delete_assistant(
 ) -> None:
     """Delete an assistant with all its versions.
 
-    The threads of the assistant are deleted too if the request asks for this.
+    The assistant's threads are deleted too if the request asks for it.
     """
     assistant = await assistants.get(assistant_id)
     if delete_threads:
@@ -575,7 +574,7 @@ async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> 
 async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
     """Return the JSON schemas of the input, the output and the context of an assistant's graph.
 
-    A schema in the reply is null if it cannot be written as a JSON schema.
+    A schema is null if the type that it describes cannot be expressed as a JSON schema.
     """
     return _build_schemas(*opened)
 
@@ -608,7 +607,7 @@ def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
 def _build_schema_or_none_if_unsupported(
     build_schema: Callable[[], dict[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """Build a JSON schema, or return None if a type cannot be described by a JSON schema."""
+    """Build a JSON schema, or return None if a type cannot be expressed as a JSON schema."""
     with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
         return build_schema()
     return None

@@ -1,7 +1,7 @@
 """Authenticate and authorize requests with the handlers that an Auth file defines.
 
-An Auth file is a Python file that defines a `langgraph_sdk.Auth`, as for langgraph's server. An
-action is denied unless a handler allows the action.
+An Auth file is a Python file that defines a `langgraph_sdk.Auth` object, as for langgraph's own
+server. An action is denied unless a handler allows it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _FILTER_ADAPTER: Final = TypeAdapter[Filter](
 
 
 class HandlerUser(dict[str, Any]):
-    """A user that an authentication handler returned as a dict or as an id.
+    """The user that an authentication handler returned, if it returned a dict or an id.
 
-    The items of this dict can also be read as attributes.
+    The items of the dict can also be read as attributes.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -61,11 +61,11 @@ class HandlerUser(dict[str, Any]):
 
 
 class _ActingUser:
-    """Wraps the user object of an Auth file, and adds the attribute `acting_for`.
+    """Wraps an Auth file's user object, and adds the attribute `acting_for`.
 
-    The class `_ActingUser` is used for user objects that are not dicts.
+    `_ActingUser` is used for user objects that are not dicts.
 
-    The attribute `acting_for` is the person for whom the user sends the request.
+    `acting_for` is the person on whose behalf the user sends the request.
     """
 
     def __init__(self, user: Any, acting_for: str) -> None:
@@ -89,9 +89,8 @@ class _ActingUser:
 def _build_user_object_for_handlers(identity: Identity) -> Any:
     """Return the user object for authorization handlers.
 
-    The user object is the object that the authentication handler returned, with the additional
-    field `acting_for`. The value of `acting_for` is the person for whom the user sends the request,
-    or None.
+    The user object is the one that the authentication handler returned, with the additional field
+    `acting_for`. This field is the person on whose behalf the user sends the request, or None.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):
@@ -115,7 +114,8 @@ class AuthFileAccess:
         ConfigurationError: The file does not exist, or has no usable `Auth`.
     """
 
-    owners_are_people: Final = False  # A handler may set an organisation as the owner of a thread.
+    # A handler can make an organisation the owner of a thread.
+    owners_are_people: Final = False
 
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
@@ -196,8 +196,7 @@ class AuthFileAccess:
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )
-        # If the metadata is None, replace None with a dict, because handlers may add keys to the
-        # metadata.
+        # Replace a metadata value of None with a dict, because handlers may add keys to it.
         if "metadata" in value and value["metadata"] is None:
             value["metadata"] = {}
         try:
@@ -225,7 +224,7 @@ class AuthFileAccess:
 
 
 async def _await_handler(result: Awaitable[Any]) -> Any:
-    """Return the result of a handler. Convert an HTTPException of the handler to `Refused`."""
+    """Return a handler's result, and convert an HTTPException that it raises to `Refused`."""
     try:
         return await result
     except Auth.exceptions.HTTPException as exc:
@@ -238,7 +237,7 @@ async def _read_json_body(connection: HTTPConnection) -> Any:
     """Return the JSON body of a request, or None if the request has no valid JSON."""
     if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
         with suppress(ValueError):
-            # Ignore invalid JSON, because the endpoint reports invalid JSON later.
+            # Ignore invalid JSON here, because the endpoint reports it later.
             return await connection.json()
     return None
 
@@ -250,8 +249,8 @@ def _find_authentication_and_authorization_handlers(
 
     An `Auth` has no public method that returns its handlers, so private attributes are read.
 
-    Source: langgraph_sdk/auth/__init__.py. The text in this module says that servers read the
-    private attributes.
+    Source: langgraph_sdk/auth/__init__.py. A comment in that file says that langgraph's API server
+    reads the private attributes.
 
     Args:
         auth: The object that the Auth file defines.

@@ -1,7 +1,7 @@
 """Represent a request to the server as a `Call`.
 
-A `Call` contains the user who sends the request. After a permission check, a `Call` also gives
-access to the database.
+A `Call` identifies the user who sends the request. A `Call` gives access to the database only after
+a permission check.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ AUDITED_NAMES: Final = (
 The values of these arguments are recorded in the audit log.
 """
 Row = TypeVar("Row")
-# Number of rows that are read at once when hidden namespaces are left out.
+# Number of rows to read per batch when namespaces hidden from the caller are filtered out.
 _PAGE_SIZE: Final = 1_000
 
 
 class LiveRuns(Protocol):
-    """The interface through which the class `Threads` uses the runs of this process."""
+    """The interface through which `Threads` accesses the runs in this process."""
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
         """Return whether a run of a thread has not ended, even if the thread was deleted."""
@@ -104,9 +104,9 @@ class Call:
     def record_for_audit(self, **ids: Any) -> None:
         """Add fields to the audit record of this request, such as the ids of changed objects.
 
-        The field `hashes` contains the hashes in the receipt of an erasure.
+        `hashes` contains the hashes from an erasure receipt.
 
-        The audit record must not contain the content of messages or memories.
+        The audit record must not contain any message or memory content.
         """
         self.recorded[-1:] = [{**entry, **ids} for entry in self.recorded[-1:] or [{}]]
 
@@ -116,7 +116,7 @@ class Call:
         """Check that the action is permitted, and return the permitted arguments.
 
         An authorization handler may change the arguments of an action. The caller must use the
-        returned arguments instead of the passed arguments.
+        returned arguments instead of the ones passed in.
 
         Raises:
             Forbidden: The action is not permitted.
@@ -158,7 +158,7 @@ class Call:
         return await self.threads.get(thread_id)
 
     async def permit_thread_row(self, thread_id: str) -> ListedThread:
-        """Check that the action on a thread is permitted, and return the row of the thread."""
+        """Check that the action on a thread is permitted, and return the thread's row."""
         await self.authorize_arguments({"thread_id": thread_id})
         return await self.threads.get_permitted_row(thread_id)
 
@@ -200,9 +200,9 @@ class Call:
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
-        """Return a context manager that keeps the database of the tenant open.
+        """Return a context manager that keeps the tenant's database open.
 
-        Work that continues after the reply to the request needs an open database.
+        Work that continues after the reply has been sent needs the database to stay open.
         """
         return self._databases.keep_open(self.identity.tenant)
 
@@ -215,7 +215,7 @@ class Call:
         return Call(identity, self.action, self._access, self._databases, self._runs)
 
     def without_acting_for(self) -> Call:
-        """Return a copy of this call in which the caller does not act for another person."""
+        """Return a copy of this call in which the user acts only on their own behalf."""
         return self.with_identity(replace(self.identity, acting_for=None))
 
     @property
@@ -226,8 +226,8 @@ class Call:
     async def may_use_thread(self, action: Action, thread: Mapping[str, Any]) -> bool:
         """Return whether the user may perform an action on a thread.
 
-        The caller of this method has already checked that the user has access to the thread. The
-        checked action `action` may differ from the action of this call.
+        Call this method only after checking that the user has access to the thread. `action` may
+        differ from the action of this call.
         """
         other_call = self.with_action(action)
         try:
@@ -246,8 +246,8 @@ class Call:
     def saver(self) -> Checkpointer:
         """Return the checkpointer.
 
-        The checkpointer does not check permissions. The property `threads` gives access only to the
-        threads that the caller may use.
+        The checkpointer does not check permissions. `threads` gives access only to the threads that
+        the caller may use.
         """
         return self._require_database().saver
 
@@ -258,7 +258,7 @@ class Call:
 
     @property
     def threads(self) -> Threads:
-        """Return a `Threads` object, which is limited to the threads that the caller may use."""
+        """Return a `Threads` object that is limited to the threads that the caller may use."""
         runs, tenant, database = self._runs, self.identity.tenant, self._require_database()
         people = getattr(self._access, "owners_are_people", True)
         options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
@@ -290,8 +290,8 @@ class Call:
     ) -> list[Any]:
         """List or search the store, and leave out namespaces that the caller may not see.
 
-        Namespaces for internal data of perdure are shown to admins only. Namespaces of a team are
-        shown to the members of the team and to admins.
+        Namespaces for perdure's internal data are shown only to admins. A team's namespaces are
+        shown to its members and to admins.
 
         Args:
             read_store: The method of the store.
@@ -311,8 +311,8 @@ class Call:
         visible: list[Any] = []
         offset, read_count = options.pop("offset"), 0
         if offset > 10 * _PAGE_SIZE:
-            # A large offset would be slow, because all rows before the offset must be read to count
-            # the rows that the caller may see.
+            # A large offset would be slow, because every row before it must be read to count the
+            # rows that the caller may see.
             raise ConfigurationError(
                 f"offset is {offset}; expected at most 10,000 in a list without a prefix; add a "
                 "prefix"
@@ -332,10 +332,9 @@ class Call:
         return not is_internal_namespace(namespace) and may_see_namespace(self.identity, namespace)
 
     def find_author_to_record_in_team_namespace(self, namespace: Sequence[str]) -> str | None:
-        """Return the author to record for an item that the caller writes.
+        """Return the author to record for an item that the user writes.
 
-        Return the user if the namespace belongs to a team. Return None if the namespace does not
-        belong to a team.
+        In a team namespace, return the user as the author. In any other namespace, return None.
         """
         return self.identity.person if is_team_namespace(namespace) else None
 
@@ -364,11 +363,11 @@ def is_internal_namespace(namespace: Sequence[str]) -> bool:
 def escape_namespace_as_template_and_config(
     namespace: Namespace,
 ) -> tuple[Namespace, RunnableConfig]:
-    """Return a namespace template, and the config with which the template resolves to `namespace`.
+    """Return a namespace template, and a config that makes it resolve to `namespace`.
 
-    The template contains fields such as `{label_0}`, and the config contains the labels as values
-    of these fields. Labels are passed as values so that braces in a label are not parsed as
-    template fields.
+    The template contains placeholders such as `{label_0}`, and the config contains the labels that
+    replace them. Labels are passed as values, so that braces in a label are not parsed as
+    placeholders.
     """
     if is_team_namespace(namespace) and len(namespace) > 1:
         template, config = escape_namespace_as_template_and_config(namespace[2:])
@@ -379,10 +378,10 @@ def escape_namespace_as_template_and_config(
 
 
 async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
-    """Build the `Call` of a request, and yield it as a FastAPI dependency.
+    """Build the `Call` for a request, and yield it as a FastAPI dependency.
 
-    The request counts as a request in progress, and the database is kept open, until this generator
-    continues after the `yield`. FastAPI continues the generator when the reply has been sent.
+    The request counts as in progress, and the database stays open, until this generator resumes
+    after the `yield`. FastAPI resumes the generator after the reply has been sent.
     """
     state, access = connection.app.state, connection.app.state.access
     known_identity = getattr(connection.state, "identity", None)
@@ -403,7 +402,7 @@ class Page(BaseModel):
     offset: int = Field(0, ge=0)
 
     def slice_rows(self, rows: list[Row]) -> list[Row]:
-        """Return the rows on the page that `offset` and `limit` define."""
+        """Return the rows on the page that `offset` and `limit` select."""
         return rows[self.offset :][: self.limit]
 
 
@@ -419,7 +418,7 @@ class SortedPage(Page):
     ) -> list[dict[str, Any]]:
         """Sort all rows of a search, and return the selected fields of the rows on one page.
 
-        The fields `offset` and `limit` define the page.
+        `offset` and `limit` select the page.
 
         Args:
             all_rows: All rows that the search finds.

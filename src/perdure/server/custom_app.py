@@ -1,8 +1,8 @@
 """Serve the custom application that `http.app` in a `langgraph.json` names.
 
-If the path of a request does not belong to perdure, the server identifies the user and passes the
-request to the custom application. Before a request is passed on, the server checks the host name,
-the origin, the request rate and the size of the body.
+If a request's path does not belong to perdure, the server identifies the user and passes the
+request on to the custom application. Before passing on a request, the server checks its host name,
+origin, rate and body size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perdure.server.guard import build_refusal
 
 
 class AppUser(BaseUser):
-    """Represents the user who sends a request, as `request.user` in the custom application.
+    """The user who sent a request, available to the custom application as `request.user`.
 
     The custom application is the ASGI application that a deployment adds to the server.
 
@@ -37,7 +37,7 @@ class AppUser(BaseUser):
 
     @property
     def is_authenticated(self) -> bool:
-        """Return True, because the server has already refused the requests of unknown users."""
+        """Return True, because requests from unknown users have already been refused."""
         return True
 
     @property
@@ -75,9 +75,9 @@ class CustomApp:
         return self._app.router.lifespan_context(self._app)
 
     def set_state(self, state: dict[str, Any] | None) -> None:
-        """Set the state that the application's lifespan yielded.
+        """Store the state that the application's lifespan yielded.
 
-        The values in `state` are copied to the `request.state` of each request.
+        The values in `state` are copied to each request's `request.state`.
         """
         self._state = dict(state or {})
 

@@ -1,7 +1,7 @@
-"""Open the database that the settings of a server name.
+"""Open the database that is configured in a server's settings.
 
-On a server with tenants, each tenant gets a checkpointer and a store of its own, which give access
-only to the rows of the tenant.
+On a multi-tenant server, each tenant gets its own checkpointer and store, which can access only
+that tenant's rows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from perdure.stores.whole_store import WholeStore
 
 # Maximum number of tenants whose checkpointer and store are kept open.
 _MAX_OPEN_TENANTS: Final = 32
-# Maximum number of bytes of memory for the caches of each tenant, and for the search indexes of
-# each tenant. All tenants share the connections to the database.
+# Maximum memory, in bytes, for each tenant's caches, and for each tenant's search indexes. Database
+# connections are shared by all tenants.
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
@@ -53,9 +53,9 @@ class DatabaseOptions:
 class Databases:
     """Opens the checkpointer and the store of a server.
 
-    On a server with tenants, each tenant has a checkpointer and a store of its own. The
-    checkpointer and the store of a tenant are opened when they are first used. If too many tenants
-    are open, the tenants that have not been used for the longest time are closed.
+    On a multi-tenant server, each tenant has its own checkpointer and store. The checkpointer and
+    the store of a tenant are opened when they are first used. If too many tenants are open, the
+    least recently used idle tenants are closed.
 
     Args:
         settings: The settings, which name the database.
@@ -103,7 +103,7 @@ class Databases:
         database = self._open_databases.pop(tenant, None)
         if database is None:
             new_database = await self._open_database(tenant)
-            # Another request may have opened the database of the tenant during the `await`.
+            # Another request may have opened the tenant's database during the `await`.
             database = self._open_databases.pop(tenant, None)
             if database is None:
                 database = new_database

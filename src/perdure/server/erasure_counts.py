@@ -1,8 +1,8 @@
-"""Count the erasures of messages from threads whose events are being streamed to clients.
+"""Count message erasures in threads whose events are being streamed to clients.
 
-An event stream of a thread checks twice a second whether messages were erased from the thread. One
-query reads the numbers of erasures for all threads that have event streams, because a query for
-each event stream would take more CPU time than sending the events.
+A thread's event stream checks twice a second whether messages have been erased from the thread. One
+query reads the erasure counts of all threads that have event streams, because one query per event
+stream would take more CPU time than sending the events.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Protocol
 
 
 class RemovalTable(Protocol):
-    """A database table that stores the number of message erasures of each thread."""
+    """A database table that counts the message erasures in each thread."""
 
     async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
-        """Return the number of message erasures of each thread, by the thread's integer key.
+        """Return the number of message erasures in each thread, keyed by the thread's integer key.
 
-        Threads that do not exist are not in the returned dict.
+        Threads that do not exist are omitted from the returned dict.
         """
 
 
 class ErasureCounts:
-    """Caches the number of message erasures of the threads in one database.
+    """Caches the message erasure counts of the threads in one database.
 
     Attributes:
         read_at: When the newest query started, by `time.monotonic`.
@@ -55,9 +55,9 @@ class ErasureCounts:
                 self._counts.pop(thread_key, None)
 
     async def read_count(self, thread_key: int, not_before: float) -> int | None:
-        """Return the number of message erasures of a thread.
+        """Return the number of message erasures in a thread.
 
-        Call this method only within a `count_erasures_of_thread_during_block` block for the
+        Call this method only inside a `count_erasures_of_thread_during_block` block for the same
         thread.
 
         Args:
@@ -76,11 +76,11 @@ class ErasureCounts:
         return self._counts[thread_key]
 
     def _is_recent(self, thread_key: int, not_before: float) -> bool:
-        """Return whether the cached number of erasures was read at `not_before` or later."""
+        """Return whether the cached erasure count was read at or after `not_before`."""
         return thread_key in self._counts and self.read_at >= not_before
 
     async def _read_all_counts(self) -> None:
-        """Read the erasure count of each thread whose erasures are counted now."""
+        """Read the erasure counts of all threads that currently have readers."""
         thread_keys, started_at = [*self._readers], time.monotonic()
         counts = await self._table.count_removals(thread_keys)
         self._counts = {

@@ -1,17 +1,16 @@
-"""Limit the memory that the events of runs use, for each user and for the process.
+"""Limit the memory used by the events of runs, per user and for the whole process.
 
-An `EventHolder` is an object that keeps events in memory. There are three kinds of event holders.
-An event log keeps the events of a run or thread for current and future readers. A batch contains
-events that a reader has read from the database. A websocket sender keeps the message that is being
-sent to a websocket. If an event holder needs more memory than is left, the event holders first drop
-events that all readers have received or that are stored in the database. If no events that all
-readers have received or that are stored are left, and more memory is needed, events that a reader
-still needs are dropped. The event holder that drops first is the one with the greatest product of
-the size and the age of its events. A reader that needs a dropped event receives the error
-`StreamLost`, unless the event is stored in the database.
+An `EventHolder` keeps events in memory. There are three kinds of event holders. An event log keeps
+the events of a run or thread for current and future readers. A batch contains events that a reader
+has read from the database. A websocket sender holds the message that it is currently sending. When
+memory runs out, event holders first drop events that all readers have received or that are stored
+in the database. If that does not free enough memory, events that some readers still need are
+dropped. Within each step, the event holder with the largest product of event size and age drops
+events first. A reader that needs a dropped event receives the error `StreamLost`, unless the event
+is stored in the database.
 
-All methods in this module must be called in one event loop, except
-`EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which any thread may call.
+All methods in this module must be called from one event loop, except
+`EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which may be called from any thread.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ MAX_ENDED_BYTES: Final = 16_000_000
 
 The events are kept for clients that start to read the log later.
 """
-# When a memory limit is reached, events are dropped until the remaining events use at most this
-# share of the limit.
+# Once a memory limit is exceeded, events are dropped until memory use is at most this fraction of
+# the limit.
 _LOW_SHARE: Final = 7 / 8
 
 
@@ -57,7 +56,7 @@ class EventHolder(Protocol):
         """
 
     def drop_oldest_events(self) -> None:
-        """Drop one or more of the oldest events that this object keeps."""
+        """Drop one or more of this object's oldest events."""
 
     def drop_all(self) -> None:
         """Drop all events that this object keeps."""
@@ -78,7 +77,7 @@ class EventAccount:
         self.holders: WeakSet[EventHolder] = WeakSet()
 
     def make_room_and_count(self, holder: EventHolder, byte_count: int) -> None:
-        """Count a new event of an event holder, after making room for the event."""
+        """Make room for a new event of an event holder, and add its size to all totals."""
         self.memory.make_room(self, byte_count)
         if not holder.size:
             self.holders.add(holder)
@@ -88,7 +87,7 @@ class EventAccount:
         self.memory.total_added += byte_count
 
     def remove(self, holder: EventHolder, size: int) -> None:
-        """Subtract the size of dropped events from the counts of an event holder and its user."""
+        """Subtract the size of dropped events from the totals of their holder, user and process."""
         holder.size -= size
         self.size -= size
         self.memory.size -= size
@@ -96,17 +95,17 @@ class EventAccount:
             self.holders.discard(holder)
 
     def schedule_subtraction_of_garbage_collected_bytes(self, byte_count: int) -> None:
-        """Record that an event holder with events of this account was garbage-collected.
+        """Record that an event holder of this account was garbage-collected with its events.
 
-        The garbage collector may call this method in any thread. The size of the events is not
-        subtracted from the size of the account at once. The event loop subtracts `byte_count` when
-        the event loop processes `EventMemory.garbage`.
+        The garbage collector may call this method from any thread. The account's size is not
+        reduced immediately. The event loop subtracts `byte_count` when it processes
+        `EventMemory.garbage`.
         """
         self.memory.garbage.append((self, byte_count))
 
 
 class EventMemory:
-    """Counts the bytes of all events in the memory of a process, and enforces the memory limits.
+    """Counts the bytes of all events that a process keeps in memory, and enforces the limits.
 
     Attributes:
         size: The size of the events in bytes.
@@ -130,11 +129,11 @@ class EventMemory:
         return account
 
     def make_room(self, account: EventAccount, size: int) -> None:
-        """Drop events until a new event fits into the memory limits.
+        """Drop events until a new event fits within the memory limits.
 
-        One limit applies to the events of a user, and one limit applies to all events of the
-        process. If the new event alone is larger than a limit, all other events are dropped, and
-        the new event may exceed the limit.
+        One limit applies to each user's events, and another to all events of the process. If the
+        new event alone exceeds a limit, all other events that count towards the limit are dropped,
+        and the new event is kept anyway.
         """
         while self.garbage:
             owner, collected = self.garbage.popleft()
@@ -156,7 +155,7 @@ class EventMemory:
         max_bytes: int,
         new_event_bytes: int,
     ) -> None:
-        """Drop events until a new event fits into a limit.
+        """Drop events until a new event fits within a limit.
 
         Args:
             choose_account: Returns the account whose events are dropped next, or None if there is
@@ -170,9 +169,8 @@ class EventMemory:
         ):
             holder = max(account.holders, key=self._build_drop_order_key, default=None)
             if holder is None:
-                # Return, because the account has no event holder that can drop an event. The size
-                # of the account still includes the events of event holders that have been
-                # garbage-collected.
+                # Return, because no event holder in the account can drop an event. The account's
+                # size still includes the events of holders that have been garbage-collected.
                 return
             holder.drop_oldest_events()
 
@@ -184,18 +182,18 @@ class EventMemory:
     def _build_drop_order_key(self, holder: EventHolder) -> tuple[int, int]:
         """Return a sort key for an event holder.
 
-        When memory is needed, the event holder with the largest sort key must drop events first.
+        When memory is needed, the event holder with the largest sort key drops events first.
         """
         return holder.oldest_event_drop_safety_from_0_to_2, holder.size * (
             self.total_added - holder.total_when_added + 1
         )
 
     def mark_ended(self, holder: EventHolder) -> None:
-        """Mark an event log as unused, because the log has no readers and no writers any more.
+        """Mark an event log as unused, because it no longer has any readers or writers.
 
-        The events of unused logs are kept for later readers. If the events of unused logs use more
-        than `MAX_ENDED_BYTES` bytes of memory, unused logs drop their events. The log that has been
-        unused for the longest time drops its events first.
+        The events of unused logs are kept for future readers. If the events of all unused logs take
+        more than `MAX_ENDED_BYTES` bytes, unused logs drop their events, starting with the log that
+        has been unused the longest.
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None
@@ -210,5 +208,5 @@ class EventMemory:
                 return
 
     def mark_in_use(self, holder: EventHolder) -> None:
-        """Mark an event log as used, because the log has a reader or a writer again."""
+        """Mark an event log as used, because it has a reader or writer again."""
         self._ended.pop(holder, None)

@@ -1,8 +1,8 @@
 """Implement the protocol of `client.threads.stream(…)` for commands and events of a thread.
 
 Clients use HTTP with server-sent events, or a websocket on which each message is a command or an
-event. A client receives the events of `graph.astream_events(version="v3")`. Each event of a thread
-has a sequence number, and the sequence numbers increase across all runs of the thread.
+event. Clients receive the events from `graph.astream_events(version="v3")`. Each event of a thread
+has a sequence number, which keeps increasing from run to run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ MAX_SUBSCRIPTIONS: Final = 32
 _INPUT_REQUESTED: Final = "input.requested"
 _CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
 _TRANSFORMERS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
-_TRY_AGAIN_LATER: Final = 1013  # This close code of a websocket means "try again later".
+# The websocket close code that means "try again later".
+_TRY_AGAIN_LATER: Final = 1013
 
 
 class CommandRequest(BaseModel):
@@ -141,9 +142,9 @@ async def stream_events(
 async def serve_websocket(
     call: CurrentCall, runs: ServerRuns, websocket: WebSocket, thread_id: PathId
 ) -> None:
-    """Execute commands and send events of a thread.
+    """Execute a thread's commands and send its events over a websocket.
 
-    The command `subscription.subscribe` selects the events that are sent.
+    The `subscription.subscribe` command selects the events to send.
     """
     await call.permit_thread(thread_id)
     await websocket.accept()
@@ -166,9 +167,9 @@ def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any
 async def _build_run_request_from_interrupt_answers(
     call: Call, runs: Runs, thread_id: str, answer_params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a run request that resumes a thread with answers to interrupts.
+    """Return the fields of a run request that resumes a thread with the answers to its interrupts.
 
-    The run uses the same assistant as the last run of the thread.
+    The run uses the same assistant as the thread's last run.
     """
     answers = [
         InterruptAnswer.model_validate(answer)
@@ -184,8 +185,8 @@ async def _build_run_request_from_interrupt_answers(
 async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
     """Return the log of a thread's events, after checking that the caller may read the thread.
 
-    When the thread is deleted, the log is closed. A new thread with the same id as the deleted
-    thread gets a new log.
+    The log is closed when the thread is deleted. If a thread is created with the id of a deleted
+    thread, it gets a new log.
     """
     await call.authorize_arguments({"thread_id": thread_id})
     thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
@@ -198,8 +199,8 @@ async def _iter_frames(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the frames of the events that a client has subscribed to.
 
-    The stream ends without an error event if the client reads too slowly, or if the client has lost
-    the permission to read the thread. The client may connect again.
+    The stream ends without an error event if the client reads too slowly or is no longer allowed to
+    read the thread. The client may connect again.
     """
     with suppress(LookupError, Refused):
         async for entries in _iter_events(call, runs, feed, request, subscription):
@@ -216,9 +217,9 @@ async def _iter_events(
 ) -> AsyncIterator[list[LoggedEvent]]:
     """Yield the events that a client has subscribed to.
 
-    The field `since` of a subscription is the number of an event. A client that sends no `since`
-    receives the events of a finished run only if no earlier client without `since` has received the
-    last event of that run.
+    The `since` field of a subscription is the sequence number after which events are sent. A client
+    that sends no `since` does not receive the events of a finished run if an earlier client without
+    `since` has already received that run's last event.
     """
     since = (
         subscription.since
@@ -285,7 +286,7 @@ class ThreadSocket:
         return content
 
     async def _handle_message(self, message: str | bytes, group: asyncio.TaskGroup) -> None:
-        """Execute the command that a websocket message contains, and send the reply."""
+        """Execute the command in a websocket message, and send the reply."""
         command = None
         try:
             command = CommandRequest.model_validate_json(message)
@@ -308,7 +309,7 @@ class ThreadSocket:
         return await _open_feed(self._call.with_action("threads:read"), self._runs, self._thread_id)
 
     async def _subscribe(self, command: CommandRequest, group: asyncio.TaskGroup) -> None:
-        """Start a task that sends the events of a new subscription to the client."""
+        """Start a task that sends a new subscription's events to the client."""
         subscription, subscription_id = Subscription.model_validate(command.params), str(uuid4())
         if len(self._readers) >= MAX_SUBSCRIPTIONS:
             raise Refused(
@@ -330,7 +331,7 @@ class ThreadSocket:
         async for entries in _iter_events(*source, subscription):
             for event in entries:
                 await self._sender.send(partial(getattr, event, "data"))
-        # The loop over the thread's events ends only if the thread was deleted.
+        # The loop over the thread's events ends only when the thread is deleted.
         await self._websocket.close()
 
     async def _send_bytes(self, data: bytes) -> None:
@@ -340,8 +341,8 @@ class ThreadSocket:
     async def _close_with_error(self, error: BaseException) -> None:
         """Send an error, and close the websocket with 4000 plus the HTTP status.
 
-        The HTTP status is added to the close code, because a script in a browser can read only the
-        close code of a websocket.
+        The HTTP status is added to the close code, because a browser script can read only the close
+        code of a websocket.
         """
         code = 4000 + error.status if isinstance(error, Refused) else _TRY_AGAIN_LATER
         with suppress(WebSocketDisconnect, TimeoutError, RuntimeError):
@@ -357,10 +358,9 @@ def _build_exception_reply(id: int | None, error: BaseException) -> dict[str, An
 
 
 def _is_final_event(event: LoggedEvent) -> bool:
-    """Return whether an event says that a run has completed or failed.
+    """Return whether an event reports that a run has completed or failed.
 
-    An event which says that a run was interrupted is not a final event, because the client can
-    answer the interrupt.
+    An event for an interrupted run is not final, because the client can still answer the interrupt.
     """
     params = event.kind["params"]
     return not params["namespace"] and params["data"].get("event") in ("completed", "failed")
@@ -375,8 +375,7 @@ class ThreadEvents:
         self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.register_event_writer()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
-        # `_messages` maps the id of each chat model run to the id of the message that the chat
-        # model generates.
+        # Maps the id of each chat model run to the id of the message that the model generates.
         self._messages: dict[str, str] = {}
         run.feed = self._feed
         assert run.task is not None
@@ -385,7 +384,7 @@ class ThreadEvents:
     async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph; see `Player.run_graph`.
 
-        If the thread waits for an answer to an interrupt, the input of the run is used as the
+        If the thread is waiting for an answer to an interrupt, the run's input is used as the
         answer.
         """
         run = self._run
@@ -410,7 +409,7 @@ class ThreadEvents:
                 self._add_graph_event(run, event["method"], event["params"])
 
     def _add_graph_event(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
-        """Convert an event of the graph to the client format, and log it."""
+        """Convert a graph event to the client format, and append it to the feed."""
         namespace, data = list(params["namespace"]), params["data"]
         match method:
             case "values":
@@ -446,7 +445,7 @@ class ThreadEvents:
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return an event for each open interrupt of the run, and an event for the run's outcome.
 
-        The method is an implementation of `Player.build_closing_events`.
+        This method implements `Player.build_closing_events`.
         """
         ending = {"event": "completed"}
         questions: list[tuple[list[str], dict[str, Any]]] = []
@@ -464,7 +463,7 @@ class ThreadEvents:
         return [self._make_event(number, *event) for number, event in enumerate(events, 1)]
 
     def _add_cancelled_event_and_leave_feed(self) -> None:
-        """Append a `failed` event to the feed if the run was cancelled before the run started.
+        """Append a `failed` event to the feed if the run was cancelled before it started.
 
         No event is appended while another run of the thread is in progress.
         """
@@ -479,7 +478,7 @@ class ThreadEvents:
         self._feed.extend([self._make_event(1, method, namespace, data)])
 
     def _make_event(self, offset: int, method: str, namespace: list[str], data: Any) -> LoggedEvent:
-        """Build an event of the thread's feed, in the form that clients of the protocol expect.
+        """Build an event for the thread's feed, in the format that clients of the protocol expect.
 
         Args:
             offset: The distance of its number from that of the newest event, from 1.
@@ -506,8 +505,7 @@ class ThreadEvents:
 def _extract_ids_step_and_source_of_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ids, the step and the source of a checkpoint.
 
-    The full checkpoint is not sent, because the config of a checkpoint contains the user object of
-    the login.
+    The full checkpoint is not sent, because its config contains the authenticated user object.
     """
     parent = data.get("parent_config") or {"configurable": {}}
     return {

@@ -34,8 +34,8 @@ that yields a graph.
 # Name that langgraph gives to a graph that was compiled without a name.
 _UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
-# The two classes of the union `ServerRuntime`. The first class is for runs, and the second class is
-# for reads.
+# The two classes of the union `ServerRuntime`. A graph opened for a run gets the first, and a graph
+# opened for reading gets the second.
 _RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
 
 
@@ -79,8 +79,8 @@ class Graphs:
         The folder of the file and its dependencies are added to `sys.path`.
 
         `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`
-        sets the options of the checkpointer. The value of `aliases` may also be the path of a
-        Python object, in the same form as the value of `types`.
+        sets the options of the checkpointer. `aliases` may also be the path of a Python object, in
+        the same form as `types`.
 
         Raises:
             ConfigurationError: The file cannot be read, or an object that it names cannot be
@@ -106,8 +106,8 @@ class Graphs:
     ) -> AsyncIterator[Graph]:
         """Yield a graph that uses the given checkpointer and store.
 
-        If a function builds the graph, `config`, `access`, `user`, `store` and, for a run,
-        `context` are passed to the function.
+        A graph factory receives `config`, and a runtime with `access`, `user`, `store` and, for a
+        run, `context`.
 
         Args:
             name: The name of the graph.
@@ -143,7 +143,7 @@ class Graphs:
 class _BuiltInGraph(NamedTuple):
     """A built-in graph of perdure.
 
-    A built-in graph is built when it is first needed, because its imports take seconds.
+    A built-in graph is built on first use, because its imports take seconds.
     """
 
     name: str
@@ -162,7 +162,7 @@ class _BuiltInGraph(NamedTuple):
 
 @cache
 def default_assistant_id(name: str) -> str:
-    """Return the id of the default assistant of a graph."""
+    """Return the id of a graph's default assistant."""
     return str(uuid5(_ASSISTANT_NAMESPACE, name))
 
 
@@ -184,8 +184,8 @@ def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -
 def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
     """Call a graph factory with the arguments that it declares.
 
-    A graph factory is a function with at most two parameters. One parameter receives a config, and
-    the other parameter receives a `ServerRuntime`.
+    A graph factory has at most two parameters. One parameter receives the config, and the other a
+    `ServerRuntime`.
     """
     arguments = []
     for parameter in inspect.signature(factory).parameters.values():

@@ -1,4 +1,4 @@
-"""Check and limit each request, and write a log record and an audit record about the request.
+"""Check and limit each request, and write its log record and audit record.
 
 The log record of a request contains no content and no ids.
 """
@@ -48,10 +48,9 @@ EXPOSED_HEADERS: Final = (
 """The headers of replies that scripts of other sites may read."""
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _PAGES_PREFIX: Final = "/ui/"
-# If no route matches the path of a request, at most this number of characters of the path is
-# logged.
+# Maximum length of a logged path, in characters. A path is logged only if it matches no route.
 _MAX_LOGGED_PATH: Final = 200
-# The regular expression matches a segment of a URL path that may be an API key or an id.
+# Matches a URL path segment that may be an API key or an id.
 _SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")
 _DEFAULT_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -95,8 +94,7 @@ class Guard:
 
     The guard refuses requests for other host names, requests from other sites, and HTML forms that
     imitate JSON. The guard forwards each part of a reply immediately, so that events are streamed
-    without a delay. A `Guard` object reads its settings from the `state` of the FastAPI
-    application.
+    without delay. A `Guard` object reads its settings from the `state` of the FastAPI application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -121,7 +119,7 @@ class Guard:
         answered = False
 
         async def send_reply(message: Message) -> None:
-            """Forward an ASGI message of the reply, and record the status and size for the log."""
+            """Forward an ASGI message of the reply, and record its status and size for the log."""
             nonlocal answered
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
@@ -139,8 +137,7 @@ class Guard:
                     message = {"type": "http.response.body"}
             elif is_head:
                 return
-            # If the application closes a websocket without having accepted it, the status 403 is
-            # logged.
+            # If the application closes a websocket without accepting it, status 403 is logged.
             elif kind == "close" and not answered:
                 summary.status, answered = 403, True
             elif kind in ("http.response.body", "send"):
@@ -179,7 +176,7 @@ class Guard:
 
 
 def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
-    """Add a request id to the headers of a reply, and add default headers that the reply lacks."""
+    """Add a request id to a reply's headers, and add any missing default headers."""
     reply["X-Request-ID"] = request_id
     for name, value in _DEFAULT_HEADERS.items():
         reply.setdefault(name, value)
@@ -188,14 +185,13 @@ def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
 
 
 def _redact_request_path(scope: Scope) -> str:
-    """Return the path of a request in a form that may be logged.
+    """Return the path of a request in a form that is safe to log.
 
     The query is removed. Path segments that may be API keys or ids are replaced by `…`.
     """
     path = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")
     parts = ("…" if _SECRET_PART.search(part) else part for part in path.split("/"))
-    # Replace API keys before the path is truncated, because a truncated API key might not be
-    # recognised.
+    # Replace API keys before truncating the path, because a truncated key might not be recognised.
     return "/".join(parts)[:_MAX_LOGGED_PATH]
 
 
@@ -216,9 +212,9 @@ async def _record_request_in_audit_log_if_change(scope: Scope, http_status: int)
         try:
             await audit.record(state.get("call"), action, http_status, state["request_id"], path)
         except OSError:
-            # Raise the exception, so that the client receives an error reply with status 500
-            # instead of the reply of the application. `_record_request_in_audit_log_if_change` is
-            # called again for the error reply.
+            # Re-raise the exception, so that the client receives a 500 error instead of the
+            # application's reply. `_record_request_in_audit_log_if_change` is called again for the
+            # error reply.
             if http_status < 500:
                 raise
             _LOG.exception("a change could not be recorded in the audit log")
@@ -254,10 +250,10 @@ def _as_http_request(scope: Scope) -> Request:
 
 
 def _check_host(host: str, hosts: Collection[str] | None) -> None:
-    """Refuse a request whose header Host names a host that is not allowed.
+    """Refuse a request whose Host header contains a host name that is not allowed.
 
-    Checking the host prevents DNS rebinding. In DNS rebinding, the host name of an attacker's site
-    resolves to the address of this server, and a browser treats this server as a part of the
+    Checking the host name prevents DNS rebinding. In DNS rebinding, the host name of an attacker's
+    site resolves to this server's address, so that browsers treat this server as part of the
     attacker's site.
     """
     if hosts is not None and split_url(f"//{host}").hostname not in hosts:
@@ -270,14 +266,14 @@ def _check_host(host: str, hosts: Collection[str] | None) -> None:
 def _wrap_receive_with_identification_and_timeout(
     scope: Scope, receive: Receive, timeout_s: float
 ) -> Receive:
-    """Return a replacement for `receive`, which identifies the user before it reads the body.
+    """Return a wrapper around `receive` that identifies the user before it reads the body.
 
     Each part of the body must arrive within `timeout_s` seconds.
     """
     has_started = is_complete = False
 
     async def receive_body() -> Message:
-        """Receive a message of the body. Identify the user before the first message is read."""
+        """Receive a message of the body. Identify the user before reading the first message."""
         nonlocal has_started, is_complete
         if is_complete:
             return await receive()
@@ -300,8 +296,8 @@ def _wrap_receive_with_identification_and_timeout(
 async def _store_identity_in_scope(scope: Scope) -> None:
     """Identify the user before the request body is read into memory.
 
-    Identifying the user first prevents clients without valid credentials from using up the memory
-    of the process with large request bodies.
+    Identifying the user first prevents clients without valid credentials from exhausting memory
+    with large request bodies.
     """
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
@@ -316,10 +312,10 @@ async def _store_identity_in_scope(scope: Scope) -> None:
 def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
     """Refuse cross-site request forgery.
 
-    A request is refused if the browser sent the request on behalf of a page from another site. A
-    request that has neither the header Sec-Fetch-Site nor the header Origin is assumed not to come
-    from a browser. A request with a session cookie always comes from a browser. A request that has
-    a session cookie, but neither the header Sec-Fetch-Site nor the header Origin, is refused.
+    A request is refused if the browser sent it on behalf of a page from another site. A request
+    with neither a Sec-Fetch-Site nor an Origin header is assumed not to come from a browser. A
+    request with a session cookie always comes from a browser. A request with a session cookie is
+    refused if it has neither a Sec-Fetch-Site nor an Origin header.
 
     Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
     forgery, "Fetch Metadata headers".
@@ -336,7 +332,7 @@ def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
 
 
 def validate_origins(origins: Collection[str]) -> list[str]:
-    """Check that each allowed CORS origin has the form in which browsers send origins.
+    """Check that each allowed CORS origin is written the way browsers send it.
 
     Raises:
         ConfigurationError: An origin is invalid. `*` is not allowed, because any site that a user
@@ -353,14 +349,14 @@ def validate_origins(origins: Collection[str]) -> list[str]:
 
 
 def _is_perdure_path(path: str, state: Any) -> bool:
-    """Return whether a path may belong to perdure and not to the custom application."""
+    """Return whether a path may belong to perdure rather than to the custom application."""
     return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
 def _check_content_type(path: str, headers: Headers) -> None:
-    """Refuse a request to the API whose body is not declared as JSON.
+    """Refuse an API request with a body whose content type is not JSON.
 
-    An HTML form of another site can send other content types, but not `application/json`. Requests
+    An HTML form on another site can send other content types, but not `application/json`. Requests
     to pages may have any content type.
     """
     length = headers.get("content-length", "0")
@@ -380,8 +376,7 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
     """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        # A request by the JavaScript library htmx replaces only a part of a page, so htmx gets a
-        # header that redirects the whole page.
+        # htmx replaces only part of a page, so tell it with a header to redirect the whole page.
         is_partial = "hx-request" in request.headers
         page_url = split_url(
             request.headers.get("hx-current-url", "") if is_partial else str(request.url)
@@ -435,12 +430,12 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
         return f"the body is not valid JSON: {error['ctx']['error']}"
     location = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        # Do not quote the input of a `missing` error, because the input is the whole object that
-        # lacks the field.
+        # Do not quote the input of a `missing` error, because it is the entire object that lacks
+        # the field.
         return f"{location} is missing"
     if error["type"] == "value_error":
-        # An error of the type `value_error` was raised by a validator of perdure, and its message
-        # already names the wrong value.
+        # Errors of the type `value_error` come from perdure's own validators, whose messages
+        # already name the invalid value.
         sentence = str(error["ctx"]["error"])
         return sentence if location == "body" else f"{location}: {sentence}"
     return f"{location} is {error.get('input')!r:.80}: {error['msg']}"
@@ -453,7 +448,7 @@ class EncodedSlashes:
     """Replaces encoded slashes in the path of a request by NUL characters, which no id contains.
 
     The type `call.PathId` replaces each NUL character in an id with a slash. NUL characters are
-    used because servers decode `%2F` to a slash before routes are matched (see `path` in the ASGI
+    used because servers decode `%2F` to a slash before routing (see `path` in the ASGI
     specification).
     """
 
@@ -461,13 +456,13 @@ class EncodedSlashes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, after replacing the encoded slashes in its path by NUL characters."""
+        """Replace the encoded slashes in a request's path with NUL characters, and pass it on."""
         raw = scope.get("raw_path") or b""
         if b"%2f" in raw.lower() or b"%00" in raw:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            # Besides the router, the class `Guard` uses the path in `scope["path"]`, in which
-            # slashes are replaced by NUL characters.
+            # The router and `Guard` both read `scope["path"]`, so they see NUL characters in place
+            # of encoded slashes.
             scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
         await self._app(scope, receive, send)

@@ -29,9 +29,9 @@ _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[str, Any]]:
     """Return the channels and values of a request that may be malformed messages.
 
-    If the returned list is empty, the caller can skip two steps: loading the graph, and calling
-    `refuse_malformed_messages`. In the input of a run, a channel with a name other than `messages`
-    is included only if its value resembles messages.
+    If the returned list is empty, there is no need to load the graph or to call
+    `refuse_malformed_messages`. In a run's input, a channel other than `messages` is included only
+    if its value looks like messages.
     """
     has_command = request.command is not None
     return [
@@ -43,7 +43,7 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
 
 
 def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]]) -> None:
-    """Raise InvalidUpdate if a value for a channel that contains messages is malformed.
+    """Raise InvalidUpdate if a value for a message channel is malformed.
 
     Raises:
         InvalidUpdate: The reducer of a channel cannot apply a value, whatever the state is.
@@ -55,9 +55,9 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
         try:
             channel.copy().update([deepcopy(value)])
         except Exception as exc:  # A reducer that a user wrote may raise any exception.
-            # The update was applied to an empty copy of the channel. A well-formed message may tell
-            # the reducer to remove or keep messages of the channel. The reducer may fail for such a
-            # message, because the empty copy does not contain the messages to remove or keep.
+            # A reducer can fail here even for a valid message. The update was applied to an empty
+            # copy of the channel, and a message that tells the reducer to remove or keep existing
+            # messages finds none in the copy.
             keeps = _try_update_of_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
@@ -76,7 +76,7 @@ def _iter_channel_values_of_request(request: RunRequest) -> Iterator[tuple[str, 
     """Yield the channel name and the value of each update in a run request.
 
     The updates are in the `update` field of the request's command. If the request has no command,
-    the input of the run contains the updates.
+    the updates are in the run's input.
     """
     values = request.input if request.command is None else request.command.update
     if isinstance(values, Mapping):
@@ -93,7 +93,7 @@ def _resembles_messages(value: Any) -> bool:
 
 
 def _find_conversion_error(value: Any, *, skips_keep_messages: bool = False) -> Exception | None:
-    """Try to convert a value to messages. Return the exception if the conversion fails, or None.
+    """Return the exception that converting a value to messages raises, or None if it succeeds.
 
     Args:
         value: A message or a list of messages, as JSON or as objects.
@@ -121,7 +121,7 @@ def _converts_messages(channel: Any) -> bool:
 
 
 def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
-    """Apply an update to an empty copy of a channel, and return the resulting value.
+    """Apply an update to an empty copy of a channel, and return the result.
 
     Return None if the reducer of the channel raises an exception.
     """

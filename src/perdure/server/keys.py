@@ -30,8 +30,8 @@ from perdure.server.keys_file import Key, check_key_user, read_keys
 from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-# Number of seconds after which a request reads the keys file again. A revoked key is refused after
-# at most this time.
+# Maximum age, in seconds, of the keys in memory. When they are older, the next request reads the
+# keys file again, so that a revoked key is accepted for at most this time.
 _RELOAD_INTERVAL_S: Final = 1.0
 
 
@@ -52,17 +52,17 @@ def create_api_key_and_hash(user: str) -> tuple[str, str]:
 class KeysFileAccess:
     """Identifies users by the API keys in a keys file.
 
-    A change of the keys file takes effect within a second.
+    Changes to the keys file take effect within a second.
 
-    A request with a key that has the permission `perdure:admin` may do everything. A request with a
-    key that has the permission `perdure:act` may name another user of the key's tenant. A request
-    that names another user has access to the data of that user.
+    A request whose key has the permission `perdure:admin` may do anything. A request whose key has
+    the permission `perdure:act` may act on behalf of another user of the key's tenant. A request on
+    behalf of another user has access to that user's data.
 
-    A key without the permissions `perdure:admin` and `perdure:act` gives access only to the data of
-    the key's user. A user's threads, crons and assistants have the user as `owner` in their
-    metadata. The server sets the `owner` when the user creates a thread, cron or assistant. A
-    user's namespaces have the user as second label, such as `("memories", "ann")`. If a key lists
-    teams, the key gives access to the namespaces `("teams", NAME)` of these teams, too.
+    A key with neither the permission `perdure:admin` nor `perdure:act` gives access only to its own
+    user's data. A user's threads, crons and assistants have the user's name as `owner` in their
+    metadata. The server sets `owner` when a user creates a thread, cron or assistant. A user's
+    namespaces have the user's name as their second label, such as `("memories", "ann")`. A key that
+    lists teams also gives access to the namespaces `("teams", NAME)` of these teams.
 
     Args:
         file: The path of the file.
@@ -96,8 +96,8 @@ class KeysFileAccess:
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = connection.headers.get("x-api-key") or bearer
         digest = hashlib.sha256(key.encode()).hexdigest()
-        # Compare the hash of the sent key with the hashes of all keys, so that the response time
-        # does not reveal which key matches.
+        # Compare the hash of the sent key with every stored hash, so that the response time does
+        # not reveal which key matches.
         matching_keys = [entry for entry in self._keys if hmac.compare_digest(entry.sha256, digest)]
         if not key or not matching_keys:
             raise Unauthenticated(
@@ -139,7 +139,7 @@ class KeysFileAccess:
         )
 
     def find_teams(self, user: str, tenant: str | None) -> frozenset[str]:
-        """Return all teams that are listed by the API keys of a user."""
+        """Return all teams listed in a user's API keys."""
         keys = [entry for entry in self._keys if (entry.user, entry.tenant) == (user, tenant)]
         return frozenset(name for entry in keys for name in entry.teams)
 
@@ -148,7 +148,7 @@ class KeysFileAccess:
     ) -> Filter:
         """Allow actions on the user's own data and on the memories of the user's teams.
 
-        `Access.authorize_and_build_filter` describes the arguments. An admin may perform every
+        See `Access.authorize_and_build_filter` for the arguments. An admin may perform every
         action.
         """
         if identity.is_admin:
@@ -161,9 +161,9 @@ class KeysFileAccess:
         return permit_and_build_filter_for_own_data(identity.person, action, value)
 
     def check_person(self, identity: Identity, person: str) -> None:
-        """Refuse a person whose API keys all belong to tenants other than the caller's tenant.
+        """Refuse to act on behalf of a person whose API keys all belong to other tenants.
 
-        A person without API keys is accepted, because such a person may belong to any tenant.
+        A person without API keys is accepted, because they may belong to any tenant.
 
         Raises:
             Forbidden: The person has keys, and none of them in the tenant of the caller.
@@ -184,13 +184,13 @@ class KeysFileAccess:
     def _reload(self) -> None:
         """Read the keys file.
 
-        If the keys file cannot be read, no API key is valid until the keys file can be read again.
+        If the keys file cannot be read, no API key is accepted until it can be read again.
         """
         try:
             self._keys = self._read_file()
         except ConfigurationError as exc:
-            # If the keys file is invalid, accept no API key. The edit that made the file invalid
-            # may have been meant to revoke a key.
+            # If the keys file is invalid, accept no API key, because the edit that made the file
+            # invalid may have been meant to revoke a key.
             self._keys = []
             _LOG.error("no API key is valid until the keys file is repaired: %s", exc)
 

@@ -17,14 +17,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from perdure.errors import ConfigurationError
 from perdure.settings import is_valid_user_or_team_name
 
-# The regular expression matches the TOML line `[[keys]]`.
+# Matches the TOML line `[[keys]]`.
 _TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
-# Maximum number of attempts to revoke keys while other programs change the file at the same time.
+# Maximum number of attempts to revoke keys while other programs are changing the file.
 _MAX_ATTEMPTS: Final = 20
 
 
 def check_key_user(name: str) -> str:
-    """Check that a user of an API key may have this name, and return the name.
+    """Check that a user name is valid in a keys file, and return it.
 
     Raises:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
@@ -35,7 +35,7 @@ def check_key_user(name: str) -> str:
 
 
 def check_team_name(name: str) -> str:
-    """Check that a team in the keys file may have this name, and return the name.
+    """Check that a team name is valid in a keys file, and return it.
 
     Raises:
         ConfigurationError: The name is blank, `*`, or has characters that are not allowed.
@@ -95,7 +95,7 @@ def _wrap_file_errors(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as exc:
         problem = str(exc)
         if isinstance(exc, ValidationError):
-            # Do not use the text of a `ValidationError`, because it contains the hashes of keys.
+            # Do not use the text of a `ValidationError`, because it contains key hashes.
             first = exc.errors(include_input=False)[0]
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigurationError(
@@ -107,10 +107,10 @@ def _wrap_file_errors(path: Path) -> Iterator[None]:
 def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
     """Remove keys from a keys file.
 
-    The keys file is replaced atomically by a new file with the same permissions and owner. A server
-    that reads the keys file at the same time sees either the old file with all keys or the new file
-    with the remaining keys. The new file contains the unchanged entries of the remaining keys, and
-    the comments that do not belong to a removed key.
+    The keys file is replaced atomically with a new file that has the same permissions and owner. A
+    server that reads the keys file at the same time sees either the old file with all keys or the
+    new file with the remaining keys. The new file keeps the entries of the remaining keys
+    unchanged, and all comments that do not belong to a removed key.
 
     Args:
         path: The keys file. The target of a symbolic link is replaced.
@@ -152,7 +152,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
 
 
 def _contains_exactly_these_api_keys(file_text: str, keys: Sequence[Key]) -> bool:
-    """Return whether a text is a valid keys file that contains `keys`, and no other keys."""
+    """Return whether a text is a valid keys file that contains exactly the given keys."""
     try:
         return _parse_keys(file_text) == keys
     except ValueError:
@@ -162,8 +162,8 @@ def _contains_exactly_these_api_keys(file_text: str, keys: Sequence[Key]) -> boo
 def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | None:
     """Remove the `[[keys]]` tables of revoked keys from the text of a keys file.
 
-    The comments directly above the table of a revoked key are removed together with the table.
-    Comments at the start of the file are kept.
+    The comments directly above a revoked key's table are removed along with the table. Comments at
+    the start of the file are kept.
 
     Args:
         file_text: The text of the file.
@@ -184,7 +184,7 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
     for first, end, is_block_removed in zip(block_starts, block_ends, is_removed, strict=True):
         remaining_lines += [] if is_block_removed else lines[first:end]
     if all(is_removed):
-        # A keys file must have the field `keys`. If all keys were removed, write an empty list.
+        # A keys file must have the field `keys`, so write an empty list if all keys were removed.
         remaining_lines.append("keys = []\n")
     return "".join(remaining_lines)
 
@@ -192,8 +192,8 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
 def _find_comment_start(lines: Sequence[str], start: int) -> int:
     """Return the index of the first comment line in the block of comments directly above a line.
 
-    The argument `start` is the index of the line. Return `start` if there are no comments directly
-    above the line, or if the block of comments is at the beginning of the file.
+    `start` is the index of the line. Return `start` if no comments are directly above the line, or
+    if the comment block is at the start of the file.
     """
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -229,8 +229,8 @@ def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
 def _lock_folder(path: Path) -> Iterator[None]:
     """Lock the folder of a file until the `with` block ends.
 
-    Without the lock, a process that revokes a key could overwrite a keys file from which another
-    process has just removed a key.
+    Without the lock, a process that revokes a key could overwrite the file and restore a key that
+    another process has just removed.
     """
     try:
         import fcntl
@@ -248,8 +248,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
 def _sync_folder(folder: Path) -> None:
     """Flush a folder to disk, so that a replaced file keeps its new content after a power failure.
 
-    If the folder were not flushed, the replaced file could have its old content again after a power
-    failure.
+    If the folder is not flushed, the file's old content can reappear after a power failure.
     """
     with suppress(OSError):  # Some systems cannot flush a folder.
         handle = os.open(folder, os.O_RDONLY)

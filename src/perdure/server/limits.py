@@ -12,8 +12,9 @@ from typing import Final
 
 from perdure.server.access import Refused
 
-_MAX_CLIENTS: Final = 10_000  # Maximum number of clients whose request rate is remembered.
-# Number of seconds in the header Retry-After if too many requests are in progress.
+# Maximum number of clients whose request rates are tracked.
+_MAX_CLIENTS: Final = 10_000
+# Retry-After value, in seconds, sent when a client has too many requests in progress.
 _CONCURRENCY_RETRY_S: Final = 5
 
 
@@ -58,7 +59,7 @@ class Limits:
 
 
 class RequestLimiter:
-    """Counts the requests of each client, and refuses requests above the limits.
+    """Counts each client's requests, and refuses requests above the limits.
 
     A client is any hashable value, such as an address or the tenant and id of a user.
 
@@ -91,8 +92,8 @@ class RequestLimiter:
             self._next_due = {
                 other: due_time for other, due_time in self._next_due.items() if due_time > now
             }
-            # All clients in the table have sent requests recently. Forget the request rates of all
-            # clients, so that the table does not use more memory.
+            # The table is still full, because all its clients have sent requests recently. Forget
+            # all request rates, so that the table does not grow further.
             if len(self._next_due) >= _MAX_CLIENTS:
                 self._next_due.clear()
         self._next_due[client] = due + self._interval_s
@@ -101,7 +102,7 @@ class RequestLimiter:
     def track_request(self, client: Hashable) -> Iterator[None]:
         """Count a request against the rate limit of a client.
 
-        The request counts as a request in progress until the `with` block ends.
+        The request counts as in progress until the `with` block ends.
 
         Raises:
             TooManyRequests: The client sends requests faster than allowed, or has the maximum

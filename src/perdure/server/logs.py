@@ -2,11 +2,11 @@
 
 The audit log records which user changed or erased which objects, and whether the action was
 permitted. The audit log has a record for every request and every tool call whose action changes
-something, unless the request is refused for its host, site, rate or content type. The modules
-`guard.py` and `mcp.py` write the audit records, and endpoints write no audit records. An audit
-record contains the ids of the objects that an endpoint passed to `Call.authorize_arguments`. After
-an erasure, an endpoint calls `Call.record_for_audit` to add the hashes of the erased texts to the
-audit record. Audit records do not contain the content of messages or memories.
+something, unless the request is refused for its host, site, rate or content type. Audit records are
+written by `guard.py` and `mcp.py`, not by endpoints. An audit record contains the ids of the
+objects that an endpoint passed to `Call.authorize_arguments`. After an erasure, an endpoint calls
+`Call.record_for_audit` to add the hashes of the erased texts to the audit record. Audit records do
+not contain the content of messages or memories.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-# Minimum number of free bytes on the disk. If the disk has less free space, changes are refused.
+# Minimum free disk space, in bytes. With less than this, changes are refused.
 _MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
-# Names of the actions that are not recorded in the audit log. The creation of a run is not
-# recorded, because the history of a thread shows the runs of the thread.
+# Names of actions that are not recorded in the audit log. Run creation is not recorded, because a
+# thread's history already shows its runs.
 _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 
@@ -49,10 +49,10 @@ def is_audited_change(action: Action | None, method: str = "POST") -> bool:
 class Audit:
     """Writes records to a file of JSON lines, or to the logger `perdure.audit`.
 
-    An audit record is flushed to the disk before the reply to its request is sent. If the disk is
-    almost full, the server refuses requests whose actions are audited changes. If writing an audit
-    record fails unexpectedly, the client receives an error, although the requested change was made.
-    Several processes may write to one audit log, because lines are only appended.
+    An audit record is flushed to disk before the reply is sent. If the disk is almost full, the
+    server refuses requests that would make audited changes. If writing an audit record fails
+    unexpectedly, the client receives an error, although the requested change was made. Several
+    processes may write to the same audit log, because lines are only ever appended.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -75,7 +75,7 @@ class Audit:
             self._file = None
 
     async def check_free_space(self, action: Action | None, method: str = "POST") -> None:
-        """Refuse a change if the disk has no room for its audit record.
+        """Refuse a change if there is not enough disk space for its audit record.
 
         Raises:
             StorageFull: The disk has no room for records.
@@ -125,9 +125,9 @@ class Audit:
         await asyncio.shield(asyncio.to_thread(self._append_line, f"{line}\n".encode()))
 
     def _append_line(self, line: bytes) -> None:
-        """Append a line to the audit log and flush the file to disk.
+        """Append a line to the audit log, and flush the file to disk.
 
-        If there is no file, the line is sent to the logger.
+        If there is no audit log file, the line is sent to the logger instead.
         """
         if self._file is None:
             _LOG.info(line.decode().rstrip())
@@ -139,7 +139,7 @@ class Audit:
 
 def _encode_json_line(fields: dict[str, Any]) -> str:
     """Return fields as one line of JSON without unprintable characters."""
-    # Import the module `reply` only when it is needed, so that `perdure mcp` starts faster.
+    # Import `reply` only when it is needed, so that `perdure mcp` starts faster.
     from perdure.server.reply import encode_json, escape_unprintable
 
     # JSON may contain U+2028, which some tools treat as the end of a line.
@@ -149,7 +149,7 @@ def _encode_json_line(fields: dict[str, Any]) -> str:
 class TextLines(logging.Formatter):
     """Formats a log record as text.
 
-    The lines after the first line are indented, and unprintable characters are escaped.
+    All lines after the first are indented, and unprintable characters are escaped.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -176,7 +176,7 @@ class JSONLines(logging.Formatter):
 def log_to_stderr(style: Literal["text", "json"] = "text") -> None:
     """Send the logs of the process to stderr.
 
-    Log records of perdure are written if their level is INFO or higher.
+    The log level is INFO for perdure's own loggers, and WARNING for all others.
     """
     handler = logging.StreamHandler(sys.stderr)
     text = TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -85,7 +85,7 @@ def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]
 
 
 async def _call_tool(name: str, arguments: dict[str, Any], request: ToolRequest) -> CallToolResult:
-    """Call a tool, and wrap its text or its error message in a `CallToolResult` of the MCP SDK."""
+    """Call a tool, and wrap its result text or error message in the MCP SDK's `CallToolResult`."""
     from mcp.types import CallToolResult, TextContent
 
     try:
@@ -109,7 +109,7 @@ def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
 
 
 async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
-    """Run a tool if the caller may use the tool, and record changes in the audit log."""
+    """Run a tool if the caller may use it, and record any changes in the audit log."""
     status, action = 500, tool.action  # type: ignore[attr-defined]
     call = request.call.with_action(action)
     try:
@@ -165,7 +165,7 @@ async def serve_stdio(
 
 
 class _PrefixedInput:
-    """An input stream that returns the lines of an iterator, and then the lines of a stream."""
+    """An input stream that returns an iterator's lines, followed by those of another stream."""
 
     def __init__(self, lines: Iterator[str], stream: TextIO) -> None:
         self._lines, self._stream = lines, stream
@@ -176,9 +176,9 @@ class _PrefixedInput:
 
 
 class _ReplyStream:
-    """Forwards the replies of the MCP SDK to the client, except the reply to `initialize`.
+    """Forwards the MCP SDK's replies to the client, except the reply to `initialize`.
 
-    `StartupResponder` has already sent a reply to `initialize`.
+    `StartupResponder` has already answered `initialize`.
     """
 
     def __init__(self, stream: WriteStream[SessionMessage]) -> None:
@@ -223,16 +223,15 @@ async def handle_mcp_request(call: CurrentCall) -> Response:
 def _get_http_server() -> Server[Any]:
     """Return the MCP server that handles HTTP requests.
 
-    The MCP server is built when this function is called for the first time.
+    The server is built when this function is first called.
     """
 
     def get_request(context: ServerRequestContext[Any]) -> ToolRequest:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    # The modules of `arecall`, `aremember` and `quote_memories` are imported when the functions are
-    # first accessed. Access the functions here, so that the first call of a tool does not import
-    # the modules in the event loop.
+    # Accessing `arecall`, `aremember` and `quote_memories` imports their modules, which are loaded
+    # lazily. Without this, the first tool call would block the event loop while importing them.
     _ = (memory.arecall, memory.aremember, memory.quote_memories)
     return build_server(get_request)
 

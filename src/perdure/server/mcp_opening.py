@@ -2,10 +2,9 @@
 
 Importing the SDK and the modules of the tools takes two seconds of CPU. Many MCP clients start all
 their servers and list the tools, but never call a tool. `StartupResponder` answers the handshake
-and the list of tools with the same JSON as the SDK. A test in tests/server/test_mcp_opening.py
-compares the JSON of `StartupResponder` with the JSON of the SDK. When `StartupResponder` receives a
-message that it cannot answer, such as a tool call, the SDK answers this message and all later
-messages.
+and `tools/list` with the same JSON as the SDK. A test in tests/server/test_mcp_opening.py compares
+the JSON from `StartupResponder` with the JSON from the SDK. Once `StartupResponder` receives a
+message that it cannot answer, such as a tool call, the SDK handles that message and all later ones.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class StartupResponder:
     def answer_lines_until_mcp_sdk_is_needed(
         self, json_lines: Iterable[str], out: TextIO
     ) -> str | None:
-        """Answer messages without the MCP SDK until a message arrives that only the SDK can answer.
+        """Answer messages without the MCP SDK until one arrives that only the SDK can answer.
 
         Args:
             json_lines: The input, one message per line.
@@ -99,8 +98,8 @@ class StartupResponder:
     def _handle_notification(self, line: str, method: str) -> list[dict[str, Any]] | None:
         """Handle a message that needs no reply.
 
-        The notification `notifications/initialized` is recorded, because the MCP SDK must read it
-        before later messages.
+        The `notifications/initialized` notification is kept, because the MCP SDK must read it
+        before any later message.
 
         Returns:
             An empty list of replies, or None if only the MCP SDK can handle the message.
@@ -114,7 +113,7 @@ class StartupResponder:
     def _build_mcp_result_unless_sdk_is_needed(
         self, method: str, params: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the result or the error of a request, or None if only the MCP SDK can answer."""
+        """Return the result or error of a request, or None if only the MCP SDK can answer it."""
         if method == "initialize":
             return self._answer_initialize(params)
         meta = params.get("_meta", {})
@@ -131,7 +130,7 @@ class StartupResponder:
         return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
     def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer the request `initialize`, and record a request that the MCP SDK reads later.
+        """Answer an `initialize` request, and keep a simplified one for the MCP SDK to read later.
 
         Return None if only the MCP SDK can answer, for example if the request is invalid.
         """
@@ -147,7 +146,8 @@ class StartupResponder:
             "method": "initialize",
             "params": {
                 "protocolVersion": version,
-                "capabilities": {},  # No tool of perdure sends requests to the client.
+                # None of perdure's tools send requests to the client.
+                "capabilities": {},
                 "clientInfo": {"name": client["name"], "version": client["version"]},
             },
         }
@@ -164,9 +164,9 @@ class StartupResponder:
     def _answer_without_handshake(
         self, method: str, meta: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Answer a request of protocol version `ENVELOPE_VERSION`, which has no handshake.
+        """Answer a request that uses protocol version `ENVELOPE_VERSION`, which has no handshake.
 
-        Return the result or the error of the request, or None if only the MCP SDK can answer.
+        Return the result or error of the request, or None if only the MCP SDK can answer it.
         """
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
@@ -199,7 +199,7 @@ class StartupResponder:
 
 
 def _is_client_info(value: Any) -> bool:
-    """Return whether a value has the fields `name` and `version`, which `clientInfo` requires."""
+    """Return whether a value has the `name` and `version` fields that `clientInfo` requires."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("name", "version")
     )

@@ -34,9 +34,9 @@ from perdure.server.reply import (
     wants_json,
 )
 
-# Maximum number of characters of a text that a page shows. A link opens the full text.
+# Maximum number of characters of a text shown on a page. A link opens the full text.
 MAX_TEXT_CHARS: Final = 4_000
-# Maximum number of characters of a value that a page shows on one line.
+# Maximum number of characters of a value shown on one line of a page.
 MAX_LINE_CHARS: Final = 160
 _TOOL_CALL_BLOCK_TYPES: Final = frozenset(
     {"tool_use", "tool_call", "function_call", "server_tool_call"}
@@ -55,8 +55,8 @@ _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[
 def type_name(value: Any) -> str:
     """Return the name of a value's class.
 
-    If the value was stored with a class that this process cannot import, the name of the missing
-    class is returned.
+    If the value was stored with a class that this process cannot import, return the name of that
+    class.
     """
     if isinstance(value, DetachedFields):
         _, (_, name), _ = value.origin
@@ -121,7 +121,7 @@ def format_one_line(value: Any) -> str:
 
 
 def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all lines of a list contain ids that a program generated.
+    """Return whether every line of a list is a generated id, such as a UUID.
 
     Pages fold lists of generated ids.
     """
@@ -132,7 +132,7 @@ def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str
     """Yield the kind ("text", "reasoning" or "other") and the text of each content block.
 
     Tool calls are skipped if the message lists them separately. A base64 data URL in a text is
-    replaced by the media type of the data, such as `[image/png]`.
+    replaced by its media type, such as `[image/png]`.
     """
     content = message.content
     for block in [content] if isinstance(content, str) else content:
@@ -153,9 +153,9 @@ def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str
 
 
 def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
-    """Build the template data of the changes between two checkpoints, grouped by channel.
+    """Build the template data for the changes between two checkpoints, grouped by channel.
 
-    The returned list does not contain the channels that langgraph uses to trigger nodes.
+    Internal channels that langgraph uses to trigger nodes are omitted.
 
     Args:
         difference: The difference between two checkpoints.
@@ -171,8 +171,7 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
         removed, lines = dict(channel_change.removed), []
         for value in channel_change.added.values():
             # Find the removed element that the added element replaces. If `channel_change.whole` is
-            # True, the channel has one old value and one new value, and the new value replaces the
-            # old value.
+            # True, the channel has a single old value, which the new value replaces.
             replaced = [
                 position
                 for position, old in removed.items()
@@ -197,7 +196,7 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
 
 
 def _has_same_message_id_or_dict_key(old: Any, new: Any) -> bool:
-    """Return whether two elements of a channel have the same message id or the same dict key."""
+    """Return whether two channel elements have the same message id or the same dict key."""
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         return old.id is not None and old.id == new.id
     return _is_pair(old) and _is_pair(new) and bool(old[0] == new[0])
@@ -209,7 +208,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def build_type_and_text_of_channel_element(element: Any) -> dict[str, Any]:
-    """Build the template data of a channel's element: its type, and its text on one line.
+    """Build the template data for a channel element: its type, and its text on one line.
 
     An element of a dict is shown as its key and value.
     """
@@ -241,7 +240,7 @@ def render_text_with_hidden_characters_shown(text: Any, adds_bdi: bool = True) -
     """Return text as HTML: escaped, in a `<bdi>`, with control and bidi characters as code points.
 
     The `<bdi>` keeps right-to-left text from moving the text beside it. A character that moves or
-    hides other characters is shown by its code point, such as `<i class="ctl">U+202E</i>`. Unicode
+    hides other characters is shown as its code point, such as `<i class="ctl">U+202E</i>`. Unicode
     Technical Report 36 describes how invisible and bidi characters are used for spoofing.
 
     Args:
