@@ -376,7 +376,8 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
     """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        # htmx replaces only part of a page, so tell it with a header to redirect the whole page.
+        # htmx inserts a reply into a part of the page, so send it a header that redirects the whole
+        # page.
         is_partial = "hx-request" in request.headers
         page_url = split_url(
             request.headers.get("hx-current-url", "") if is_partial else str(request.url)

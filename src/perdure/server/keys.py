@@ -163,7 +163,7 @@ class KeysFileAccess:
     def check_person(self, identity: Identity, person: str) -> None:
         """Refuse to act on behalf of a person whose API keys all belong to other tenants.
 
-        A person without API keys is accepted, because they may belong to any tenant.
+        A person without API keys is accepted, because such a person may belong to any tenant.
 
         Raises:
             Forbidden: The person has keys, and none of them in the tenant of the caller.

@@ -38,7 +38,7 @@ from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
 THREADS_PER_PAGE: Final = 50
-# Maximum number of seconds for which a search waits until changed threads are indexed.
+# Maximum time, in seconds, that a search waits for changed threads to be indexed.
 _MAX_INDEX_WAIT_S: Final = 1.0
 # Number of seconds after which a browser reloads search results while threads are being indexed.
 _PAGE_REFRESH_S: Final = 2
