@@ -272,9 +272,9 @@ Common visible characters are excluded, so that their Unicode categories need no
 
 
 def remove_hidden_characters(text: str) -> str:
-    """Return a text for editing, without invisible characters and control characters.
+    """Return a text for editing, with invisible and control characters removed.
 
-    Line breaks, tabs and zero-width joiners are kept, because people type these characters.
+    Line breaks, tabs and zero-width joiners are kept, because people type them.
     """
     return "".join(
         character
@@ -326,15 +326,15 @@ def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
 def build_link(path: str, /, **values: Any) -> str:
     """Return a path with a query string.
 
-    Values that are None or empty texts are left out. If a value is a list, the parameter is
-    repeated for each element.
+    Values that are None or empty strings are left out. If a value is a list, the parameter is
+    repeated once per element.
     """
     parameters = {name: value for name, value in values.items() if value not in (None, "")}
     return f"{path}?{urlencode(parameters, doseq=True, errors='surrogatepass')}"
 
 
 def redirect_to(path: str, /, **values: Any) -> Response:
-    """Return the redirect with which the server replies to an HTML form."""
+    """Return a redirect as the response to an HTML form."""
     return RedirectResponse(build_link(path, **values) if values else path, 303)
 
 
@@ -358,8 +358,8 @@ HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    # With the referrer policy `no-referrer`, browsers would send forms with the header
-    # "Origin: null", and the server would refuse these forms.
+    # With the referrer policy `no-referrer`, browsers would submit forms with a null `Origin`
+    # header, and the server would reject them.
     "Referrer-Policy": "same-origin",
 }
 
@@ -400,7 +400,7 @@ class Pages(APIRouter):
     def add_page_and_json_routes(
         self, path: str, required_action: Action
     ) -> Callable[[PageEndpoint], PageEndpoint]:
-        """Return a decorator that adds two routes to an endpoint: the page and the page as JSON.
+        """Return a decorator that adds two routes to an endpoint: one for HTML and one for JSON.
 
         Args:
             path: The path of the page.

@@ -42,15 +42,15 @@ from perdure.server.runs import ServerRuns
 
 routes = Pages()
 CHECKPOINTS_PER_PAGE: Final = 100
-# Maximum number of elements of a list or dict that the page of a checkpoint shows.
+# Maximum number of elements of a list or dict shown on a checkpoint's page.
 _MAX_ELEMENTS: Final = 8
-# Maximum number of characters that the page of a checkpoint shows of a value, if the value is
-# neither a list nor a dict.
+# Maximum number of characters of a value shown on a checkpoint's page. Lists and dicts are limited
+# by `_MAX_ELEMENTS` instead.
 _MAX_VALUE_CHARS: Final = 2_000
-# Index of the rightmost lane in the drawing of a checkpoint tree. Dots that belong further to the
-# right are drawn in the rightmost lane.
+# Index of the rightmost lane in the drawing of a checkpoint tree. Dots further to the right are
+# drawn in this lane.
 _MAX_LANE: Final = 12
-# Prefix of the names of the channels with which langgraph triggers nodes.
+# Prefix of the channels with which langgraph triggers nodes.
 _TRIGGER_PREFIX: Final = "branch:to:"
 
 
@@ -98,8 +98,8 @@ async def show_checkpoints(
 def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
     """Compute how to draw the tree of checkpoints beside the rows of a table.
 
-    A lane of the drawing is a vertical line from the row of a checkpoint down to the row of its
-    parent. If several checkpoints have the same parent, their lanes join in the row of the parent.
+    A lane is a vertical line in the drawing, from a checkpoint's row down to its parent's row. If
+    several checkpoints have the same parent, their lanes meet in the parent's row.
 
     Args:
         infos: The checkpoints, newest first.
@@ -145,8 +145,7 @@ async def show_checkpoint(
 ) -> Response:
     """Show a checkpoint's values, next tasks, metadata and pending writes.
 
-    If the query parameter `channel` names a channel, the page shows only the complete value of this
-    channel.
+    If the query parameter `channel` is given, the page shows only this channel's complete value.
     """
     stored = await _read_checkpoint(target.saver, target.id, target.ns, checkpoint)
     values, parent = await arun(read_channel_values(target.saver, stored)), stored.parent_config
@@ -194,11 +193,11 @@ async def show_checkpoint(
 async def _read_checkpoint(
     saver: Checkpointer, thread_id: str, ns: str, checkpoint_id: str
 ) -> CheckpointTuple:
-    """Read a checkpoint without changing how the thread continues.
+    """Read a checkpoint without making the saver treat it as the start of a fork.
 
-    The checkpoint is read with `alist` and not with `aget_tuple`, because the saver remembers which
-    checkpoints `aget_tuple` has read by id. If the parent of a new checkpoint was read by id, the
-    saver assumes that the thread was forked or resumed at the parent.
+    The checkpoint is read with `alist` instead of `aget_tuple`, because the saver remembers which
+    checkpoints were read by id with `aget_tuple`. If the parent of a new checkpoint was read by id,
+    the saver assumes that the thread is being forked or resumed from that parent.
 
     Raises:
         UnknownCheckpoint: The thread has no such checkpoint.
@@ -221,7 +220,7 @@ def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
     """Build the template data of a channel's value.
 
     If the value is a list or dict, the last `_MAX_ELEMENTS` elements are shown on one line each.
-    The field `cut` says whether a part of the value is not shown.
+    The field `cut` is True if part of the value is not shown.
     """
     row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
@@ -261,7 +260,7 @@ async def show_comparison(request: Request, target: PermittedThread, a: str, b: 
 @routes.post("/ui/compare")
 @set_required_action("threads:read")
 async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormText) -> Response:
-    """Redirect to the page that compares two checkpoints, which the user chose in an HTML form.
+    """Redirect to the page that compares the two checkpoints chosen in an HTML form.
 
     The HTML form percent-encodes the ids of the checkpoints, because an id may contain any
     character.
@@ -297,7 +296,7 @@ async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText
 
 
 class PruneRule(BaseModel):
-    """The fields of the HTML form that selects which checkpoints of a thread are kept."""
+    """The fields of the HTML form that selects which checkpoints of a thread to keep."""
 
     last: NonNegativeNumber | None = None
     days: FiniteFloat | None = None
@@ -307,7 +306,7 @@ class PruneRule(BaseModel):
 
     @property
     def retention(self) -> Retention | None:
-        """The form fields as a `Retention`, or None if the user has filled in no rule."""
+        """The form fields as a `Retention`, or None if no rule was filled in."""
         if self.last is None and self.days is None and not self.turns:
             return None
         return Retention(last=self.last, days=self.days, turns=self.turns, history=not self.forget)
@@ -317,7 +316,7 @@ class PruneRule(BaseModel):
 async def preview_pruning(
     request: Request, target: PermittedThread, rule: Annotated[PruneRule, Query()]
 ) -> Response:
-    """Show how much data a retention rule would remove from a thread, and remove nothing."""
+    """Show how much data a retention rule would remove from a thread, without removing anything."""
     report = None
     if (retention := rule.retention) is not None:
         report = await target.saver.aretain(retention, thread_ids=[target.id], dry_run=True)
@@ -343,9 +342,10 @@ async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form(
 
 @routes.add_page_and_json_routes("/ui/delete", "threads:read")
 async def show_delete_form(request: Request, target: PermittedThread) -> Response:
-    """Show the form that deletes a thread and asks what to do with the memories from the thread."""
+    """Show the form for deleting a thread and, optionally, the memories extracted from it."""
     memories = None
-    with suppress(Refused):  # Memories that the user may not erase are kept.
+    # Memories that the user is not allowed to erase are kept.
+    with suppress(Refused):
         memory_places = await api_threads.find_erasable_memory_namespaces(target.call)
         options: PageValues = {"places": memory_places, "dry_run": True}
         memories = await aforget_thread_memories(target.call.store, [target.id], **options)
@@ -357,7 +357,7 @@ async def show_delete_form(request: Request, target: PermittedThread) -> Respons
 async def delete_thread(
     call: CurrentCall, runs: ServerRuns, id: str, memories: FormText = "erase"
 ) -> Response:
-    """Delete a thread and the memories that were extracted from the thread.
+    """Delete a thread and the memories that were extracted from it.
 
     If the field `memories` of the HTML form has the value "keep", the memories are not deleted.
     """

@@ -50,16 +50,14 @@ _NAMESPACES_PER_PAGE: Final = 100
 _VERSIONS_PER_PAGE: Final = 20
 _ITEM_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _VALIDITY_FIELDS: Final = ("valid_from", "valid_to", "expires_at", "provenance")
-# Value of the actor in the provenance of a memory that an admin has changed and that belongs to
-# another person.
+# Actor recorded in a memory's provenance when an admin changes another person's memory.
 _ADMIN_ACTOR: Final = "an admin"
-# The possible results of saving an item. After an item was saved, the page of the item shows a
-# message for the result.
+# Possible results of saving an item. After saving, the item's page shows a message for the result.
 _EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")
 
 
 class ItemTarget(NamedTuple):
-    """The namespace and the item key that a request names. The key may be empty."""
+    """The namespace and item key given in a request. The key may be empty."""
 
     ns: Namespace
     key: str
@@ -70,8 +68,8 @@ def _parse_item_namespace_and_key_from_query(
 ) -> ItemTarget:
     """Read the namespace and the item key from the query string of a request.
 
-    In a request that an HTML form sends, the namespace and the key are percent-encoded in one field
-    `within`, because the labels of a namespace may contain any character.
+    An HTML form sends the namespace and the key in a single field, `within`, percent-encoded
+    because namespace labels may contain any character.
     """
     form_fields = parse_qsl(within)
     labels = ns or tuple(value for name, value in form_fields if name == "ns")
@@ -88,12 +86,12 @@ An endpoint with a parameter of this type must check the permission itself.
 async def authorize_namespace_and_get_permitted_fields(
     call: Call, namespace: Namespace, **request_fields: Any
 ) -> dict[str, Any]:
-    """Check that the caller may use a namespace, and return the permitted fields of the request.
+    """Check that the caller may use a namespace, and return the authorized request fields.
 
-    An authorization handler may add a label, such as the user's id, to the beginning of each
-    namespace, as in langgraph's guide. A namespace in a link on a page was returned by the handler
-    earlier, and already begins with the label. If the handler adds the same label a second time,
-    the handler is called again with the namespace from which the label was removed.
+    An authorization handler may prepend a label, such as the user's id, to each namespace, as in
+    langgraph's guide. Links on pages contain namespaces to which the handler has already prepended
+    the label. If the handler prepends the same label again, it is called a second time, with the
+    namespace without that label.
 
     Args:
         call: The call that is checked.
@@ -133,7 +131,7 @@ async def _permit_item_change(
 ) -> ItemTarget:
     """Check that the caller may change the requested item.
 
-    The key of a new item is read from the HTML form.
+    The key of a new item is taken from the HTML form.
     """
     return await _permit_item(call, ItemTarget(requested.ns, requested.key or new_key))
 
@@ -168,8 +166,8 @@ async def show_namespaces(
         call.store.alist_namespaces, prefix=prefix, hides_perdure_namespaces=True, **options
     )
     if prefix == ns:
-        # The store treats the label "*" of a prefix as a wildcard. In a requested namespace, "*" is
-        # an ordinary label, so remove the namespaces that match only by the wildcard.
+        # In a prefix, the store treats the label "*" as a wildcard. In a requested namespace, "*"
+        # is an ordinary label, so remove namespaces that match only because of the wildcard.
         visible_namespaces = [
             namespace for namespace in visible_namespaces if namespace[: len(ns)] == ns
         ]
@@ -351,9 +349,9 @@ async def _load_item_versions(call: Call, target: ItemTarget) -> list[Any]:
 
 
 def _build_version_rows(versions: list[Any]) -> list[PageValues]:
-    """Build the template data of an item's versions.
+    """Build the template data for the versions of an item.
 
-    The data of a version contains the changes between the version and the version before.
+    The data for each version includes its changes from the previous version.
 
     Args:
         versions: The versions, newest first.
@@ -386,7 +384,7 @@ def _is_item_memory_of_user_or_team(call: Call, item: Any) -> bool:
 def _may_edit_items_of_namespace(namespace: Namespace) -> bool:
     """Return whether the items of a namespace may be edited on the server's pages.
 
-    The namespaces for internal data of perdure are read-only.
+    Namespaces that hold perdure's internal data are read-only.
     """
     return bool(namespace) and not is_internal_namespace(namespace)
 
@@ -439,7 +437,7 @@ async def edit_item(
             return redirect_to("/ui/memory", **target._asdict(), done=outcome.change)
         options = {} if searched else {"index": False}
         if current_item is not None:
-            # Set the time to live so that the moment at which the item expires does not change.
+            # Set the time to live so that the item's expiry time does not change.
             remaining_time = current_item.expires_at and current_item.expires_at - datetime.now(UTC)
             options["ttl"] = remaining_time and max(remaining_time.total_seconds() / 60, 0.01)
         new_value = parse_json_object(value, "the value")
@@ -480,7 +478,7 @@ async def forget_item(request: Request, call: CurrentCall, target: ChangeableIte
 
 
 def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
-    """Return the `Collection` of a namespace's memories, and the config for its methods."""
+    """Return the `Collection` for a namespace's memories, and the config to pass to its methods."""
     template, config = escape_namespace_as_template_and_config(namespace)
     return Collection(call.store, template), config
 
@@ -488,7 +486,7 @@ def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, Runn
 def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
     """Return the provenance of a change that was made on a page.
 
-    If an admin changes the memory of another person, the provenance names "an admin" instead of the
+    If an admin changes another person's memory, the provenance contains "an admin" instead of the
     admin's user id. The audit log contains the user id of the admin.
     """
     person, author = call.identity.person, call.find_author_to_record_in_team_namespace(namespace)
@@ -502,23 +500,24 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
 
 PartKind = Literal["same", "removed", "added"]
 _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
-# Maximum number of words of a text that is compared word by word with its earlier version.
+# Maximum number of words in a text for which a word-by-word diff is made. Longer texts are shown
+# without a diff.
 _MAX_TEXT_WORDS: Final = 2_000
-# Maximum number of words that are compared for one page. If the number is exceeded, further changed
-# texts are shown as a whole.
+# Maximum number of words that are compared for one page. Once it is exceeded, further changed texts
+# are shown without a diff.
 _MAX_PAGE_WORDS: Final = 10_000
-# Maximum number of characters of a removed, added or unchanged part of a text that a page shows.
+# Maximum number of characters shown for each removed, added or unchanged part of a text.
 _MAX_PART_CHARS: Final = 2_000
-# Maximum number of changed paths of a value that a page shows.
+# Maximum number of changed paths shown for one value.
 _MAX_PATHS: Final = 100
 
 
 @dataclass(slots=True)
 class WordBudget:
-    """Limits the number of words that the diffs of texts on a page may compare.
+    """Limits how many words are compared for the text diffs on one page.
 
-    Each diff of two texts subtracts the words of the two texts from `remaining_words`. When
-    `remaining_words` is used up, further changed texts are shown as a whole, without a diff.
+    Each diff subtracts the number of words in both texts from `remaining_words`. When
+    `remaining_words` is used up, further changed texts are shown without a diff.
     """
 
     remaining_words: int = _MAX_PAGE_WORDS
@@ -526,7 +525,7 @@ class WordBudget:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the text at one path of a value.
+    """A change at one path of a value, as a word-by-word text diff.
 
     Attributes:
         path: The path in the value, such as `address.city`.
@@ -587,9 +586,9 @@ def _compare_texts(
 ) -> tuple[tuple[PartKind, str], ...]:
     """Compare two texts word by word, and return the unchanged, removed and added parts.
 
-    The texts are not compared if one of them is too long, or if `budget` has no words left. For
-    texts that are not compared, two parts are returned: the old text as removed, and the new text
-    as added.
+    The texts are not compared if one of them is too long or if `budget` has no words left. If the
+    texts are not compared, two parts are returned: the old text as removed, and the new text as
+    added.
     """
     if old is None or new is None:
         return (

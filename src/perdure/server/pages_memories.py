@@ -1,4 +1,4 @@
-"""Serve HTML pages that search memories, show the quarantine and erase a user's memories."""
+"""Serve HTML pages to search memories, view the quarantine and erase a user's memories."""
 
 from __future__ import annotations
 
@@ -53,10 +53,9 @@ SCORE_PART_LABELS: Final = {
 """The explanation that pages show for each part of a score."""
 CONFIRMATION_PHRASE: Final = "forget everything"
 # Maximum number of users in the list from which an admin chooses a user. If there are more users,
-# the admin types the name of the user.
+# the admin types the user's name instead.
 _MAX_USERS: Final = 500
-# The labels in `_USER_DATA_LABELS` are the first labels of namespaces. Namespaces that begin with
-# one of the labels contain a user's data, except memories.
+# First labels of the namespaces that contain user data other than memories.
 _USER_DATA_LABELS: Final = ("profiles", "instructions", "examples")
 
 
@@ -65,8 +64,8 @@ async def _permit_memories(
 ) -> ItemTarget:
     """Check that the caller may use a namespace of memories, and return the namespace.
 
-    If the request names neither a `user` nor a namespace, the namespace with the caller's own
-    memories is returned. An admin may name any user or namespace.
+    If the request contains neither a `user` nor a namespace, the namespace of the caller's own
+    memories is returned. An admin may specify any user or namespace.
 
     Raises:
         Forbidden: The caller is no admin and asks for memories of another user.
@@ -179,8 +178,8 @@ async def show_memories(
 async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
     """Return the users whose memories an admin may choose, or an empty list if there is no choice.
 
-    A user id with hidden characters is left out, because an HTML form would send the id without the
-    hidden characters.
+    A user id that contains hidden characters is left out, because an HTML form would submit it
+    without them.
     """
     if (
         not call.identity.is_admin
@@ -212,8 +211,8 @@ async def show_quarantine(
 ) -> Response:
     """Show the entries in quarantine.
 
-    The entry whose key is the query parameter `key` is shown completely. In all other entries of
-    the quarantine, secrets are redacted.
+    The entry whose key is given in the query parameter `key` is shown in full. In all other
+    quarantine entries, secrets are redacted.
     """
     quarantine, config = _build_quarantine(call, target)
     entries = reversed(await quarantine.alist(config))
@@ -226,7 +225,7 @@ async def show_quarantine(
 @routes.post("/ui/quarantine/release")
 @set_required_action("store:put")
 async def release_entry(call: CurrentCall, target: PermittedMemories) -> Response:
-    """Release a quarantined candidate, which stores the candidate as a memory."""
+    """Release a quarantined candidate, storing it as a memory."""
     quarantine, config = _build_quarantine(call, target)
     outcome = await quarantine.arelease(target.key, config)
     return redirect_to("/ui/memory", ns=target.ns, key=outcome.key)
@@ -242,10 +241,7 @@ async def discard_quarantined_memory(call: CurrentCall, target: PermittedMemorie
 
 
 def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, RunnableConfig]:
-    """Return the `Quarantine` object for a namespace of memories, and a `RunnableConfig`.
-
-    The methods of the returned `Quarantine` must be called with the returned `RunnableConfig`.
-    """
+    """Return the `Quarantine` for a namespace of memories, and the config for its methods."""
     template, config = escape_namespace_as_template_and_config(target.ns)
     return Quarantine(call.store, template), config
 

@@ -1,4 +1,4 @@
-"""Serve HTML pages that show, export and erase all data of a person."""
+"""Serve HTML pages to show, export and erase all data of a person."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ async def erase_confirmed_person(
     typed: FormText = "",
     hand_over: FormText = "",
 ) -> Response:
-    """Erase all data that belongs to a person, if the name in the HTML form is the person's name.
+    """Erase all data that belongs to a person, after the person's name was typed to confirm.
 
-    If the form field `hand_over` is set, items that the person wrote for teams are kept, and the
-    name of the person is removed from these items.
+    If the form field `hand_over` is set, items that the person wrote for teams are kept, but the
+    person's name is removed from them.
     """
     person_name = user or call.identity.person
     permitted = await permit_person(call, person_name, "store:delete")

@@ -1,4 +1,4 @@
-"""Serve the pages on which a person answers questions of a graph and sends messages to it."""
+"""Serve the pages on which a person answers a graph's questions and sends messages to it."""
 
 from __future__ import annotations
 
@@ -43,20 +43,22 @@ from perdure.server.threads import Thread
 
 routes = Pages()
 _RUNS_PER_PAGE: Final = 50
-_MAX_THREAD_RUNS: Final = 5  # Maximum number of runs that the page of a thread lists.
+# Maximum number of runs listed on a thread's page.
+_MAX_THREAD_RUNS: Final = 5
 _UNSUCCESSFUL_STATUSES: Final = ("error", "timeout", "interrupted")
-# Maximum number of seconds that a reply to a browser without JavaScript waits for the end of a run.
+# Maximum number of seconds that a browser without JavaScript waits for a run to end before it is
+# redirected.
 _MAX_RUN_WAIT_S: Final = 5
 
 # -- questions of a graph
 
 
 class ToolReview(questions.ToolReview):
-    """A tool call that waits for a review by a person, with the data for the review's HTML form."""
+    """A tool call that is waiting for human review, with the data for the review form."""
 
     @property
     def arguments_json(self) -> str:
-        """The arguments of the tool call as JSON text that a person can read and edit.
+        """The arguments of the tool call, as JSON that a person can read and edit.
 
         Invisible characters are escaped.
         """
@@ -66,7 +68,7 @@ class ToolReview(questions.ToolReview):
 def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
     """Return the tool calls for which an interrupt asks a person to approve, edit or reject them.
 
-    The returned list is empty if the interrupt does not ask for a review of tool calls.
+    The returned list is empty if the interrupt is not a request to review tool calls.
     """
     return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
 
@@ -97,8 +99,8 @@ def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
 def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) -> dict[str, Any]:
     """Build the decision on one tool call from the fields of the form.
 
-    If the person edited the arguments of the tool call, any decision other than "edit" is refused,
-    because the edited arguments would be lost without notice.
+    If the person edited the arguments of the tool call, every decision except "edit" is rejected,
+    because it would silently discard the edits.
     """
     kind, message = (
         form.get(f"decision-{call_index}"),
@@ -131,8 +133,8 @@ def _list_questions(thread: Thread) -> list[dict[str, Any]]:
 def _can_resend_input(row: RunRow) -> bool:
     """Return whether a run failed before its input was stored in the thread.
 
-    The request of a run that failed early is still stored, so the input of the run can be sent
-    again.
+    The request of a run that failed before its input was stored is kept, so that the input can be
+    sent again.
     """
     return row.live.status == "error" and row.request is not None
 
@@ -158,10 +160,10 @@ def build_run_row(row: RunRow) -> PageValues:
 
 
 def _build_caller_person_and_deed_fields(row: RunRow) -> PageValues:
-    """Build the fields `caller`, `person` and `deed` of a run.
+    """Build the template fields `caller`, `person` and `deed` for a run.
 
     The caller is the user who started the run. The person is the user whose memories the run uses.
-    If the caller is not the person, `deed` says what the caller did, such as `sent by ann`.
+    If the caller is not the person, `deed` describes what the caller did, such as `sent by ann`.
     """
     sender, person = Sender.from_row(row.details), row.details.get("person")
     is_other_person = person is not None and person != sender.caller
@@ -176,10 +178,10 @@ async def load_conversation(
 
     In the conversation section, a user talks to a graph.
 
-    The conversation section contains open questions of the graph, the assistants that the user can
-    choose, and recent runs. If the server serves the graph that the thread used last, only this
-    graph can be chosen. If the server does not serve the graph that the thread used last, the user
-    can choose any served graph for the next message.
+    The conversation section shows the graph's open questions, the assistants that the user can
+    choose, and recent runs. If the server serves the graph that the thread used last, no other
+    graph can be chosen. If the server does not serve the thread's last graph, the user can choose
+    any served graph for the next message.
 
     Args:
         call: The permitted call.
@@ -295,9 +297,10 @@ async def send_message(
 async def retry_or_continue(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
-    """Continue a thread after an unfinished run.
+    """Continue a thread whose last run did not finish.
 
-    If the last run failed before its input was stored in the thread, a new run gets the same input.
+    If the last run failed before its input was stored in the thread, start a new run with the same
+    input.
     """
     read_call, thread = await _load_permitted_thread(call, id)
     request_fields, author = dict[str, Any](), None
@@ -306,8 +309,8 @@ async def retry_or_continue(
         request_fields = restore_request(stored_runs[0]).model_dump(exclude_unset=True)
         sender = Sender.from_row(stored_runs[0].details)
         author = sender.author or sender.caller
-        # Remove the name of the person from the `context` of the request, because the new run reads
-        # the person from the metadata of the thread.
+        # Remove the person's id from the request's `context`, because the new run takes the person
+        # from the thread's metadata.
         person_fields = ("user_id", "owner")
         context = request_fields.get("context") or {}
         request_fields["context"] = {
@@ -380,7 +383,7 @@ async def show_runs(
 
 
 async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
-    """Check that the caller may read a thread, and return a permitted call and the thread.
+    """Check that the caller may read a thread, and return the authorized call and the thread.
 
     The returned call has the action `threads:read`.
     """
@@ -396,10 +399,10 @@ async def _start_run_and_respond(
     request_fields: dict[str, Any],
     author: str | None = None,
 ) -> Response:
-    """Start the run that a user requested in an HTML form, and build the reply to the form.
+    """Start the run that a user requested in an HTML form, and return the response to the form.
 
-    If the user chose the graph of the thread's last run, the new run uses the assistant of the last
-    run.
+    If the user chose the graph of the thread's last run, the new run uses the same assistant as
+    that run.
     """
     thread_id = thread["thread_id"]
     if request_fields["assistant_id"] == thread["metadata"].get("graph_id"):
@@ -415,13 +418,13 @@ async def _start_run_and_respond(
 
 
 async def _respond_with_run(request: Request, thread_id: str, run: Run) -> Response:
-    """Return the reply to a form with which a user started a run.
+    """Return the response to a form that starts or stops a run.
 
-    The reply to the JavaScript of the page is the run as JSON.
+    The page's JavaScript receives the run as JSON.
 
     A browser without JavaScript is redirected to the page of the thread.
 
-    The redirect is sent when the run has ended, or after `_MAX_RUN_WAIT_S` seconds.
+    The redirect is sent when the run ends, or after `_MAX_RUN_WAIT_S` seconds at the latest.
     """
     if wants_json(request):
         return JSONReply(build_run_row(run.row))

@@ -26,10 +26,9 @@ CONFIRMATION_PHRASE: Final = "remove"
 # Number of rows in each of the two lists on the page: the largest threads, and the largest
 # namespaces.
 _LARGEST_COUNT: Final = 15
-# Maximum number of extraction jobs that the HTML page lists. The JSON of the page lists all
-# extraction jobs.
+# Maximum number of extraction jobs listed on the HTML page. The page's JSON lists all of them.
 _MAX_JOBS: Final = 500
-# The states of extraction jobs, in the order in which the page lists the jobs.
+# Possible states of an extraction job. The page lists the jobs in this order of their states.
 _JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")
 
 
@@ -123,7 +122,7 @@ def _list_set_rules(rules: Rules) -> dict[str, Any]:
 async def show_jobs(
     request: Request, call: AdminCall, settings: ServerSettings, queued: str = ""
 ) -> Response:
-    """Show the extraction jobs that wait, run or failed, or that ended within the last day."""
+    """Show extraction jobs that are waiting, running or failed, or ended within the last day."""
     found_jobs, missing_dependency = [], ""
     try:
         found_jobs = await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, None)

@@ -42,11 +42,12 @@ THREADS_PER_PAGE: Final = 50
 _MAX_INDEX_WAIT_S: Final = 1.0
 # Number of seconds after which a browser reloads search results while threads are being indexed.
 _PAGE_REFRESH_S: Final = 2
-# Maximum number of characters that a page shows of a question to the user.
+# Maximum number of characters shown for a question to the user.
 _MAX_QUESTION_CHARS: Final = 2_000
-_MAX_TITLE_CHARS: Final = 120  # Maximum number of characters that a list shows of a thread's title.
-# A link to a message opens a page on which at most 19 messages follow the linked message. The 20th
-# message after the linked message is the first message that is not on the page.
+# Maximum number of characters of a thread's title in a list.
+_MAX_TITLE_CHARS: Final = 120
+# A link to a message opens a page with at most 19 later messages, so the 20th later message is the
+# first one that is not shown.
 _MESSAGES_AFTER_TARGET: Final = 20
 
 
@@ -118,7 +119,8 @@ async def show_threads(
         more=len(matching_threads) > THREADS_PER_PAGE,
     )
     if hits.unread:
-        # Some threads are not indexed yet. Let the browser reload the page to show further hits.
+        # Some threads are not indexed yet, so make the browser reload the page to show further
+        # hits.
         response.headers["Refresh"] = str(_PAGE_REFRESH_S)
     return response
 
@@ -132,7 +134,7 @@ def _parse_metadata_filter(text: str) -> tuple[str, Any]:
 
 
 async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
-    """Load the template data of a thread, such as its title, status and size.
+    """Load the template data for a thread, such as its title, status and size.
 
     A thread without any checkpoint has size 0 and no title.
     """
@@ -171,7 +173,7 @@ def _build_status_fields(status: ThreadStatus) -> PageValues:
 
 
 async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> dict[str, str]:
-    """Load the titles of threads, shortened for a list of threads.
+    """Load thread titles, shortened for display in a list.
 
     Returns:
         The title of each thread by its id. A thread without a title has the title "".
@@ -192,7 +194,7 @@ async def load_thread_titles(saver: Checkpointer, thread_ids: Iterable[str]) -> 
 
 
 class ThreadTarget(NamedTuple):
-    """The permitted thread that a request names, and a checkpoint namespace of the thread."""
+    """A thread that the caller may use, with the checkpoint namespace given in the request."""
 
     call: Call
     id: str
@@ -206,7 +208,7 @@ class ThreadTarget(NamedTuple):
 
     @property
     def link_arguments(self) -> PageValues:
-        """The query parameters that a link to a page of this thread needs."""
+        """The query parameters to include in a link to a page of this thread."""
         return {"id": self.id, "ns": self.ns}
 
     async def load_row(self) -> PageValues:
@@ -259,9 +261,9 @@ async def show_thread(
 
 
 async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Response:
-    """Redirect to that page of a thread on which a message is shown.
+    """Redirect to the page of a thread that shows a given message.
 
-    On the page, up to 19 newer messages follow the requested message.
+    The page shows up to 19 messages after the requested message.
     """
     items = await target.saver.ahistory(target.id, checkpoint_ns=target.ns)
     for index, item in enumerate(items):
@@ -331,12 +333,13 @@ Step = tuple[CheckpointInfo, StateDifference]
 TURNS_PER_PAGE: Final = 30
 _MAX_ITEMS: Final = 240  # Maximum number of messages on a page.
 _CHECKPOINT_BATCH: Final = 200  # Maximum number of checkpoints that one query reads.
-_VIEW_BATCH: Final = 100  # Maximum number of model views that one query lists.
+# Maximum number of model views that one query returns.
+_VIEW_BATCH: Final = 100
 # Approximate maximum number of checkpoints on a page. Older checkpoints are shown on the page with
 # the earlier messages.
 _MAX_STEPS: Final = 400
-# Maximum number of messages that are read to show the model views on a page. A model view is the
-# record of the messages that a model received in one call. The newest model views are read first.
+# Maximum number of messages loaded to show model views on a page. A model view is the record of the
+# messages that a model received in one call. The newest model views are loaded first.
 _MAX_VIEW_MESSAGES: Final = 2_000
 
 
@@ -357,7 +360,7 @@ async def load_page_of_turns(
     before_position: int | None,
     before_checkpoint_order: int | None,
 ) -> dict[str, Any]:
-    """Load one page of a thread's turns, with the newest turns before a given place in the thread.
+    """Load one page of a thread's turns: the newest turns before a given position in the thread.
 
     Args:
         saver: The checkpointer of the thread.
@@ -378,8 +381,7 @@ async def load_page_of_turns(
     turns = split_into_turns(items) or [[]]
     has_earlier = len(items) > _MAX_ITEMS or len(turns) > TURNS_PER_PAGE
     if len(items) > _MAX_ITEMS and len(turns) > 1:
-        # Drop the first of the loaded turns, because the turn may begin with older messages that
-        # were not loaded.
+        # Drop the first loaded turn, because its first messages may not have been loaded.
         turns = turns[1:]
     turns = turns[-TURNS_PER_PAGE:]
     steps, is_cut = await _load_steps_and_whether_truncated(
@@ -423,8 +425,8 @@ async def _load_steps_and_whether_truncated(
 ) -> tuple[list[Step], bool]:
     """Load the newest checkpoints of a thread, oldest first.
 
-    The newest checkpoint is read first. No further checkpoints are read after a checkpoint that
-    added only messages before `first_position`.
+    Checkpoints are read newest first. Reading stops at a checkpoint that added only messages before
+    `first_position`, and that checkpoint is left out.
 
     Returns:
         The checkpoints with their changes, and whether older checkpoints were left out because of
@@ -452,8 +454,8 @@ def _group_checkpoints_by_turn(
 ) -> list[list[Step]]:
     """Assign checkpoints to turns.
 
-    The checkpoints of a turn begin with the checkpoint that stores the turn's input, and end before
-    the checkpoint that stores the next input.
+    The checkpoints of a turn start with the one that stores the turn's input, and end before the
+    one that stores the next input.
 
     Args:
         turns: The items of each turn, oldest first.
@@ -463,13 +465,12 @@ def _group_checkpoints_by_turn(
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
-    # The turn of the current checkpoint in the loop. At the beginning, the turn is unknown (None)
-    # if the thread has turns before `turns`, because the first checkpoints in `steps` may belong to
-    # a turn before `turns`.
+    # The turn to which the loop assigns the current checkpoint. It is None at first if the thread
+    # has turns before `turns`, because the first checkpoints in `steps` may belong to one of those.
     current_turn = None if has_earlier_turns else 0
     # Checkpoints whose turn is not known yet. A checkpoint that stores an input belongs to the turn
-    # of the next message. The checkpoint with the input stays in `unassigned` until the loop
-    # reaches a checkpoint that has added a message.
+    # of the next message, so it stays in `unassigned` until the loop reaches a checkpoint that
+    # added a message.
     unassigned: list[Step] = []
     for step in steps:
         unassigned.append(step)
@@ -500,8 +501,8 @@ async def _load_model_view_rows(
 ) -> dict[str, list[dict[str, Any]]]:
     """Load the model views that were recorded between two checkpoints.
 
-    A model view records the messages that a model received in one call. The messages of the newest
-    model views are loaded. For the remaining model views, only the number of messages is loaded.
+    A model view records the messages that a model received in one call. Messages are loaded only
+    for the newest model views. For the others, only the number of messages is loaded.
 
     Args:
         saver: The checkpointer of the thread.
@@ -574,12 +575,11 @@ def _build_turn_row(
 
 
 def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[str, Any]:
-    """Build the template data of an item in a thread's history.
+    """Build the template data for an item in a thread's history.
 
-    The field `mark` describes the relation of the item to the thread's state; see
-    `classify_item_as_seen_removed_or_on_branch`. The field `at` is the time in the metadata of a
-    message. If a message has no time, `at` is the time at which the item was stored for the first
-    time.
+    The field `mark` describes how the item relates to the thread's current state; see
+    `classify_item_as_seen_removed_or_on_branch`. The field `at` is the timestamp from the message's
+    metadata. If a message has no timestamp, `at` is the time at which the item was first stored.
     """
     row = build_message_row(item.value, max_chars)
     return {
@@ -590,11 +590,11 @@ def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[s
 
 
 def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
-    """Return the relation of a history item to the current state of its thread.
+    """Return how a history item relates to the current state of its thread.
 
     The result is "seen" if the item is in the state, "removed" if it was removed from the state,
-    "branch" if it is only on another branch of the thread, and "unknown" if its channel does not
-    tell.
+    "branch" if it exists only on another branch of the thread, and "unknown" if this cannot be
+    determined from its channel.
     """
     if item.seen is None:
         return "unknown"
@@ -602,10 +602,10 @@ def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
 
 
 def build_view_row(view: ModelView) -> dict[str, Any]:
-    """Build the template data of a model view.
+    """Build the template data for a model view.
 
-    For each part of the model's input, the data contains the number of tokens in the part, and the
-    number of tokens before the part.
+    For each part of the model's input, the data contains the number of tokens in that part and the
+    number of tokens in all parts before it.
     """
     parts = view.parts
     starts = accumulate(parts.values(), initial=0)
@@ -622,7 +622,7 @@ def build_view_row(view: ModelView) -> dict[str, Any]:
 
 
 def _build_step_row(info: CheckpointInfo, change: StateDifference) -> dict[str, Any]:
-    """Build the template data of a checkpoint, which lists the changes of each channel."""
+    """Build the template data for a checkpoint, including its changes to each channel."""
     return {
         "checkpoint_id": info.checkpoint_id,
         "step": info.metadata.get("step"),

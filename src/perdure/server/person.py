@@ -1,10 +1,10 @@
 """Determine the person of a thread, which is the user whose memories the thread's runs use.
 
 The person of a thread and the sender of a request may be different users. The `user_id` in the
-metadata of the thread's head names the person of the thread. If the head has no `user_id`, the
-`owner` of the thread names the person, but only if the server uses API keys. With an Auth file, an
-`owner` may be an organisation, so the `owner` does not name a person. The file docs/server.md has a
-table of the rules that determine the person.
+metadata of the thread's head identifies the person the thread belongs to. If the head has no
+`user_id`, the thread's `owner` identifies the person, but only if the server uses API keys. With an
+Auth file, an `owner` may be an organisation, so it does not identify a person. The rules that
+determine the person are listed in a table in docs/server.md.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "ch
 The operations are, in this order: answer a question, send a message, send a message for the person,
 start a run by a cron, continue a run, change the state.
 """
-# All roles and types that a message in JSON may have. The first two elements of this tuple denote a
-# human message.
+# All values that the role or type of a JSON message may have. The first two denote a human message.
 _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 
 
 class Sender(NamedTuple):
-    """The user who starts a run, and the person for whom the user acts.
+    """The user who starts a run, and the person on whose behalf the user acts.
 
-    The fields of a sender are stored in the database row of the run.
+    A sender's fields are stored in the run's database row.
 
     Attributes:
         caller: The user who sent the request.
@@ -63,9 +62,9 @@ class Sender(NamedTuple):
         return cls(**{"caller": row["user"], **fields})
 
     def build_row_fields(self) -> dict[str, Any]:
-        """Return the sender's fields that are stored in the database row of a run.
+        """Return the sender's fields as they are stored in the run's database row.
 
-        Empty values are left out, and the caller is stored under the name `user`.
+        Fields with empty values are left out, and `caller` is stored as `user`.
         """
         fields = {name: value for name, value in self._asdict().items() if value}
         del fields["caller"]
@@ -95,8 +94,8 @@ class Person(NamedTuple):
     def build_metadata(self, sender: Sender) -> dict[str, Any]:
         """Return metadata for the run's checkpoints.
 
-        The metadata contains the person whose memories the run uses. If another user has started
-        the run, the metadata contains that user and a word for the user's action, such as `sent`.
+        The metadata identifies the person whose memories the run uses. If another user started the
+        run, the metadata also contains that user and a word for the action, such as `sent`.
         """
         caller_fields = (
             {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
@@ -104,11 +103,10 @@ class Person(NamedTuple):
         return {"user_id": self.user, **caller_fields}
 
     def replace_user_in_context(self, context: Any) -> Any:
-        """Replace the fields `user_id` and `owner` in a copy of a run's context.
+        """Replace `user_id` and `owner` in a copy of a run's context.
 
-        The fields `user_id` and `owner` are set to the id of the person, or to `""` if the run uses
-        no memory. If the context has no `user_id`, no `user_id` is added. If the context has no
-        `owner`, no `owner` is added.
+        `user_id` and `owner` are set to the person's id, or to `""` if the run does not use memory.
+        A field that the context does not have is not added.
         """
         if not isinstance(context, Mapping):
             return context
@@ -118,8 +116,8 @@ class Person(NamedTuple):
     def mark_input_if_memory_is_off(self, input: Any) -> Any:
         """Return the input of a run.
 
-        If the run uses no memory, the returned messages have metadata which says that no memories
-        may be made from them; see `_mark_messages_as_not_remembered`.
+        If the run does not use memory, the returned messages are marked in their metadata so that
+        no memories are extracted from them; see `_mark_messages_as_not_remembered`.
         """
         if self.uses_memory:
             return input
@@ -136,8 +134,8 @@ class Person(NamedTuple):
                 name: _mark_messages_as_not_remembered(name, value) for name, value in input.items()
             }
         if isinstance(input, list):
-            # A list is either a list of messages or the update of a `Command`. In the update of a
-            # `Command`, each element is a tuple of a channel name and a value.
+            # A list contains either messages or, as the update of a `Command`, tuples of a channel
+            # name and a value.
             return [
                 (element[0], _mark_messages_as_not_remembered(element[0], element[1]))
                 if isinstance(element, tuple)
@@ -185,10 +183,10 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
 def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bool) -> Person:
     """Return the person whose memories a run uses.
 
-    The calling function must hold the thread's lock, because the first run of a thread determines
-    the person of the thread. If a caller starts the first run of a thread for another person, the
-    thread is assigned to the other person. A thread that already belongs to a user other than the
-    caller is not reassigned.
+    This function must be called while holding the thread's lock, because the thread's first run
+    determines the person the thread belongs to. If the caller starts a thread's first run on behalf
+    of another person, the thread is assigned to that person. A thread that already belongs to a
+    user other than the caller is not reassigned.
 
     Args:
         thread: The thread of the run.
@@ -212,8 +210,8 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
     """Return the owner for the checkpoints of a run, or None if the thread has no owner.
 
-    If the caller acts for another person, and has created the thread, and the thread has no
-    checkpoint yet, the other person becomes the owner.
+    If the caller owns a thread that has no checkpoint yet, and acts on behalf of another person,
+    that person becomes the owner.
     """
     owner = thread.metadata.get("owner")
     is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
@@ -254,7 +252,7 @@ def _reduce_and_mark_messages(
 
 
 def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
-    """Mark the messages in the value of a channel, so that no memories are made from them.
+    """Mark the messages in a channel's value so that no memories are extracted from them.
 
     A mark is a field in the metadata of a message. If a human message is marked, no memories are
     made from any message of the same turn. A plain text counts as a message only in the channel
@@ -286,9 +284,9 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
 def _unwrap_serialized_langchain_message(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the role and fields of a message that LangChain serialized, without the envelope.
 
-    A value that LangChain did not serialize is returned unchanged. LangChain takes the class from
-    the last part of the `id`, such as `HumanMessage`, and the fields from `kwargs`. An envelope may
-    contain another envelope.
+    A value that was not serialized by LangChain is returned unchanged. LangChain takes the class
+    from the last part of the `id`, such as `HumanMessage`, and the fields from `kwargs`. Envelopes
+    may be nested.
     """
     while value.get("lc") == 1 and value.get("type") == "constructor":
         class_path, fields = value.get("id"), value.get("kwargs")

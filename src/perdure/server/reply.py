@@ -82,7 +82,7 @@ def _convert_unsupported_value_for_json(value: Any) -> Any:
 
 
 def format_as_text(value: Any) -> str:
-    """Return a string unchanged, or any other value encoded as JSON."""
+    """Return a string unchanged, and any other value encoded as JSON."""
     return value if isinstance(value, str) else encode_json(value).decode()
 
 
@@ -115,11 +115,11 @@ class JSONReply(Response):
 
 
 async def build_json_reply(content: Any) -> Response:
-    """Build a reply with stored values. The values are encoded in another thread.
+    """Build a JSON reply from stored values, which are encoded in a worker thread.
 
     Encoding the values of a long conversation would block the event loop. Endpoints do not return
-    stored values directly, because FastAPI would pass the values through pydantic, and pydantic
-    refuses some values.
+    stored values directly, because FastAPI would pass them through pydantic, which rejects some of
+    them.
     """
     return await asyncio.to_thread(JSONReply, content)
 
@@ -148,6 +148,6 @@ def split_url(url: str) -> SplitResult:
 
 
 def wants_json(request: Request) -> bool:
-    """Return whether a client asks for JSON, by the URL suffix or by the Accept header."""
+    """Return whether a client asks for JSON, through the URL suffix or the Accept header."""
     accepts = request.headers.get("accept", "")
     return request.url.path.endswith(".json") or accepts.startswith("application/json")

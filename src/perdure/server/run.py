@@ -163,9 +163,9 @@ class Run:
 
     @property
     def event_number_before_first_event(self) -> int:
-        """Return the event number directly before the first event of the run.
+        """Return the event number that immediately precedes the run's first event.
 
-        All events with a number above the returned number belong to this run or to a later run.
+        All events with a number above the returned one belong to this run or a later run.
         """
         return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
@@ -193,8 +193,8 @@ class Run:
             else 0
         )
         if not events:
-            # If there are no new events, but events were dropped before they were stored, store a
-            # batch without events. The batch records that the dropped events are lost.
+            # If there are no new events, but events were dropped before they were stored, store an
+            # empty batch that records the loss.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.sse_frame) for event in events]
         outdated_until = self._find_last_event_number_to_delete(sum(event.size for event in events))
@@ -203,10 +203,10 @@ class Run:
         )
 
     def _find_last_event_number_to_delete(self, new_bytes: int) -> int:
-        """Return the number of the last event to delete from the database for new events.
+        """Return the number of the last stored event to delete to make room for new events.
 
-        The oldest stored events of a run are deleted, so that the stored events and the new events
-        do not exceed `run_log.RETAINED_BYTES`.
+        The oldest stored events of a run are deleted so that its stored and new events together do
+        not exceed `run_log.RETAINED_BYTES`.
 
         Return 0 if no stored event is deleted.
 
@@ -239,26 +239,26 @@ class Run:
         self._cancel_task()
 
     def lose_ownership(self) -> None:
-        """Stop executing the run here, because another process owns and continues the run now."""
+        """Stop executing the run in this process, because the process no longer owns the run."""
         self.ownership_lost = True
         self._cancel_task()
 
     def _cancel_task(self) -> None:
-        """Cancel the run's task if the task may be cancelled now.
+        """Cancel the run's task if cancellation is currently allowed.
 
         See `allow_task_cancellation_and_record_run_outcome`.
         """
         if self._is_playing and self.task is not None:
             self._is_playing = False
-            # If the run's task itself executes this method, the task is not cancelled. The task
+            # If this method is called from the run's own task, do not cancel the task. The task
             # checks later whether the run was cancelled.
             if self.task is not asyncio.current_task():
                 self.task.cancel()
 
     def update_row(self, row: RunRow) -> None:
-        """Replace the row in memory by the run's row from the database.
+        """Replace the in-memory row of the run with its row from the database.
 
-        If the row from the database contains a cancellation, cancel the run.
+        If the database row says that the run was cancelled, cancel the run.
         """
         previous, self.row, self.row_read_at = self.row.live, row, time.monotonic()
         self.may_have_started = self.may_have_started or row.live.owner != previous.owner
@@ -277,7 +277,7 @@ class Run:
 
     @contextlib.contextmanager
     def mark_executing(self) -> Iterator[None]:
-        """Mark the run as executed by this process until the `with` block ends."""
+        """Mark the run as being executed by this process until the `with` block ends."""
         self.ownership_lost = self.has_unstored_input = self.thread_is_clean = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
         self.cancelled = self.cancelled or self.row.live.cancel_action
@@ -289,9 +289,10 @@ class Run:
 
     @contextlib.contextmanager
     def allow_task_cancellation_and_record_run_outcome(self) -> Iterator[None]:
-        """Accept cancellations of the run's asyncio task while the `with` block is running.
+        """Allow the run's asyncio task to be cancelled while the `with` block is running.
 
-        If the `with` block is cancelled or raises an error, the outcome of the run is recorded.
+        If the `with` block is cancelled or raises an error, the run's outcome is recorded and the
+        exception is not propagated.
         """
         self._is_playing = True
         try:
@@ -313,8 +314,7 @@ class Run:
 
         If this method is called several times, only the first error is kept.
 
-        The traceback of the error is dropped, because the frames of the traceback would keep the
-        state of the graph in memory.
+        The error's traceback is dropped, because its frames would keep the graph's state in memory.
         """
         self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
@@ -332,9 +332,9 @@ class Run:
             raise asyncio.CancelledError
 
     def drop_events(self) -> None:
-        """Drop the events of the run. Drop the output of the run unless a request waits for it.
+        """Drop the run's events, and its output unless a request is waiting for it.
 
-        Readers that have already started continue to read the log that they have opened.
+        Existing readers continue to read the log that they opened.
         """
         self.events_dropped, self.output_event, self.log = True, None, EventLog()
         self.log.close()
@@ -389,7 +389,8 @@ def describe_error(exc: Exception) -> dict[str, str]:
 def restore_request(row: RunRow) -> RunRequest:
     """Return the request of a stored run.
 
-    If the run has ended, the returned request has no input.
+    If the run has ended, the returned request has no input, unless the run failed before its input
+    was stored in the thread.
     """
     request_fields = (row.request or {}).get("request", {})
     return RunRequest.model_validate({**row.details, **request_fields})

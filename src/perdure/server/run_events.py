@@ -47,8 +47,8 @@ class StoredEvents:
             return
         log, number_before = run.events, run.event_number_before_first_event
         log.is_recorded = True
-        # Other processes may have emitted events of earlier runs of the thread. The log in this
-        # process may lack the events of earlier runs.
+        # Earlier runs of the thread may have been executed by other processes, so their events may
+        # be missing from this process's log.
         is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
         if run.may_have_started or is_behind:
             synchronize = (
@@ -74,7 +74,7 @@ class StoredEvents:
             self._task = asyncio.create_task(self._store_periodically(), context=Context())
 
     async def _store_periodically(self) -> None:
-        """Store new events at regular intervals, as long as this object records events of a run."""
+        """Store new events at regular intervals, as long as any run is being recorded."""
         while self._recorded:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
@@ -82,17 +82,17 @@ class StoredEvents:
                     while await self._store_pending_events_and_check_if_more():
                         pass
                 except StorageError as exc:
-                    # Do not raise the storage error, because the loop tries again to store the
-                    # events after `STORE_INTERVAL_S` seconds. Log only the type of the storage
-                    # error, because the error message may contain users' content.
+                    # Do not raise the storage error, because the loop retries after
+                    # `STORE_INTERVAL_S` seconds. Log only the type of the error, because its
+                    # message may contain user content.
                     error_type = type(exc).__name__
                     _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
     async def _store_pending_events_and_check_if_more(self) -> bool:
-        """Store events of the recorded runs that are not stored yet, in one transaction.
+        """Store pending events of the recorded runs, in one transaction.
 
-        Return True if the size limit of the transaction was reached. If the size limit was reached,
-        there may be more events that are not stored yet.
+        Return True if the transaction reached its size limit, which means that more events may be
+        waiting to be stored.
         """
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
@@ -127,9 +127,9 @@ class StoredEvents:
             return run.build_event_batch(closing)
 
     async def store_remaining_events_for_next_process(self, run: Run, live: LiveRun) -> None:
-        """Store the remaining events of a run that is continued by another process.
+        """Store the remaining events of a run that another process has taken over.
 
-        Nothing is stored if the process that continues the run has already stored events of the
+        Nothing is stored if the process that took over the run has already stored events of the
         run.
         """
         with suppress(StorageError):
@@ -156,8 +156,8 @@ class StoredEvents:
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
         except LookupError:
-            # Ignore the LookupError here, because each reader of the log receives the same error
-            # from `read_after`.
+            # Ignore the LookupError here, because `read_after` raises it again for each reader of
+            # the log.
             await self.empty_outdated_log_and_find_newest_event(log, thread_key, seq_range)
 
     async def _read_batches(
@@ -181,7 +181,7 @@ class StoredEvents:
     ) -> tuple[int, int, RunState] | None:
         """Empty a log if the database has newer events than the log.
 
-        Readers of an emptied log read the events from the database.
+        Readers of a log that has been emptied read its events from the database.
 
         Returns:
             The newest stored event; see `RunTable.find_newest_event_numbers_and_run_state`.
@@ -194,7 +194,7 @@ class StoredEvents:
         return newest
 
     async def load_stored_events_that_process_lacks(self, run: Run) -> None:
-        """Let readers of a run receive events that the database has and this process lacks."""
+        """Make a run's events that are only in the database available to this process's readers."""
         if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
             log = EventLog() if run.events_dropped else run.log
             newest = await self.empty_outdated_log_and_find_newest_event(
@@ -217,8 +217,8 @@ class StoredEvents:
 
         If `number` is None, all events are yielded.
 
-        Events that the log does not have are read from the database. The bytes of the events that
-        are read from the database are counted in `account`. See `EventLog.read_after`.
+        Events that the log does not have are read from the database. The memory used by events that
+        are read from the database is counted in `account`. See `EventLog.read_after`.
 
         Args:
             log: The log of the run or of the thread.
@@ -248,8 +248,8 @@ class StoredEvents:
                     is_new_reader, position = False, events[-1].number
                 return
             except LookupError:
-                # Events that are missing in the log may have been stored in the database since the
-                # last read.
+                # Events missing from the log may have been stored in the database since the last
+                # read.
                 if not await self._read_batches(thread_key, seq_range, position):
                     raise
 
@@ -262,10 +262,10 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield the stored events that a log lacks, as pairs of a number and a list.
+        """Yield stored events missing from a log, as pairs of an event number and a list of events.
 
-        The number in each pair is the number of an event. A reader that has received the list in
-        the pair has received all events up to that event.
+        After receiving the list in a pair, a reader has received all events up to and including the
+        event number in the pair.
         """
         while position < log.last_dropped:
             batches = StoredBatches(
@@ -282,7 +282,7 @@ class StoredEvents:
 
 
 class StoredBatches:
-    """Holds batches of events that a reader has read from the database, as an `EventHolder`.
+    """An `EventHolder` for batches of events that a reader has read from the database.
 
     Attributes:
         read: For each batch, the number of the event before it, the number of its last event, and
@@ -314,12 +314,12 @@ class StoredBatches:
     def iter_last_number_and_events_of_batches_after(
         self, position: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield the events after `position`, until events are dropped from memory.
+        """Yield the events after `position`, but stop early if the events are dropped from memory.
 
-        The events are yielded as pairs of a number and a list of events.
+        The events are yielded as pairs of an event number and a list of events.
 
-        The number in each pair is the number of an event. A reader that has received the list in
-        the pair has received all events up to that event.
+        After receiving the list in a pair, a reader has received all events up to and including the
+        event number in the pair.
 
         Raises:
             EventDropped: Events are missing between the reader's last event and the first event
@@ -352,12 +352,11 @@ class StoredBatches:
 
 
 def _compute_event_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
-    """Return the event number after which the events of a run or of a thread are read.
+    """Return the event number after which to start reading the events of a run or of a thread.
 
-    In the log of a thread, the first event has at least the number `NUMBERS_PER_RUN`. Only the log
-    of a single run contains events whose numbers are below `NUMBERS_PER_RUN`. If `seq_range` is
-    `ALL_RUNS`, the events are read for a reader of a thread, and the returned number is at least
-    `NUMBERS_PER_RUN - 1`.
+    In the log of a thread, all event numbers are at least `NUMBERS_PER_RUN`. Lower event numbers
+    occur only in the log of a single run. If `seq_range` is `ALL_RUNS`, the events are those of a
+    thread, so the returned number is at least `NUMBERS_PER_RUN - 1`.
     """
     return max(event_number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else event_number
 

@@ -1,9 +1,9 @@
-"""Execute a run while the lock of its thread is held, and store how the run ended.
+"""Execute a run while holding its thread's lock, and store the run's outcome.
 
 Before the lock is released, the thread is cleaned up and the end of the run is stored. If the lock
-of the thread were released earlier, a program that waits for the lock could continue from the state
-of a run that is then rolled back. A run can be cancelled until the end of the run is stored. Each
-cancellation that the server has accepted is carried out.
+were released earlier, a program waiting for it could continue the thread from a state that is then
+rolled back. A run can be cancelled until the end of the run is stored. Every cancellation that the
+server has accepted is carried out.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class GraphServer(Protocol):
     teams: RunTeams | None
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Measure the duration of a graph's execution until the `with` block ends."""
+        """Measure how long a graph runs, until the `with` block ends."""
 
     def get_player(self, run: Run) -> Player:
-        """Return the `Player` that executes the graph of a run."""
+        """Return the `Player` that executes a run's graph."""
 
 
 class ServedDatabase(Protocol):
-    """The attributes and methods that `RunExecution` needs from the runs of a database.
+    """The attributes and methods that `RunExecution` needs from `DatabaseRuns`.
 
     Attributes:
         saver: The checkpointer of the database.
@@ -286,7 +286,7 @@ class RunExecution:
         sender = Sender.from_row(run.row.details)
         has_input = run.protocol == "thread" and run.request.input is not None
         if has_input and thread.status.state == "waiting":
-            # The thread waits for an answer to an interrupt, so the input of the run is used as the
+            # The thread is waiting for an answer to an interrupt, so the run's input is used as the
             # answer.
             sender = sender._replace(author=None, deed="answered")
         person = choose_person(thread, sender, owners_are_people=owners_are_people)
@@ -303,7 +303,7 @@ class RunExecution:
         Return None if another process owns the run now.
 
         If the end of the run cannot be stored, for example because the disk is full, the server
-        tries again until it succeeds. The graph is not executed again.
+        retries until it succeeds. The graph is not executed again.
         """
         run = self._run
         while not run.ownership_lost:
@@ -313,17 +313,15 @@ class RunExecution:
                     run.thread_is_clean = True
                 if (end := await self._store_run_end_unless_cancelled_again()) is not None:
                     return end
-                # A new cancellation of the run has arrived, so clean up the thread again.
+                # The run was cancelled again, so clean up the thread again.
                 run.thread_is_clean = False
             except Exception as exc:
                 self._runs.stop_runs_if_lock_is_lost()
-                # Log only the type of the error, because the error message may contain users'
-                # content.
+                # Log only the type of the error, because its message may contain user content.
                 error_type = type(exc).__name__
                 _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
-                    # An error that waiting cannot repair, for example a damaged thread, ends the
-                    # run.
+                    # An error that retrying cannot fix, such as a damaged thread, ends the run.
                     run.set_failure(exc)
                     run.thread_is_clean = True
                 await asyncio.sleep(RETRY_S)
@@ -369,15 +367,15 @@ class RunExecution:
         run, is_late = self._run, self._run.outcome != "interrupted"
         run.outcome, run.failure = "interrupted", None
         if is_late and run.former_status is not None:
-            # The run was cancelled after its last step, so the thread has the status of a
+            # The run was cancelled after its last step, so the thread still has the status of a
             # successful run.
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _store_webhook_now_or_with_run_end(self, url: str) -> None:
         """Prepare the statement that stores the webhook together with the end of the run.
 
-        The webhook of a temporary run is stored immediately, because the thread of a temporary run
-        is deleted before the end of the run is stored.
+        A temporary run's webhook is stored immediately, because the temporary thread is deleted
+        before the end of the run is stored.
         """
         run = self._run
         ended_row = run.row._replace(
@@ -385,8 +383,8 @@ class RunExecution:
         )
         output = run.output
         if output is None and run.outcome != "error":
-            # The output of the run cannot be read from the database if the code of the graph was
-            # changed during the run.
+            # If the graph's code was changed during the run, the run's output cannot be read from
+            # the database.
             with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
                 output = await self._runs.read_output(run)
         run_json = {
@@ -410,7 +408,7 @@ class RunExecution:
     async def _store_run_end_unless_cancelled_again(self) -> _StoredEnd | None:
         """Store the end of the run.
 
-        If the run was cancelled again, and the new cancellation was not carried out yet, store
+        If the run was cancelled again and that cancellation has not been carried out yet, store
         nothing and return None.
         """
         run, live, runs = self._run, self._live, self._runs
@@ -434,18 +432,17 @@ class RunExecution:
         return _StoredEnd(claimed, closing, error)
 
     def _publish_run_end_and_start_next_run(self, end: _StoredEnd) -> None:
-        """Publish the end of the run to readers, and start the next run of the thread.
+        """Notify readers that the run has ended, and start the next run of the thread.
 
-        The next run may be a run that another process has stored and this process has not loaded.
-        If the next run is not loaded, the rows of all runs are read from the database immediately,
-        and not after the usual interval.
+        The next run may have been stored by another process and not been loaded in this process
+        yet. If the next run is not loaded, the rows of all runs are read from the database
+        immediately, without waiting for the next sweep.
         """
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:
             runs_by_id.pop(run.run_id, None)
         if end.claimed is None and not run.temporary:
-            # If the row of the run was deleted together with the thread, the run has ended as
-            # interrupted.
+            # If the run's row was deleted together with the thread, the run counts as interrupted.
             if run.status == "interrupted" and run.error is None:
                 run.row = run.row._replace(error=end.error)
             return

@@ -45,12 +45,12 @@ PING_S: Final = 15
 """Seconds between two comments that are sent so that proxies keep a stream without events open."""
 SEND_TIMEOUT_S: Final = 30
 """Seconds for which a reader may leave a stream unread after its buffers are full."""
-# Flags for the anonymous memory maps that hold large events. The maps are private, because
-# allocating private memory pages takes half as long as allocating shared memory pages.
+# Flags for the anonymous memory maps that hold large events. The maps are private, because private
+# memory pages are allocated twice as fast as shared ones.
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )
-# Maximum number of seconds by which a timer of the event loop may fire before its time.
+# Maximum number of seconds by which an event loop timer may fire early.
 _TIMER_TOLERANCE_S: Final = 0.001
 _NUMBER: Final = attrgetter("number")
 
@@ -88,13 +88,13 @@ class EventDropped(LookupError):
 class StreamCut(Exception):
     """Raised if an event was dropped after a reader had received a part of it.
 
-    After the received part, neither the rest of the dropped event nor another event can be sent, so
-    the connection is closed.
+    The client has received only part of the dropped event, so nothing else can be sent, and the
+    connection is closed.
     """
 
 
 class EventStream(StreamingResponse):
-    """A response that streams events, and sends comments to keep the connection open."""
+    """A response that streams events, with comments in between to keep the connection open."""
 
     media_type = "text/event-stream"
 
@@ -108,7 +108,7 @@ class EventStream(StreamingResponse):
                 await send(message)
 
         async def send_events(message: Message) -> None:
-            """Send a part of the stream, and record whether the part ends within an event."""
+            """Send a part of the stream, and record whether it ends in the middle of an event."""
             nonlocal is_within_event
             ends = message.get("body", b"\n\n").endswith(b"\n\n")
             is_within_event = is_within_event or not ends
@@ -182,7 +182,7 @@ class LoggedEvent:
         return self.read_range(self.find(b"\ndata: ") + 7, self.size - 2)
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Return the bytes of the frame from index `start` to index `stop`, without `stop`.
+        """Return the bytes of the frame from `start` up to but not including `stop`.
 
         Raises:
             EventDropped: The event was dropped.
@@ -199,7 +199,8 @@ class LoggedEvent:
         """
         if self._content is None:
             raise EventDropped(self.number)
-        # Pass 0 as the start index, because `mmap.find` starts at the file position by default.
+        # Pass 0 as the start index, because `mmap.find` otherwise starts at the current file
+        # position.
         return self._content.find(text, 0)
 
     def free_content(self) -> None:
@@ -214,8 +215,8 @@ def iter_sse_chunks(
 ) -> Iterator[bytes]:
     """Yield the frames of events as byte strings of at most `CHUNK_BYTES`. Small frames are joined.
 
-    This generator reads a large frame in parts and keeps no copy of the whole frame, so
-    `LoggedEvent.free_content` can free the memory of the frame between two parts.
+    A large frame is read in parts, without a copy of the whole frame, so that
+    `LoggedEvent.free_content` can free its memory between two parts.
 
     Args:
         events: The events to send.
@@ -241,7 +242,7 @@ def iter_sse_chunks(
         while start < event.size:
             stop = start + CHUNK_BYTES - len(prefix)
             if event.size - stop < 2:
-                # Never split the two line feeds at the end of an event between two parts.
+                # Never split the two line feeds at the end of an event across two parts.
                 stop = event.size
             try:
                 part = prefix + event.read_range(start, stop)
@@ -258,7 +259,7 @@ def iter_sse_chunks(
 class EventLog:
     """A log of events, sorted by their numbers.
 
-    The methods of one log must all be called in the same event loop.
+    All methods of a log must be called from the same event loop.
 
     Args:
         thread: The key of the thread, or 0 if the events are those of one run.
@@ -288,9 +289,9 @@ class EventLog:
         self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
-        # For each reader, two event numbers are kept: the last event that counts as received, and
-        # the last event that `read_after` has yielded. A yielded event counts as received when the
-        # reader requests the events that follow it.
+        # For each reader, the numbers of two events are kept: the last event that counts as
+        # received, and the last event that `read_after` has yielded. A yielded event counts as
+        # received once the reader requests the events after it.
         self._received_numbers: dict[asyncio.Event, int] = {}
         self._handed_numbers: dict[asyncio.Event, int] = {}
 
@@ -310,9 +311,9 @@ class EventLog:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the newest event, and all events before it, were dropped from memory.
+        """Return whether the newest event was dropped before it was stored in the database.
 
-        The result is False if the newest event was stored in the database before it was dropped.
+        If so, all older events were dropped from memory, too.
         """
         return 0 < self.last == self.last_lost
 
@@ -323,15 +324,14 @@ class EventLog:
 
     @property
     def oldest_event_drop_safety_from_0_to_2(self) -> int:
-        """Return the priority for dropping events of this log.
+        """Return how safe it is to drop the log's oldest event, from 0 (unsafe) to 2 (safe).
 
         See `EventHolder.oldest_event_drop_safety_from_0_to_2`.
         """
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
-            # The events of this log are stored in the database, but the oldest event in memory is
-            # not stored yet. If the oldest event were dropped now, readers that start later could
-            # not receive the event.
+            # The log's events are stored in the database, but the oldest event in memory has not
+            # been stored yet. If it were dropped now, readers that start later would miss it.
             return 0
         if oldest <= self._find_last_received_number():
             return 2
@@ -349,7 +349,7 @@ class EventLog:
         return min(self._received_numbers.values(), default=self.last)
 
     def set_account(self, account: EventAccount) -> None:
-        """Replace the `EventAccount` that counts the memory of the log's events."""
+        """Replace the `EventAccount` that counts the memory used by the log's events."""
         if self._account is account:
             return
         size = self.size
@@ -364,7 +364,7 @@ class EventLog:
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
-        """Let new readers of the log begin with the next event that is added."""
+        """Make new readers of the log start with the next event that is added."""
         self.first = self.last
 
     def skip_to(self, last: int) -> None:
@@ -374,7 +374,7 @@ class EventLog:
     def clear_until(self, number: int) -> None:
         """Drop all events from memory.
 
-        After the events are dropped, readers get the events up to `number` from the database.
+        Readers then get the events up to `number` from the database.
         """
         lost = self.last_lost
         self._remove_oldest(len(self._entries))
@@ -403,9 +403,8 @@ class EventLog:
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
         """Return retained events whose number is higher than `number`.
 
-        The oldest event after `number` is returned first. The list ends with the event with which
-        the total size reaches `limit` bytes. The list is empty only if there is no event after
-        `number`.
+        Events are returned oldest first. The list ends with the event that brings the total size to
+        at least `limit` bytes. The list is empty only if there are no events after `number`.
         """
         if number >= self.last:
             return []
@@ -421,7 +420,7 @@ class EventLog:
     def close(self) -> None:
         """Declare that no more events follow.
 
-        The iteration of a reader ends after the reader has received all events.
+        Readers stop iterating once they have received all events.
         """
         self._closed = True
         self._wake_readers()
@@ -446,9 +445,9 @@ class EventLog:
         """Yield the events with a higher number than `number`, and wait for new events.
 
         The iteration ends when the log is closed, or when `check_access` raises an error because
-        the reader may no longer read.
+        the reader has lost access.
 
-        An event counts as received when the reader requests the events that follow it.
+        An event counts as received once the reader requests the events after it.
 
         Raises:
             LookupError: Events after the number are no longer kept.
@@ -482,11 +481,11 @@ class EventLog:
             self._allow_dropping_events_if_unused()
 
     def drop_oldest_events(self) -> None:
-        """Drop about half of the events of the log, the oldest events first.
+        """Drop about half of the log's events, oldest first.
 
-        If the oldest event is expendable, only expendable events are dropped. Events that are
-        stored in the database are expendable. If the log is not recorded in the database, an event
-        is also expendable if all readers have received the event.
+        An event can be dropped without loss if it is stored in the database. If the log is not
+        recorded in the database, an event can also be dropped without loss once all readers have
+        received it. If the oldest event can be dropped without loss, only such events are dropped.
         """
         expendable = (
             self.last_stored
@@ -520,9 +519,10 @@ class EventLog:
         self._remove_oldest(count)
 
     def _count_event(self, event: LoggedEvent) -> None:
-        """Add the size of an event to the size of the log, and to the log's `EventAccount`.
+        """Add the size of an event to the size of the log and to the log's `EventAccount`.
 
-        The event keeps the value of `EventMemory.total_added`, which shows how old the event is.
+        The value of `EventMemory.total_added` is saved with the event, to tell later how old the
+        event is.
         """
         if self._account is None:
             self.size += event.size

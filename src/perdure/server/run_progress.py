@@ -3,16 +3,15 @@
 The metadata of a checkpoint contains the id of the run that stored the checkpoint. The answer to an
 interrupt is stored as a pending write of an existing checkpoint, before the run stores its first
 checkpoint. A pending write does not contain the id of its run. For this reason, a run with a
-`Command` counts the pending writes of the checkpoint from which it starts, and stores the two
-counts before the graph is executed: the number of answers and the number of updates. A server that
-continues the run counts the pending writes again. If a count has increased, the run had stored an
-answer or an update. The contents of two answers are never compared, because two different answers
-may have the same content.
+`Command` counts the answers and the updates among the pending writes of the checkpoint from which
+it starts, and stores both counts before the graph is executed. A server that resumes the run counts
+the pending writes again. If either count has increased, the run had already stored an answer or an
+update. The contents of answers are never compared, because two different answers may have the same
+content.
 
-A run without an input adds pending writes to a checkpoint that another run has stored. Before a run
-without an input adds its first write, the run stores a copy of the pending writes that the
-checkpoint already has. If the run is rolled back, the pending writes of the checkpoint are restored
-from the copy.
+A run without input adds its pending writes to a checkpoint that another run has stored. Before a
+run without input adds its first pending write, it saves a copy of the checkpoint's existing pending
+writes. If the run is rolled back, the pending writes of the checkpoint are restored from the copy.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SPECIAL_CHANNELS: Final = frozenset(
 
 
 class _AnswerAndUpdateCounts(NamedTuple):
-    """Counts of the answers and of the updates among the pending writes of a checkpoint.
+    """The number of answers and the number of updates among a checkpoint's pending writes.
 
     Attributes:
         answers: The answers that tasks have received.
@@ -55,7 +54,7 @@ class _AnswerAndUpdateCounts(NamedTuple):
 
     @classmethod
     def from_writes(cls, pending_writes: Iterable[tuple[str, str, Any]]) -> _AnswerAndUpdateCounts:
-        """Count the answers to interrupts and the updates of commands among pending writes."""
+        """Count the interrupt answers and command updates among pending writes."""
         answers = updates = 0
         for task_id, channel, value in pending_writes:
             if task_id == NULL_TASK:
@@ -68,12 +67,11 @@ class _AnswerAndUpdateCounts(NamedTuple):
 async def store_start_checkpoint_data_for_rollback(
     saver: Checkpointer, run: Run, config: RunnableConfig
 ) -> None:
-    """Store the data that are needed to find the progress of a run and to roll it back.
+    """Store the data needed to determine a run's progress and to roll the run back.
 
-    The data that are stored describe the checkpoint from which the run starts. The stored data
-    consist of three parts: a copy of the checkpoint's pending writes, the number of answers among
-    the pending writes, and the number of updates among the pending writes. If the run has an input,
-    this function stores nothing, because a run with an input first stores a checkpoint of its own.
+    Three things are stored with the checkpoint from which the run starts: a copy of its pending
+    writes, the number of answers among them, and the number of updates among them. If the run has
+    an input, nothing is stored, because such a run first stores a checkpoint of its own.
     """
     if run.request.command is None and run.request.input is not None:
         return
@@ -104,7 +102,7 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
     run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
     stored = [value for _, channel, value in run_writes if channel == FORMER_WRITES_CHANNEL]
     # Restore the checkpoints in reverse order, so that the checkpoint from which the run started is
-    # the last to be restored.
+    # restored last.
     for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):
         position = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         checkpoint = await saver.aget_tuple(
@@ -177,8 +175,8 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # The run's answer was not stored. The answer belongs to a question of the checkpoint from
-        # which the run started, so a newer checkpoint must not receive the answer.
+        # The run's answer was not stored. It answers a question of the checkpoint from which the
+        # run started, so it must not be applied to a newer checkpoint.
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"
@@ -207,13 +205,13 @@ async def _find_start_checkpoint_and_stored_counts(
 
 
 async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
-    """Return the pending writes of a checkpoint and of the checkpoints of its waiting subgraphs.
+    """Return the pending writes of a checkpoint and of its interrupted subgraphs' checkpoints.
 
-    Each element of the returned list consists of a checkpoint's namespace, the checkpoint's id, and
-    a dict with an entry for each task. The entry of a task is a list of three values: whether the
-    task has a result, the number of answers to the task, and a dict of the task's questions and
-    errors by channel. The number of answers is sufficient to restore the answers to a task, because
-    new answers are only appended to the list of earlier answers.
+    Each element of the returned list consists of a checkpoint namespace, a checkpoint id, and a
+    dict with one entry per task. A task's entry is a list of three values: whether the task has a
+    result, how many answers it has received, and its questions and errors as a dict keyed by
+    channel. The number of answers is enough to restore a task's earlier answers, because new
+    answers are only ever appended to the list.
     """
     thread_id = start.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start]

@@ -1,9 +1,9 @@
 """Manage the runs of a database in this process, and the rows of runs that several servers share.
 
-Even if several servers share the database, only one run of a thread is executed at a time. A server
-process is alive as long as it holds a lock with its own name. If the lock of a process is free, the
-process has died. Another process then takes over the runs of the dead process, and continues the
-runs from their last checkpoints.
+Even if several servers share the database, only one run per thread is executed at a time. A server
+process counts as alive as long as it holds a lock that has the process's name. If a process's lock
+is free, the process has died. Another process then takes over the runs of the dead process, and
+continues the runs from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ RETRY_PAUSE_S: Final = 0.05
 """Seconds before an operation is tried again."""
 DUE_PER_SWEEP: Final = 100
 """The maximum number of delayed runs that one sweep starts before it looks at other rows."""
-# Prefix of the names of liveness locks. The name of a liveness lock consists of this prefix and the
-# name of a server process.
+# Prefix of liveness lock names. The rest of each name is the name of a server process.
 _LIVENESS_LOCK_PREFIX: Final = "perdure.server/"
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
@@ -79,7 +78,7 @@ class RunServer(GraphServer, Protocol):
     is_closed: bool
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether `runs` belongs to the currently open database of the tenant."""
+        """Return whether `runs` belongs to the tenant's currently open database."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
         """Keep the database of a tenant open until the `with` block ends."""
@@ -91,7 +90,7 @@ class RunServer(GraphServer, Protocol):
         """Register a run for which this process has started a task."""
 
     def unregister_run(self, run: Run) -> None:
-        """Unregister a run whose task in this process ends."""
+        """Unregister a run whose task in this process is ending."""
 
     def feeds_with_readers(self, tenant: str | None) -> Mapping[str, EventLog]:
         """Return the event logs of threads that have readers, by the ids of the threads."""
@@ -101,7 +100,7 @@ class RunServer(GraphServer, Protocol):
 
 
 class DatabaseRuns:
-    """Manages the runs of a database or of one tenant that this process executes or reads.
+    """Manages the runs of one database that this process executes or reads.
 
     Attributes:
         owner: The name of this process in the rows. It is `""` while the process has no lock and
@@ -118,8 +117,8 @@ class DatabaseRuns:
         self.saver, self.table = database.saver, RunTable(database.saver)
         self.events, self.erasures = StoredEvents(self.table), ErasureCounts(self.table)
         self.owner, self.runs_by_id = "", dict[str, Run]()
-        # Names that this process used before it lost its liveness lock. Each new lock has a new
-        # name.
+        # Names that this process used before it lost its liveness lock. For each new lock, the
+        # process takes a new name.
         self._former_owners = set[str]()
         self.ready, self._wake = asyncio.Event(), asyncio.Event()
         self._lock: Any = None
@@ -155,8 +154,7 @@ class DatabaseRuns:
             except Exception as exc:
                 if not self.server.is_open(self.tenant, self):
                     return  # The database was closed because it was not used.
-                # Log only the type of the error, because the error message may contain users'
-                # content.
+                # Log only the type of the error, because its message may contain user content.
                 error_type = type(exc).__name__
                 _LOGGER.warning(
                     "the runs of this process are stopped and loaded again (%s)", error_type
@@ -165,10 +163,10 @@ class DatabaseRuns:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def _stop_runs_after_lost_lock(self) -> None:
-        """Stop all runs of this process after its liveness lock was lost.
+        """Stop all runs of this process, because its liveness lock was lost.
 
         Without the liveness lock, other processes assume that this process is dead, and may already
-        execute its runs.
+        be executing its runs.
         """
         self._former_owners |= {self.owner} - {""}
         self.owner = ""
@@ -229,8 +227,7 @@ class DatabaseRuns:
         if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_S:
             has_more = False
             with contextlib.suppress(PerdureError):
-                # Ignore an error of the deletion of old data, because the error must not delay any
-                # runs.
+                # Ignore errors while deleting old data, because they must not delay any runs.
                 has_more = await self.threads.delete_expired(EXPIRED_PER_SWEEP) == EXPIRED_PER_SWEEP
                 await self.table.delete_old_events()
             self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
@@ -276,10 +273,10 @@ class DatabaseRuns:
 
         Return True if the runs were taken over.
 
-        The process has died if its liveness lock is free.
+        If the process's liveness lock is free, the process has died.
         """
         if owner in self._former_owners:
-            # `owner` is a name that this process itself used before it lost its liveness lock.
+            # `owner` is a name that this process used before it lost its liveness lock.
             await self.table.release_runs(owner)
             runs, owner = [run._replace(owner="") for run in runs], ""
         if not owner:
@@ -321,7 +318,8 @@ class DatabaseRuns:
             await self.events.append_stored_events_of_other_processes(
                 run.log, run.thread_key, run.seq_range
             )
-        # The run has ended while its row was read.
+        # If the run ended while its row was being read, the row in memory is already final, so keep
+        # it.
         if run.row.live.status not in LIVE_STATES:
             return
         if run.row_read_at >= read_at:  # The stored row may be newer than the row that was read.
@@ -358,7 +356,7 @@ class DatabaseRuns:
         return run
 
     def start_run_task(self, run: Run, context: Context | None = None) -> Run:
-        """Start a task that executes a run, or waits while another process executes the run."""
+        """Start a task that executes a run, or that waits while another process executes it."""
         self.runs_by_id[run.run_id] = run
         run.task = asyncio.create_task(self._execute_or_wait_until_run_ends(run), context=context)
         self.server.register_run(run)
@@ -367,7 +365,7 @@ class DatabaseRuns:
         return run
 
     async def _execute_or_wait_until_run_ends(self, run: Run) -> None:
-        """Execute the run while this process owns the run. Wait while another process owns it."""
+        """Execute the run while this process owns it, and wait while another process owns it."""
         ended_here = False
         with self.server.keep_database_open(self.tenant):
             try:

@@ -39,7 +39,7 @@ _MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
 
 
 class Goto(BaseModel):
-    """A node with which a `Command` continues the graph, and the input for the node."""
+    """A node to which a `Command` jumps, with the node's input."""
 
     node: str
     input: Any = None
@@ -60,9 +60,9 @@ def _deduplicate_stream_modes(modes: list[StreamMode]) -> list[StreamMode]:
 
 
 def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
-    """Return the values of a query parameter that has several values.
+    """Return all values of a query parameter that may have several values.
 
-    The parameter is either repeated in the URL, or its value is a JSON array.
+    The parameter is either repeated in the URL or given once as a JSON array.
 
     The JavaScript SDK sends `stream_mode=values&stream_mode=updates`; earlier versions of it send
     `stream_mode=["values","updates"]`.
