@@ -29,9 +29,9 @@ C = TypeVar("C", bound=psycopg.Connection[Any])
 _THREAD_COUNT: Final = 8  # Maximum number of threads that run blocking work for coroutines
 _MIN_SERVER_VERSION: Final = 13  # Oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
-# A role may have other defaults for the settings `DateStyle`, `TimeZone` and
-# `standard_conforming_strings`. PgBouncer restores the values of these settings on each server
-# connection that a client uses.
+# perdure sets `DateStyle`, `TimeZone` and `standard_conforming_strings` explicitly, because a role
+# may have other defaults. PgBouncer tracks these three settings for each client, and restores them
+# whenever it assigns another server connection to the client.
 _SET_SESSION_SQL: Final = """
 SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false),
 set_config('standard_conforming_strings', 'on', false)
@@ -39,7 +39,7 @@ set_config('standard_conforming_strings', 'on', false)
 _DISABLE_IDLE_TIMEOUT_SQL: Final = """
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
 """
-# Seconds to wait for a connection before the pool counts as exhausted or broken
+# Number of seconds to wait for a connection before the pool is assumed to be exhausted or broken
 _EXPECTED_WAIT_S: Final = 1.0
 _WRONG_PASSWORD_TEXTS: Final = ("authentication failed", "no password supplied")
 _REFUSAL_TEXTS: Final = (
@@ -62,7 +62,7 @@ def compute_lock_key(*parts: str) -> int:
 
 
 def set_session(conn: psycopg.Connection[Any]) -> None:
-    """Set the session settings on which perdure relies, because a role may have other defaults."""
+    """Set the session settings that perdure relies on, because a role may have other defaults."""
     conn.execute(_SET_SESSION_SQL, prepare=False)
 
 
@@ -113,9 +113,10 @@ def open_connection(
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Return whether the connection is to a pooler and not directly to the server.
+    """Return whether the connection goes through a pooler rather than directly to the server.
 
-    A pooler reports another backend process id for the connection than the server itself.
+    With a pooler, the backend process ID announced at login differs from the result of
+    `pg_backend_pid()`.
     """
     ((pid,),) = conn.execute("SELECT pg_backend_pid()", prepare=False)
     return bool(pid != conn.info.backend_pid)
@@ -137,7 +138,7 @@ def _check_server_version_and_encoding(pgconn: pq.abc.PGconn, name: str) -> None
 
 
 class Connections(Protocol):
-    """The interface from which a `Server` gets its Postgres connections.
+    """The interface through which a `Server` gets its Postgres connections.
 
     All methods may be called from any thread.
     """
@@ -147,7 +148,7 @@ class Connections(Protocol):
         """The name of the database, without a password, for error messages."""
 
     def connection(self) -> AbstractContextManager[Requests]:
-        """Provide a connection without an open transaction until the `with` block ends.
+        """Provide a connection with no open transaction for the duration of the `with` block.
 
         Raises:
             StorageUnavailable: No connection is free within `timeout_s` seconds, or the pool is
@@ -155,10 +156,10 @@ class Connections(Protocol):
         """
 
     def lend_replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
-        """Provide another connection in place of a lost connection until the `with` block ends.
+        """Provide a replacement for a lost connection for the duration of the `with` block.
 
         If the user owns the pool, the lost connection is returned to the pool first, because all
-        other connections of the pool may be in use.
+        other connections may be in use.
 
         Raises:
             StorageUnavailable: No connection is free within about `within_s` seconds.
@@ -169,7 +170,7 @@ class Connections(Protocol):
 
 
 def _configure_connection(conn: Pipelined, *, pooled: bool, schema: str) -> None:
-    """Set the session settings of a new connection, and read settings that requests depend on."""
+    """Configure a new connection's session, and read the server state that requests depend on."""
     set_session(conn)
     conn.keeps_session = not pooled and not is_pooled(conn)
     if conn.keeps_session:
@@ -229,8 +230,8 @@ class OwnPool(Connections):
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                # If one connection is broken, the idle connections of the pool are probably broken
-                # as well.
+                # If one connection is broken, the idle connections in the pool are probably broken
+                # too.
                 self._pool.drain()
 
     def _take_connection(self) -> Pipelined:
@@ -263,7 +264,7 @@ class OwnPool(Connections):
     def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
         """See `Connections.lend_replacement`.
 
-        The connection that replaces the lost connection does not belong to the pool.
+        The replacement connection does not belong to the pool.
         """
         with self._open_connection(within_s) as conn:
             yield conn
@@ -275,7 +276,7 @@ class OwnPool(Connections):
         )
 
     def _try_connecting(self, within_s: float) -> None:
-        """Open a connection without the pool, and raise the error if that fails.
+        """Open a connection outside the pool, and raise the error if that fails.
 
         The pool does not report why it could not open a connection.
         """
@@ -369,9 +370,9 @@ class UserPool(Connections):
     def _take_connection(self, within_s: float) -> psycopg.Connection[Any]:
         """Take a connection from the pool.
 
-        The pool calls functions of the user. If a function of the user raises an error, the message
-        of `StorageUnavailable` names only the class of this error, because the text of the error
-        may contain a password.
+        The pool calls functions of the user. If a user-supplied function raises an error, the
+        message of `StorageUnavailable` contains only the class of this error, because the error's
+        text may contain a password.
         """
         try:
             conn: psycopg.Connection[Any] = self._pool.getconn(within_s)
@@ -395,7 +396,7 @@ class UserPool(Connections):
     def _return_connection(self, lent: Borrowed) -> None:
         """Return a connection to the pool with unchanged session settings.
 
-        If the connection was already returned, nothing is done.
+        If the connection was already returned, do nothing.
         """
         conn, lent.conn = lent.conn, None
         if conn is None:
@@ -406,8 +407,8 @@ class UserPool(Connections):
             is_lost = lent.closed
             self._pool.putconn(conn)
             if is_lost and not self._pool.closed:
-                # The returned connection is lost, so the idle connections of the pool may be lost
-                # as well.
+                # The returned connection was broken, so the idle connections in the pool may be
+                # broken too.
                 with suppress(Exception):
                     self._pool.check()
 
@@ -435,7 +436,7 @@ class Server(SharedResource):
         self.lend_replacement = connections.lend_replacement
 
     def connection(self) -> AbstractContextManager[Requests]:
-        """Provide a connection until the `with` block ends; see `Connections.connection`."""
+        """Provide a connection during the `with` block; see `Connections.connection`."""
         self.check_usable()
         return self._connections.connection()
 
@@ -496,7 +497,7 @@ class AdvisoryLocks(ProcessLocks):
                 self._call_lock_function("pg_advisory_unlock", name)
 
     def _call_lock_function(self, function: str, name: str) -> bool:
-        """Call an advisory lock function with the key of a lock name, and return the result."""
+        """Call an advisory lock function for a lock name, and return its result."""
         if self._conn is None:
             self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
@@ -510,7 +511,7 @@ class AdvisoryLocks(ProcessLocks):
     def change_session_number_if_connection_was_lost(self) -> None:
         """See `ProcessLocks.change_session_number_if_connection_was_lost`.
 
-        If the server has closed the connection, its socket is readable, but no data can be read.
+        If the server has closed the connection, the socket becomes readable but yields no data.
         """
         with self._guard:
             conn = self._conn
@@ -521,7 +522,7 @@ class AdvisoryLocks(ProcessLocks):
                     self._drop_connection()
 
     def _drop_connection(self) -> None:
-        """Close the connection, and begin a new session, because all held locks are lost."""
+        """Close the connection, and start a new session, because all held locks are lost."""
         self.session += 1
         if self._conn is not None:
             self._conn.close()

@@ -1,9 +1,9 @@
-"""DSNs of Postgres, and the sources that provide a DSN for each new connection.
+"""Postgres DSNs, and sources that provide a DSN for each new connection.
 
 A source is a fixed DSN, a function of the user that returns a DSN (for passwords that rotate), or
 the connection parameters of a `psycopg_pool` pool that the user owns. No message contains a
-password. The message about an error in the user's function names only the class of the error,
-because the text of the error may contain a password.
+password. The message about an error in the user's function contains only the class of the error,
+because the error's text may contain a password.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Dsn = str | Callable[[], str] | ConnectionPool[Any]
 DatabaseAddress = tuple[str, str, str]
 
 _PORT: Final = "5432"  # The default port of Postgres
-# Parameters that are added to a DSN. With the keepalive parameters, perdure notices within a minute
-# that a host was lost.
+# Parameters that are added to a DSN. With the keepalive parameters, perdure detects within a minute
+# that a host has become unreachable.
 _DEFAULTS: Final[dict[str, Any]] = {
     "application_name": "perdure",
     "connect_timeout": 10,
@@ -46,9 +46,10 @@ _DEFAULTS: Final[dict[str, Any]] = {
 _NOT_IN_A_DSN: Final = frozenset(
     {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
 )
-# Maximum number of threads that call one DSN function. A call that hangs occupies its thread.
+# Maximum number of threads that call one DSN function. Each hanging call occupies a thread.
 _MAX_CALLS: Final = 4
-# Seconds after which a caller that waits for a DSN notices that the source of the DSN was closed
+# Interval in seconds at which a caller that is waiting for a DSN checks whether the source was
+# closed
 _POLL_S: Final = 0.1
 
 
@@ -90,11 +91,11 @@ def normalize_dsn(dsn: object) -> str:
 
 
 def _build_dsn_parameter_with_ascii_hosts(hosts: Any) -> dict[str, str]:
-    """Return the parameter `host` of a DSN with all host names in ASCII.
+    """Return the DSN parameter `host`, with all host names converted to ASCII.
 
-    If all host names of the DSN are in ASCII already, return an empty dict, because the parameter
-    needs no change. perdure encodes non-ASCII host names itself, because psycopg encodes them
-    according to IDNA 2003, which may yield another domain. If the DSN has no parameter `host`,
+    Return an empty dict if all host names in the DSN are already ASCII, because the parameter needs
+    no change. perdure encodes non-ASCII host names itself, because psycopg would encode them
+    according to IDNA 2003, which can yield a different domain. If the DSN has no parameter `host`,
     psycopg uses the environment variable `PGHOST`. The host names are separated by commas.
     """
     hosts = str(hosts or os.environ.get("PGHOST", ""))
@@ -154,7 +155,7 @@ class DsnSource(Protocol):
         """
 
     def locate_database(self, within_s: float) -> DatabaseAddress:
-        """Return the host, port and database in the DSN that was provided last.
+        """Return the host, port and database of the most recently provided DSN.
 
         Raises:
             StorageUnavailable: No DSN was resolved before, and none is available within `within_s`
@@ -164,11 +165,12 @@ class DsnSource(Protocol):
     def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
         """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
 
-        An unfinished attempt to get a DSN is treated as hanging after `timeout_s` seconds.
+        An attempt to get a DSN is considered to hang if it has not finished after `timeout_s`
+        seconds.
         """
 
     def close(self) -> None:
-        """Make all unfinished attempts to get a DSN fail with `StorageUnavailable`."""
+        """Make all pending attempts to get a DSN fail with `StorageUnavailable`."""
 
 
 class FixedDsn(DsnSource):
@@ -189,10 +191,10 @@ class FixedDsn(DsnSource):
         return self._address
 
     def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
-        """Raise no error, because the DSN is a fixed string and no function is called to get it."""
+        """Do nothing, because a fixed DSN requires no function call that could fail."""
 
     def close(self) -> None:
-        """Do nothing, because a fixed DSN has no running function calls that must be ended."""
+        """Do nothing, because a fixed DSN has no running function calls to stop."""
 
 
 class DsnFunction(DsnSource):
@@ -221,11 +223,11 @@ class DsnFunction(DsnSource):
         self.name = f"the database of {label}"
         self._threads = ThreadPool(_MAX_CALLS, "perdure-dsn", is_permanent=False)
         self._guard = threading.Lock()  # This lock protects `_pending`.
-        # Start time of each call of the function that is still running
+        # Start times of the function calls that are still running
         self._pending: dict[object, float] = {}
-        # Reason why the last call of the function failed, or an empty string after a success
+        # Reason why the most recent call of the function failed, or an empty string if it succeeded
         self._problem = ""
-        # Host, port and database of the last DSN that the user's function returned
+        # Host, port and database of the DSN that the user's function returned most recently
         self._address: DatabaseAddress | None = None
         self._closed = False
 
@@ -252,8 +254,8 @@ class DsnFunction(DsnSource):
     def _fetch_dsn_or_problem(self, deadline: float) -> tuple[str, str]:
         """Call the user's function, and return the pair `(normalized DSN, "")`.
 
-        If the function returns no valid DSN, return the pair `("", problem)`, in which `problem` is
-        a text for an error message.
+        If the function returns no valid DSN, return the pair `("", problem)`, where `problem` is a
+        description for an error message.
         """
         future = self._threads.submit(self._call_and_describe_error, is_async=False)
         while True:
@@ -355,7 +357,7 @@ def _build_dsn_function_key(function: object) -> Hashable:
 
 
 class _Identity:
-    """A hashable key for an object that cannot be hashed. Keys of different objects differ."""
+    """A hashable key for an unhashable object. Keys of different objects differ."""
 
     def __init__(self, instance: object) -> None:
         # Keep a reference to the function, so that no other object can get the same id.
@@ -396,7 +398,7 @@ def build_dsn_source(dsn: object, argument: str = "dsn") -> DsnSource:
 
 
 def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
-    """Build a `DsnSource` from the parameters with which the user's pool opens connections."""
+    """Build a `DsnSource` from the connection parameters of the user's pool."""
 
     def build_dsn() -> str:
         conninfo, kwargs = pool.conninfo, pool.kwargs

@@ -39,8 +39,7 @@ _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = 
 def is_connection_lost(exc: psycopg.Error) -> bool:
     """Return whether the error means that the connection is gone.
 
-    After the loss of a connection, it is unknown whether the server has executed the last
-    statement.
+    After a connection is lost, it is unknown whether the server executed the last statement.
     """
     if isinstance(exc, psycopg.InterfaceError):
         return True

@@ -1,10 +1,9 @@
 """Send statements to a Postgres server in libpq's pipeline mode, several in one request.
 
-A cursor of psycopg takes several times as long as the statement that it executes
-(docs/decisions/0018). To save this time, perdure sends statements with libpq directly
-(`psycopg.pq`). perdure uses psycopg only to convert parameters and results. The PostgreSQL
-documentation describes the pipeline mode:
-https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
+Executing a statement through a psycopg cursor takes several times as long as the statement itself
+(docs/decisions/0018). For speed, perdure sends statements through libpq directly (`psycopg.pq`),
+and uses psycopg only to convert parameters and results. The PostgreSQL documentation describes the
+pipeline mode: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from perdure.storage.flow import Row, Statement, TextOrBytes
 _MAX_PREPARED: Final = 256
 _BINARY: Final = pq.Format.BINARY
 
-# The SQL of a statement, and the types of its parameters
+# The SQL of a statement and the types of its parameters
 _StatementKey = tuple[bytes, tuple[int, ...]]
 # A statement, its encoded parameters, and the formats of the parameters
 _BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]
@@ -40,8 +39,8 @@ _BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]
 def number_placeholders(sql: str) -> bytes:
     """Replace SQLite's placeholders by those of Postgres: `?2` by `$2`, the nth bare `?` by `$n`.
 
-    No placeholder works in SQLite and in Postgres, because SQLite interprets `$2` as the name of a
-    parameter. No literal in perdure's statements contains a question mark.
+    There is no placeholder syntax that both SQLite and Postgres accept, because SQLite treats `$2`
+    as a named parameter. No literal in perdure's statements contains a question mark.
     """
     first_part, *other_parts = sql.split("?")
     parts = (
@@ -52,7 +51,7 @@ def number_placeholders(sql: str) -> bytes:
 
 
 class _IntegerLoader(NumericBinaryLoader):
-    """Loads a value of type numeric as int, because Postgres returns integer sums as numeric."""
+    """Loads numeric values as int, because Postgres returns sums of integers as numeric."""
 
     def load(self, data: Any) -> Any:
         return int(super().load(data))
@@ -66,12 +65,12 @@ class _AnyTextDumper(BytesBinaryDumper):
 
 
 def _add_perdure_adapters(adapters: AdaptersMap) -> AdaptersMap:
-    """Register perdure's type adapters in psycopg's map of adapters, and return the map."""
-    # All integers are sent with one Postgres type, so that a statement is prepared only once, and
-    # not once for each integer width.
+    """Register perdure's type adapters in psycopg's adapters map, and return the map."""
+    # All integers are sent as the same Postgres type, so that a statement is prepared once rather
+    # than once for each integer width.
     adapters.register_dumper(int, Int8BinaryDumper)
     adapters.register_dumper(TextOrBytes, _AnyTextDumper)
-    # Send lists in binary form, because in text form the integers of a list may have any width.
+    # Send lists in binary format, because in text format the integers in a list may have any width.
     adapters.register_dumper(list, ListBinaryDumper)
     adapters.register_loader("numeric", _IntegerLoader)
     return adapters
@@ -101,7 +100,7 @@ class Requests(ABC):
     transformer: abc.Transformer
 
     def _set_transformer_and_clear_statement_names(self, transformer: abc.Transformer) -> None:
-        """Set the object that adapts values for this connection.
+        """Set the psycopg transformer that converts values for this connection.
 
         Clear the cached names of prepared statements.
         """
@@ -121,9 +120,9 @@ class Requests(ABC):
     def send_request(
         self, statements: Sequence[Statement], *, prepare: bool = True
     ) -> list[list[Row]]:
-        """Run statements until one of them fails, and return the rows of each statement.
+        """Run statements until one of them fails, and return the rows that each statement returned.
 
-        The statements are executed as one transaction, unless one of the statements is BEGIN.
+        The statements are executed as one transaction, unless they include BEGIN.
 
         Args:
             statements: The statements, which are sent in one request.
@@ -172,7 +171,7 @@ class Requests(ABC):
         return rows_by_statement
 
     def _bind_parameters(self, sql: bytes, row: Sequence[Any]) -> _BoundStatement:
-        """Convert the parameters of one execution of a statement to the form that libpq sends."""
+        """Convert the parameters of one statement execution to the form that libpq expects."""
         if not row:
             return (sql, ()), (), ()
         transformer = self.transformer
@@ -254,7 +253,7 @@ class Pipelined(Requests, psycopg.Connection[Row]):
 
 _ADAPTERS: Final = _add_perdure_adapters(AdaptersMap(psycopg.adapters))
 _ROLLBACK: Final = Statement("ROLLBACK")
-# The settings apply only to the current transaction, because a connection of the user's pool must
+# The settings apply only to the current transaction, because a connection from the user's pool must
 # keep its own session settings.
 _BORROWED_SETTINGS: Final = Statement(
     "SELECT set_config('client_encoding', 'UTF8', true), set_config('DateStyle', 'ISO', true), "
@@ -264,16 +263,16 @@ _BORROWED_SETTINGS: Final = Statement(
 
 
 def build_transformer() -> abc.Transformer:
-    """Build a transformer that encodes in UTF-8, even if the session has another encoding."""
+    """Build a transformer that uses UTF-8 even if the session has another client encoding."""
     return Transformer(_ADAPTERS)
 
 
 class Borrowed(Requests):
     """A connection from a pool that the user owns.
 
-    The session settings of the connection are not changed. perdure neither changes nor uses the
-    connection object of psycopg. Statements are sent with the libpq connection that the psycopg
-    connection contains. The settings that perdure needs are set for one transaction only. No
+    The session settings of the connection are not changed, and psycopg's connection object is
+    neither changed nor used. Statements are sent through the libpq connection that the psycopg
+    connection wraps. The settings that perdure needs are set only for the current transaction. No
     statement is prepared.
 
     Args:

@@ -1,10 +1,10 @@
-"""Create the tables of a component in Postgres, with row-level security if there are tenants.
+"""Create a component's tables in Postgres, with row-level security if there are tenants.
 
 With tenants, each table has the column `tenant`, which is the first column of all keys and indexes.
 A row-level security policy allows a transaction to read and write only the rows of the tenant that
-the transaction has set. A transaction that has set no tenant sees no rows of these tables. The same
-SQL statements serve tables with and without the column `tenant`, except statements that name the
-columns of a key.
+the transaction has set. A transaction that has not set a tenant sees none of the rows in these
+tables. The same SQL statements work for tables with and without the column `tenant`, except
+statements that list key columns.
 
 The PostgreSQL documentation describes row-level security:
 https://www.postgresql.org/docs/current/ddl-rowsecurity.html
@@ -52,8 +52,8 @@ _SETTINGS_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
     "PRIMARY KEY ({tenant}name));"
 )
-# After the end of a transaction that has set `perdure.tenant`, Postgres returns an empty string for
-# this setting in the same session.
+# Once a transaction that has set `perdure.tenant` ends, Postgres returns an empty string for this
+# setting in the rest of the session.
 _CURRENT_TENANT: Final = "nullif(current_setting('perdure.tenant', true), '')"
 _TENANT_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_CURRENT_TENANT}, '
 _POLICY: Final = f"""
@@ -111,7 +111,7 @@ def create_tables(
         ConfigurationError: A tenant was given for tables without tenants, or none for tables with
             tenants, or the role can see the rows of all tenants.
     """
-    # Check the tenant first, because the script that creates the tables depends on the tenant.
+    # Check the tenant first, because the script that creates the tables depends on it.
     _check_schema_and_role_fit_tenant(conn, schema, tenant)
     if _schema_has_tables_of_component(conn, name, component, schema):
         return
@@ -139,13 +139,13 @@ def create_tables(
 
 
 def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
-    """Run statements without preparing them, and return the rows of the last statement."""
+    """Run statements without preparing them, and return the rows of the last one."""
     return conn.send_request([*conn.settings, *statements], prepare=False)[-1]
 
 
 @contextmanager
 def _transaction_block(conn: Requests) -> Iterator[None]:
-    """Commit the statements of a `with` block, or roll the statements back after an error."""
+    """Commit the statements of a `with` block, or roll them back on error."""
     conn.send_request([Statement("BEGIN ISOLATION LEVEL READ COMMITTED")], prepare=False)
     try:
         yield
@@ -192,9 +192,9 @@ def check_tenant_name(tenant: Any) -> str | None:
 
 
 def _check_schema_and_role_fit_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
-    """Check that the tables of a schema, and the current role, can be used with a tenant.
+    """Check that the schema's tables and the current role are suitable for a tenant, or for none.
 
-    If the schema does not contain the tables of perdure yet, the function returns without a check.
+    If the schema does not contain perdure's tables yet, nothing is checked.
 
     Raises:
         ConfigurationError: The tables are for tenants and `tenant` is None, or the reverse, or the

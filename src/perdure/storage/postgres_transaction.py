@@ -30,12 +30,13 @@ _ROLLBACK: Final = Statement("ROLLBACK")
 _STATUS: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status(?::xid8) END
 """
-# Seconds to wait for the end of a transaction that lost its connection during the commit
+# Number of seconds to wait for the outcome of a transaction whose connection was lost during the
+# commit
 _SETTLED_S: Final = 30.0
 
 
 class Transaction:
-    """Executes the requests of one flow in a transaction, which ends with the `with` block.
+    """Executes the requests of one flow in a transaction that ends with the `with` block.
 
     Args:
         server: The server to which the connection leads.
@@ -58,8 +59,8 @@ class Transaction:
         self._function_calls = calls if begin else [*conn.settings, *calls]
         self._writes = BEGIN in begin
         self._is_open = False
-        # The Postgres transaction id of the open transaction. None if no transaction is open, or if
-        # the open transaction only reads.
+        # The Postgres transaction ID of the open transaction, or None if no transaction is open or
+        # the open transaction is read-only.
         self._transaction_number: str | None = None
 
     def execute(self, request: Request) -> Any:
@@ -87,7 +88,7 @@ class Transaction:
 
         The first request begins with BEGIN, and the last ends with COMMIT.
         """
-        # Without BEGIN, the request is a transaction of its own.
+        # Without BEGIN, the request is its own transaction.
         single = is_last and not self._conn.needs_transaction
         begin = () if single else self._begin
         opening_statements = [] if self._is_open else [*begin, *self._function_calls]
@@ -124,11 +125,11 @@ class Transaction:
             self._conn.send_request([_ROLLBACK])
 
     def _was_committed(self) -> bool:
-        """Ask the server whether the transaction was committed, after the connection was lost.
+        """After a lost connection, ask the server whether the transaction was committed.
 
-        After a crash of the server, or after a failover to a standby, the server may give the id of
-        the lost transaction to another transaction. The status "committed" may then belong to the
-        other transaction, so only the status "not committed" is reliable.
+        After a server crash or a failover to a standby, the server may reuse the ID of the lost
+        transaction for another transaction. In that case, the status "committed" may refer to the
+        other transaction, so only the status "aborted" is reliable.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.
@@ -161,5 +162,5 @@ class Transaction:
                 conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]
             )
         except errors.InvalidParameterValue:
-            # The server has not assigned the number of the transaction yet.
+            # The server has not assigned this transaction ID yet.
             return "aborted"

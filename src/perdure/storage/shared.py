@@ -1,9 +1,9 @@
-"""Files and server connections that all databases with one path in a process share.
+"""Files and server connections, shared by all databases in a process that have the same path.
 
 A file or a server is opened when the first `Database` object with its path is opened. The file or
 the server connections are closed when the last `Database` object with this path is closed. All
-files and connections are closed at the end of the process. A forked process cannot use the files
-and connections of its parent process.
+remaining files and connections are closed when the process exits. A forked process cannot use the
+files and connections that it inherited from its parent.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class SharedResource(ABC):
     def pause_for_fork(self) -> None:
         """Wait until the current transaction has ended, and block further transactions.
 
-        Transactions can begin again after `resume_after_fork`.
+        No transaction can begin until `resume_after_fork` is called.
         """
         self.write_lock.acquire()
 
     def resume_after_fork(self) -> None:
-        """Let transactions begin again after a fork, in the parent and in the child process."""
+        """Allow transactions again after a fork, in both the parent and the child process."""
         self.write_lock.release()
 
     def check_usable(self) -> None:
-        """Raise `StorageUnavailable` if the resource was closed, or was inherited by a fork."""
+        """Raise `StorageUnavailable` if the resource was closed or was inherited across a fork."""
         if self.refusal:
             raise StorageUnavailable(f"the database {self.name} {self.refusal}")
 
@@ -82,9 +82,9 @@ class SharedResource(ABC):
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
     def decrement_user_count_and_shut_down_if_unused(self) -> None:
-        """Decrease the number of databases that use the resource.
+        """Decrement the number of databases that use the resource.
 
-        If no database uses the resource any more, shut the resource down.
+        If no database uses the resource any longer, shut it down.
         """
         with self.class_lock:
             self.user_count -= 1
@@ -110,7 +110,7 @@ inherited_resources: Final = list[SharedResource]()
 
 
 class LazyDatabase(ABC, Generic[S]):
-    """The base class of databases, which opens a shared resource at the first use."""
+    """Base class of databases that open a shared resource on first use."""
 
     _resource_class: type[S]
     _resource: S | None = None
@@ -127,7 +127,7 @@ class LazyDatabase(ABC, Generic[S]):
 
     @abstractmethod
     def _open_file_or_server(self) -> S:
-        """Open a resource or share an open resource, and prepare the component's tables."""
+        """Open a resource or share an open one, and prepare the component's tables."""
 
     def _share_or_create_resource(self, key: Any, create: Callable[[], S]) -> S:
         """Return the open resource with a key, or create a resource.
@@ -156,7 +156,7 @@ class LazyDatabase(ABC, Generic[S]):
             await asyncio.to_thread(self.connect)
 
     def _connect_once(self) -> S:
-        """Return the shared resource, and open it at the first call.
+        """Return the shared resource, opening it on the first call.
 
         Raises:
             StorageUnavailable: The database is closed, or the process was forked.
@@ -182,7 +182,7 @@ class LazyDatabase(ABC, Generic[S]):
         return self._resource.run_in_thread(work)
 
     def _call_after_connecting(self, call: Callable[[S], Awaitable[T]]) -> Awaitable[T]:
-        """Return an awaitable that opens the database and calls a function with the resource."""
+        """Return an awaitable that opens the database, then calls a function with the resource."""
 
         async def after_connecting() -> T:
             await self.aconnect()
@@ -192,7 +192,7 @@ class LazyDatabase(ABC, Generic[S]):
         return asyncio.ensure_future(after_connecting())
 
     def close(self) -> None:
-        """See `Database.close`. The last database that uses a resource shuts the resource down."""
+        """See `Database.close`. The last database to close shuts the shared resource down."""
         with self._resource_class.class_lock:
             self._closed = True
             resource, self._resource = self._resource, None
@@ -208,7 +208,7 @@ def _shut_down_all() -> None:
 
 
 def _pause_work_before_process_fork() -> None:
-    """Wait until transactions and reads have ended, and block new work until the fork is over."""
+    """Wait for transactions and reads to end, and block new ones until the fork is over."""
     for lock in _class_locks:
         lock.acquire()
     for resource in _all_resources:
@@ -224,7 +224,7 @@ def _resume_work_in_parent_process() -> None:
 
 
 def _refuse_inherited_resources_in_child_process() -> None:
-    """Refuse further use of inherited resources in a forked process, and release the locks."""
+    """Make inherited resources unusable in a forked process, and release the locks."""
     inherited_resources.extend(_all_resources)
     for resource in _all_resources:
         resource.resume_after_fork()

@@ -1,8 +1,8 @@
 """`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
-All databases of a process with the same path share one `SQLiteFile`. A `SQLiteFile` has one
-connection that writes, and several connections that only read. The thread of the writing connection
-commits several jobs in one transaction.
+All databases of a process with the same path share one `SQLiteFile`. A `SQLiteFile` has one writing
+connection and several read-only connections. The writing thread commits several jobs in one
+transaction.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, deliver_promise_results
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_READING_THREADS: Final = 4  # Number of threads that read for coroutines
-# Maximum number of flows that aiosqlite reads at the same time. Each of the flows needs a thread.
+# Maximum number of threads that perform reads for coroutines
+_READING_THREADS: Final = 4
+# Maximum number of flows that read through aiosqlite at the same time. Each flow needs a thread.
 _MAX_ASYNC_READS: Final = 4
-_FORK_WAIT_S: Final = 2.0  # Maximum number of seconds for which a fork waits until reads have ended
-# Seconds after which a new read tries again to begin, while the process prepares to fork and no
-# read may begin
+# Maximum number of seconds that a fork waits for reads to end
+_FORK_WAIT_S: Final = 2.0
+# Interval in seconds at which a new read retries while the process is preparing to fork
 _PAUSE_S: Final = 0.001
-# Number of rows that aiosqlite fetches at a time. The number has no effect, because all rows are
-# fetched at once.
+# Number of rows that aiosqlite fetches at a time. It has no effect, because perdure always fetches
+# all rows at once.
 _CHUNK_ROWS: Final = 64
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
@@ -84,8 +85,8 @@ class SQLiteFile(SharedResource):
             else:
                 self._writer = SQLiteWriter(connector, schema)
                 self.write_lock = self._writer.lock
-                # Ignore errors of the scrub, because the next process that opens the file calls
-                # `scrub_deleted_rows` as well.
+                # Ignore errors of the scrub, because the next process that opens the file also
+                # calls `scrub_deleted_rows`.
                 with suppress(StorageError):
                     self._writer.scrub_deleted_rows()
 
@@ -101,8 +102,8 @@ class SQLiteFile(SharedResource):
     def submit(self, job: Job[T]) -> Any:
         """Submit a job to the writer, and return the future of its result."""
         writer = self._writer
-        # Check `refusal` before taking the lock, because a forked process may have inherited the
-        # lock in its locked state.
+        # Check `refusal` before taking the lock, because a forked process may have inherited a
+        # locked lock.
         if writer is None or self.refusal:
             writer = self.writer
         with self.submit_lock:
@@ -134,8 +135,8 @@ class SQLiteFile(SharedResource):
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`.
 
-        If the database is in memory, or if the file is untrusted, the flow is run by the blocking
-        method `read` in a separate thread.
+        For a database in memory or an untrusted file, the flow is run by the blocking method `read`
+        in a separate thread.
         """
         self.check_usable()
         if not self.connector.is_on_disk or self.connector.guard is not None:
@@ -148,8 +149,8 @@ class SQLiteFile(SharedResource):
     def pause_for_fork(self) -> None:
         """See `SharedResource.pause_for_fork`.
 
-        Before the process forks, this method waits up to `_FORK_WAIT_S` seconds for the end of the
-        reads in progress.
+        Before the process forks, this method waits up to `_FORK_WAIT_S` seconds for reads in
+        progress to finish.
         """
         super().pause_for_fork()
         all_idle = [
@@ -165,10 +166,10 @@ class SQLiteFile(SharedResource):
         super().resume_after_fork()
 
     def close_connections_inherited_by_fork(self) -> None:
-        """Close the connections to a file that a forked process has inherited from its parent.
+        """Close the connections to this file that a forked process inherited from its parent.
 
         Closing the inherited connections does not write to the file. Closing them does not release
-        the locks of the parent process either, because a forked process does not inherit locks.
+        the locks of the parent process either, because locks are not inherited across a fork.
         """
         writers = [] if self._writer is None else [self._writer.connection]
         for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
@@ -195,13 +196,14 @@ class SQLiteFile(SharedResource):
 
 
 def _close_inherited_connections(path: str) -> None:
-    """Close the connections that a forked process has inherited from its parent process.
+    """Close the connections that a forked process inherited from its parent process.
 
     A forked process calls this function before it opens a database file. SQLite assumes that a
-    process holds the locks of all its connections to a file. The inherited connections of a forked
-    process hold no locks. If the inherited connections stayed open, SQLite would take no locks for
-    new connections, and other processes could remove the WAL while the forked process uses the WAL.
-    See https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
+    process holds the locks of all its connections to a file. In a forked process, the inherited
+    connections hold no locks. If the inherited connections stayed open, SQLite would not take locks
+    for new connections, and other processes could delete the WAL while the forked process was still
+    using it. See
+    https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
         StorageUnavailable: A thread of the parent was using a connection to this file when the
@@ -310,7 +312,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         """See `LazyDatabase._open_file_or_server`."""
         key = None
         if self._connector.is_on_disk:
-            # Make the path absolute, because the working directory may change.
+            # Make the path absolute, because the working directory may change later.
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
             key = None if self.read_only else os.path.realpath(self.path)
         file = self._share_or_create_resource(
@@ -437,8 +439,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def scrub_deleted_rows(self) -> bool:
         """See `Database.scrub_deleted_rows`.
 
-        SQLite rewrites the whole file with VACUUM. The disk must have room for a second copy of the
-        file.
+        VACUUM rewrites the whole SQLite file. The disk must have enough free space for a second
+        copy of the file.
         """
         return self._connect_once().writer.scrub_deleted_rows()
 
@@ -451,7 +453,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`.
 
-        The result includes the free space in the file, and whether SQLite has the WAL-reset bug.
+        The result includes the amount of free space in the file, and whether this SQLite version
+        has the WAL-reset bug.
         """
         ((page_size, pages, free_pages),) = self.read(lambda: fetch_rows(_SIZES))
         return {
@@ -469,13 +472,13 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         return NamedLock(self._get_locks, self.aconnect, name, timeout_s)
 
     def _get_locks(self) -> Locks:
-        """Return the object with the named locks of the database.
+        """Return the object that manages the database's named locks.
 
         Open the database if necessary.
         """
         file = self._connect_once()
-        # Raise an error if the database was opened read-only, because a read-only database may have
-        # no lock file. The property `writer` raises this error.
+        # The property `writer` raises an error if the database was opened read-only, because a
+        # read-only database may have no lock file.
         _ = file.writer
         return file.locks
 
@@ -506,7 +509,7 @@ class _PausableReads:
 
 
 class Readers(_PausableReads):
-    """Manages the connections with which reads are executed in the calling thread."""
+    """Manages the connections for reads that run in the calling thread."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__()
@@ -577,14 +580,14 @@ class _AsyncConnection(NamedTuple):
 
 
 class AsyncReaders(_PausableReads):
-    """Reads the database for coroutines, with connections of aiosqlite in a separate event loop.
+    """Reads the database for coroutines, using aiosqlite connections in a separate event loop.
 
-    Each connection of aiosqlite has a thread, which delivers results to the event loop in which a
-    statement is awaited. The thread of a connection ends with an error if it must deliver a result
-    to a closed event loop. The event loop of a caller may be closed, for example, after a task was
-    cancelled. To prevent the error, all statements are awaited in a separate event loop, no
-    statement is cancelled, and `close` waits until all reads have ended. All threads are daemon
-    threads, so that a process can end without closing its database.
+    Each aiosqlite connection has its own thread, which delivers results to the event loop that
+    awaits the statement. The thread of a connection dies with an error if it has to deliver a
+    result to a closed event loop. The caller's event loop may already be closed, for example after
+    a task was cancelled. To prevent the error, all statements are awaited in a separate event loop
+    and never cancelled, and `close` waits until all reads have ended. All threads are daemon
+    threads, so that a process can exit without closing its database.
     """
 
     def __init__(self, connector: Connector) -> None:
@@ -609,7 +612,7 @@ class AsyncReaders(_PausableReads):
         return promise.future  # type: ignore[return-value]
 
     async def _run_read(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
-        """Run a flow as soon as one of the slots for reads is free, and deliver the result."""
+        """Run a flow as soon as a read slot is free, and deliver the result."""
         async with self._read_slots:
             if not promise.start_unless_cancelled():
                 return
@@ -623,10 +626,10 @@ class AsyncReaders(_PausableReads):
 
     @asynccontextmanager
     async def _count_read_during_block(self) -> AsyncIterator[None]:
-        """Wait while the process is being forked, then count a read until the `with` block ends.
+        """Wait while the process is forking, then count one read during the `with` block.
 
-        Waiting for a fork does not block the event loop, because reads that are in progress must be
-        able to end in the same event loop.
+        Waiting for a fork does not block the event loop, because reads in progress must be able to
+        finish in the same event loop.
         """
         while not self._try_to_begin_read():  # noqa: ASYNC110 - across threads
             await asyncio.sleep(_PAUSE_S)
@@ -639,13 +642,13 @@ class AsyncReaders(_PausableReads):
                     self._changed.notify_all()
 
     def _try_to_begin_read(self) -> bool:
-        """Count a new read and return True. Return False while the process prepares to fork."""
+        """Count a new read and return True, or return False while the process prepares to fork."""
         with self._changed:
             self._active_reads += not self._is_pausing
             return not self._is_pausing
 
     async def _run_flow_on_idle_connection(self, flow: Flow[T], snapshot: bool) -> T:
-        """Run a flow on an idle connection, or on a new connection if there is no idle one."""
+        """Run a flow on an idle connection, or on a new connection if none is idle."""
         connection = (
             self._idle_connections.pop()
             if self._idle_connections
@@ -700,7 +703,7 @@ class AsyncReaders(_PausableReads):
 
 
 async def _execute_async(conn: aiosqlite.Connection, request: Request) -> Any:
-    """Execute a request that a flow has yielded, and return its rows; see `flow.Request`."""
+    """Execute a request yielded by a flow, and return its rows; see `flow.Request`."""
     if isinstance(request, list):
         return [await _execute_async(conn, statement) for statement in request]
     return list(await conn.execute_fetchall(request.sql, request.params))

@@ -38,7 +38,7 @@ from perdure.storage.untrusted_sqlite import (
 )
 
 Synchronous = Literal["full", "normal"]
-# The default of the argument `synchronous`; see docs/decisions/0004
+# Default value of the argument `synchronous`; see docs/decisions/0004
 DURABLE: Final[Synchronous] = "full"
 MEMORY: Final = ":memory:"
 # Value of SQLite's pragma `application_id`, the text "perd" in ASCII; see
@@ -55,11 +55,11 @@ STRICT, WITHOUT ROWID;
 # Development versions of perdure before the first release did not store a hash of the script that
 # created the tables. The earliest of these versions recorded the schema version in another table.
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
-# Size of the WAL in bytes above which a WAL checkpoint moves its content into the database file
+# WAL size in bytes above which the WAL is checkpointed, that is, moved into the database file
 WAL_LIMIT_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096  # Size in bytes of a page of the database
 RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # Size in bytes of the reserve file; see `DiskReserve`
-# Number of bytes of free disk space below which the disk counts as nearly full
+# Number of free bytes below which the disk is considered nearly full
 _LOW_SPACE_BYTES: Final = 32 * RESERVE_BYTES
 REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)
 """Whether SQLite may overwrite the WAL in place, which costs a third of emptying the WAL.
@@ -92,9 +92,9 @@ _ERRORS_BY_PREFIX: dict[str, tuple[type[StorageError], str]] = {
 class DiskReserve:
     """A file that reserves disk space for deletions while the disk is nearly full.
 
-    A deletion needs disk space before the database can shrink, because SQLite first writes the
-    changed pages to the WAL, and then moves the pages into the file. Without reserved disk space,
-    nothing could be deleted on a full disk.
+    Deleting rows requires disk space before the database can shrink, because SQLite first writes
+    the changed pages to the WAL, and only later moves them into the file. Without the reserve,
+    nothing could be deleted once the disk is full.
 
     Args:
         database: The path of the database. The reserve file is next to it.
@@ -106,8 +106,8 @@ class DiskReserve:
     def create_or_remove_as_needed(self) -> None:
         """Create the reserve file if the disk is nearly full. Remove it if there is ample space.
 
-        If the disk has no room for the whole reserve file, the file becomes as large as possible.
-        File system errors are ignored, because the next call of this method tries again.
+        If the whole reserve file does not fit on the disk, the file becomes as large as possible.
+        File system errors are ignored, because the next call of this method retries.
         """
         if not self._path:
             return
@@ -134,7 +134,7 @@ class DiskReserve:
 
     @contextlib.contextmanager
     def release_during_block(self) -> Iterator[None]:
-        """Release the reserved disk space until the `with` block ends, then reserve it again."""
+        """Release the reserved disk space during the `with` block, then reserve it again."""
         self._remove_reserve_file()
         try:
             yield
@@ -144,7 +144,7 @@ class DiskReserve:
     def retry_with_reserve_if_disk_is_full(self, work: Callable[[], T]) -> T:
         """Call `work`, and return its result.
 
-        If the disk is full, delete the reserve file and call the function again.
+        If the disk is full, delete the reserve file and call `work` again.
         """
         try:
             return work()
@@ -157,7 +157,7 @@ class DiskReserve:
 
 @dataclass(frozen=True)
 class Connector:
-    """Opens connections to one SQLite file. The attributes are arguments of `SQLiteDatabase`."""
+    """Opens connections to one SQLite file. See `SQLiteDatabase` for the attributes."""
 
     path: str
     synchronous: Synchronous
@@ -173,7 +173,7 @@ class Connector:
         max_value_bytes: int,
         check_version: Callable[[sqlite3.Connection], object] | None = None,
     ) -> Connector:
-        """Return a copy of this connector that opens the file as an untrusted file.
+        """Return a copy of this connector that treats the file as untrusted.
 
         See `UntrustedFileGuard`.
         """
@@ -183,7 +183,7 @@ class Connector:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether the database is a file, which other processes can open."""
+        """Whether the database is a file, which other processes can also open."""
         return self.path != MEMORY
 
     def measure_wal(self) -> int:
@@ -226,7 +226,7 @@ class Connector:
             if self.guard is not None and isinstance(conn, UntrustedConnection):
                 self.guard.set_connection_limits(conn)
             conn.execute("PRAGMA mmap_size = 0")
-            # The pragma `cell_size_check` lets SQLite detect damaged pages more often, see
+            # The pragma `cell_size_check` makes SQLite detect damaged pages more often; see
             # https://sqlite.org/pragma.html#pragma_cell_size_check
             conn.execute("PRAGMA cell_size_check = ON")
             if self.is_on_disk:
@@ -239,7 +239,8 @@ class Connector:
     def open_first_writer(self, schema: Schema) -> sqlite3.Connection:
         """Open the connection that writes, and create the tables of a component.
 
-        On a full disk, the reserved disk space is used, because otherwise no rows could be deleted.
+        When the disk is full, the reserved disk space is used, because otherwise no rows could be
+        deleted.
         """
         conn = self.reserve.retry_with_reserve_if_disk_is_full(
             partial(self._open_first_writer, schema)
@@ -259,9 +260,9 @@ class Connector:
                     # written.
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
-                        # SQLite ignored the setting, because another program has already written
-                        # the first page of the empty database. VACUUM rewrites the database with
-                        # the setting.
+                        # SQLite ignored the setting because another program had already written the
+                        # first page of the empty database. VACUUM rewrites the database with the
+                        # new setting.
                         conn.execute("VACUUM")
                 if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
@@ -287,7 +288,7 @@ class Connector:
         return conn
 
     def add_component(self, conn: sqlite3.Connection, schema: Schema) -> None:
-        """Create the tables of one more component in an open database, unless the tables exist."""
+        """Create the tables of another component in an open database, if they do not exist yet."""
         with self.hold_lock_between_processes():
             if not self._has_tables(conn, schema):
                 self.reserve.retry_with_reserve_if_disk_is_full(
@@ -310,7 +311,7 @@ class Connector:
             raise
 
     def check_has_tables_of_component(self, schema: Schema) -> None:
-        """Raise `StorageError` if a component's tables are missing or have another version."""
+        """Raise `StorageError` if a component's tables are missing or have the wrong version."""
         with (
             contextlib.closing(self.open_reader()) as conn,
             self.check_and_limit_untrusted_read(conn),
@@ -343,7 +344,7 @@ class Connector:
         )
 
     def _is_perdure_database(self, conn: sqlite3.Connection) -> bool:
-        """Return True if perdure created the database, and False if the database is empty.
+        """Return True if perdure created the database, or False if the database is empty.
 
         Raises:
             NotADatabase: The database belongs to another application.
@@ -390,9 +391,9 @@ class Connector:
 
     @contextlib.contextmanager
     def check_and_limit_untrusted_read(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Check an untrusted file, and limit the reads of the connection in the `with` block.
+        """Check an untrusted file, then limit reads on the connection during the `with` block.
 
-        A trusted file is not checked, and its reads are not limited.
+        A trusted file is not checked, and reads from it are not limited.
         """
         if not isinstance(conn, UntrustedConnection) or self.guard is None:
             yield
@@ -407,7 +408,7 @@ class Connector:
         except sqlite3.OperationalError:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
-            # The folder is not writable and the database has no WAL, so open the file as immutable.
+            # The folder is not writable and there is no WAL, so open the file as immutable.
             return self._open_reader_with_mode("immutable=1")
 
     def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
@@ -424,15 +425,15 @@ class Connector:
 
 @lru_cache(maxsize=16)
 def parse_component_and_common_tables(component_script: str) -> dict[str, TableSQL]:
-    """Return a dict from each table name of a component to the SQL of the table.
+    """Return a dict that maps each table name of a component to the table's SQL.
 
-    The dict also contains the tables that all components share.
+    The dict also contains the tables that are shared by all components.
     """
     return read_tables(_COMMON_TABLES + component_script)
 
 
 def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
-    """Execute a request that a flow has yielded, and return its rows; see `flow.Request`."""
+    """Execute a request yielded by a flow, and return its rows; see `flow.Request`."""
     if isinstance(request, GuardedRequest):
         return _execute_guarded(conn, request)
     if isinstance(request, list):
@@ -445,7 +446,7 @@ def execute_flow_request(conn: sqlite3.Connection, request: Request) -> Any:
 
 
 def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
-    """Execute a `GuardedRequest`, and return the rows that its first statement has returned.
+    """Execute a `GuardedRequest`, and return the rows that its first statement returned.
 
     Raises:
         GuardFailed: The first statement, the guard, found and changed no row.
@@ -454,7 +455,7 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
     try:
         cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
-    # The first statement has tried to insert a row whose key already exists.
+    # The first statement tried to insert a row whose key already exists.
     except sqlite3.IntegrityError as exc:
         raise GuardFailed from exc
     # A statement without RETURNING has no rows, only the number of changed rows.

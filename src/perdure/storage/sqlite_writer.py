@@ -1,11 +1,11 @@
-"""The writing connection of an SQLite file, and the thread that commits the writes of a process.
+"""The writing connection of an SQLite file, and the thread that commits the process's writes.
 
-A write is submitted as a job. Jobs that wait at the same time are committed in one transaction. The
-writer limits the size of the WAL, and returns free pages to the file system. SQLite before 3.51.3
-can damage a database if several connections write and checkpoint the WAL at the same time
-(https://sqlite.org/wal.html#walresetbug). If SQLite is older than 3.51.3, only the writer
-checkpoints the WAL, and the writer holds a lock between processes during the checkpoint. SQLite
-3.51.3 and later versions checkpoint the WAL by themselves.
+A write is submitted as a job. All jobs that are waiting in the queue are committed in one
+transaction. The writer also limits the size of the WAL and returns free pages to the file system.
+SQLite before 3.51.3 can damage a database if several connections write and checkpoint the WAL at
+the same time (https://sqlite.org/wal.html#walresetbug). With an SQLite version before 3.51.3, only
+the writing connection checkpoints the WAL, and an interprocess lock is held during the checkpoint.
+With SQLite 3.51.3 or later, perdure relies on SQLite's automatic WAL checkpoints.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from perdure.storage.threads import Promise, deliver_promise_results
 
 _log = logging.getLogger("perdure")
 
-# Each request stores a new random value, which shows whether another process has requested a scrub
-# in the meantime.
+# Each scrub request stores a new random value, so that a process that has scrubbed the file can
+# detect a newer request.
 REQUEST_SCRUB_SQL: Final = """
 INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
-# Seconds between two checks that the path still leads to the open file
+# Minimum number of seconds between two checks that the path still leads to the open file
 FILE_CHECK_INTERVAL_S: Final = 1.0
-# Maximum number of seconds for which `get_epoch_of_writes_by_others` waits for a thread that reads
+# Maximum number of seconds that `get_epoch_of_writes_by_others` waits while another thread reads
 # the epoch
 _EPOCH_LOCK_WAIT_S: Final = 0.001
-# Maximum number of seconds to wait for the end of a transaction. After that,
-# `wait_for_epoch_of_writes_by_others` returns None.
+# Maximum number of seconds that `wait_for_epoch_of_writes_by_others` waits for a transaction to end
+# before it returns None
 EPOCH_WAIT_S: Final = 0.02
-# Maximum number of seconds for which a scrub waits for connections that still read an earlier state
-# of the database
+# Maximum number of seconds that a scrub waits for connections that still read an older snapshot of
+# the database
 _SCRUB_WAIT_S: Final = 5.0
-# Number of pages that one step of an incremental vacuum frees on a full disk. The pages that a step
-# writes to the WAL must fit into the disk reserve.
+# Number of pages that one step of an incremental vacuum frees when the disk is full. The pages that
+# a step writes to the WAL must fit into the space released by the disk reserve.
 _FULL_DISK_VACUUM_PAGES: Final = 64
-# Number of pages that one step of an incremental vacuum frees. A small number keeps the waiting
-# time of writers short.
+# Number of pages that one step of an incremental vacuum frees. A small number keeps the delay for
+# writers short.
 _VACUUM_PAGES: Final = 512
 
 
 class _EpochRequest(Promise[object | None]):
-    """A request for the write epoch of a component, on which a coroutine waits."""
+    """A coroutine's request for the write epoch of a component."""
 
     __slots__ = ("component", "watch")
 
@@ -77,7 +77,7 @@ class _EpochRequest(Promise[object | None]):
 class SQLiteWriter:
     """Commits jobs in the order of their submission.
 
-    All jobs that wait at the same time are committed in one transaction.
+    All jobs that are waiting in the queue are committed in one transaction.
 
     Args:
         connector: Opens the writing connection.
@@ -90,7 +90,7 @@ class SQLiteWriter:
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
         self.lock = threading.Lock()
-        # Whether a thread uses the connection for something other than reading the epoch
+        # Whether a thread is using the connection for anything other than reading the epoch
         self._is_committing = False
         self._connector = connector
         self._conn = connector.open_first_writer(schema)
@@ -101,13 +101,13 @@ class SQLiteWriter:
         self._is_broken = False  # Whether the connection was closed after an error
         self._closed = False
         self._data_version = -1  # The last value of `PRAGMA data_version`
-        # Number of times that `PRAGMA data_version` had a new value, which means that another
-        # connection has changed the database
+        # Number of times that `PRAGMA data_version` returned a new value, which means that another
+        # connection changed the database
         self._foreign_changes = 0
         self._commit_counts: Counter[str] = Counter()  # Number of commits of each component
         self._epoch_requests: deque[_EpochRequest] = deque()
         self._is_vacuuming = False
-        # Size of the WAL in bytes after the last attempt to checkpoint the WAL
+        # Size of the WAL in bytes after the last attempt to checkpoint it
         self._last_wal_bytes = 0
         # Queue of the submitted jobs. The value None ends the writing thread.
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
@@ -134,12 +134,12 @@ class SQLiteWriter:
                 while self._epoch_requests:
                     with self._hold_connection_lock():
                         deliver_promise_results(self._answer_and_list_waiting_epoch_requests())
-            # Delete the reference to the finished jobs, so that their results do not stay in memory
-            # until the next job.
+            # Delete the reference to the finished jobs, so that their results are not kept in
+            # memory until the next job.
             del jobs
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
-        """Commit a job in the calling thread if the connection is free and no job is queued.
+        """Commit a job in the calling thread if the connection is free and no jobs are queued.
 
         Returns:
             Whether the job was committed. If not, the caller must hand it to the writing thread.
@@ -161,11 +161,11 @@ class SQLiteWriter:
     def _commit_single_statement(self, job: Job[Any]) -> bool:
         """Execute a job that consists of one conditional statement, without BEGIN and COMMIT.
 
-        Python releases the interpreter lock during each call of SQLite. After each call, another
-        thread may hold the interpreter lock for up to 5 ms (`sys.getswitchinterval`). A transaction
-        with BEGIN and COMMIT needs four calls of SQLite. A statement that SQLite commits by itself
-        needs only one call. The statement is already committed when the calling thread waits for
-        the interpreter lock.
+        Python releases the interpreter lock during each call to SQLite. After each call, the
+        calling thread may have to wait for up to 5 ms (`sys.getswitchinterval`) until another
+        thread releases the interpreter lock. A transaction with BEGIN and COMMIT needs four SQLite
+        calls. In autocommit mode, a single statement needs only one SQLite call. When the calling
+        thread has to wait for the interpreter lock, the statement is already committed.
 
         Returns:
             True if the job was committed. False if nothing was written, because the job needs more
@@ -196,7 +196,7 @@ class SQLiteWriter:
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
         """Wait for jobs.
 
-        Return all queued jobs, and whether the writing thread must wait for more jobs.
+        Return all queued jobs, and whether the writing thread must wait for more.
         """
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
@@ -219,8 +219,8 @@ class SQLiteWriter:
     def _commit_jobs(self, jobs: list[Job[Any]], *, uses_reserve: bool = False) -> None:
         """Run jobs in one transaction.
 
-        If the transaction fails, run each job in a transaction of its own. If the disk is full, a
-        job that deletes rows runs again with the reserved disk space.
+        If the transaction fails, run each job in its own transaction. If the disk is full, a job
+        that deletes rows runs again with the reserved disk space.
         """
         running: Job[Any] | None = None
         try:
@@ -261,7 +261,7 @@ class SQLiteWriter:
         deliver_promise_results([*jobs, *self._answer_and_list_waiting_epoch_requests()])
 
     def _count_commits_by_component(self, jobs: list[Job[Any]]) -> None:
-        """For each job, count one commit of its component, and update the job's `watch`."""
+        """Count a commit for the component of each job, and update the job's `watch`."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
             if job.watch is not None:
@@ -272,14 +272,14 @@ class SQLiteWriter:
         """Set the results of all waiting epoch requests, and return the requests.
 
         The requests are removed from the queue before their results are set, because a coroutine
-        may stop waiting at any moment. If the epoch cannot be read, the error is ignored, and the
+        may stop waiting at any time. If the epoch cannot be read, the error is ignored, and the
         result of the request is None.
         """
         requests: list[_EpochRequest] = []
         with suppress(IndexError):
             while True:
                 requests.append(self._epoch_requests.popleft())
-        # If the epoch cannot be read, the results of the requests that were not answered stay None.
+        # If the epoch cannot be read, the requests that were not answered yet keep the result None.
         with suppress(Exception):
             if requests:
                 self._count_change_by_other_connection_if_any()
@@ -305,7 +305,7 @@ class SQLiteWriter:
         self._connector.reserve.create_or_remove_as_needed()
 
     def _count_change_by_other_connection_if_any(self) -> None:
-        """Increase `_foreign_changes` if another connection has committed since the last call.
+        """Increment `_foreign_changes` if another connection has committed since the last call.
 
         SQLite documents the pragma: https://www.sqlite.org/pragma.html#pragma_data_version
         """
@@ -315,11 +315,11 @@ class SQLiteWriter:
             self._foreign_changes += 1
 
     def _build_epoch_of_writes_by_others(self, component: str, watch: Watch) -> object:
-        """Return two counts of changes that the owner of `watch` has not made.
+        """Return a pair of counts that changes when anyone but the owner of `watch` writes.
 
-        The first count is the number of changes by other connections to the file. The second count
-        is the number of commits of this process for the component, without the commits of the owner
-        of `watch`.
+        The first count is the number of changes made by other connections to the file. The second
+        count is the number of commits that this process made for the component, except those made
+        by the owner of `watch`.
         """
         return self._foreign_changes, self._commit_counts[component] - watch.own_commits
 
@@ -347,13 +347,13 @@ class SQLiteWriter:
     ) -> object | None:
         """See `Database.wait_for_epoch_of_writes_by_others`.
 
-        If the writing connection is in use, the coroutine queues a request for the epoch. The
-        thread that uses the connection sets the result of the request.
+        If the writing connection is in use, the coroutine queues a request to read the epoch. The
+        thread that is using the connection sets the result of the request.
         """
         request = _EpochRequest(component, watch)
         self._epoch_requests.append(request)
         try:
-            # The connection may have become free before the request was queued.
+            # The connection may have become free just before the request was queued.
             epoch = self.get_epoch_of_writes_by_others(component, watch)
             if epoch is not None:
                 return epoch
@@ -365,15 +365,15 @@ class SQLiteWriter:
             finally:
                 timeout.cancel()
         finally:
-            # The request is no longer in the queue if the thread that uses the connection has
-            # already taken it.
+            # The request is no longer in the queue if the thread using the connection has already
+            # taken it.
             with suppress(ValueError, IndexError):
                 self._epoch_requests.remove(request)
 
     def _roll_back(self) -> None:
-        """Roll the current transaction back, or close the connection if the rollback fails.
+        """Roll back the current transaction, or close the connection if the rollback fails.
 
-        If the transaction stayed open, a later commit could include a part of a failed job.
+        If the transaction stayed open, a later commit could include part of a failed job.
         """
         try:
             if self._conn.in_transaction:
@@ -383,7 +383,7 @@ class SQLiteWriter:
             self._is_broken = True
 
     def _get_connection(self) -> sqlite3.Connection:
-        """Return the writing connection, and open it again if it was closed after an error."""
+        """Return the writing connection, reopening it if it was closed after an error."""
         if self._is_broken:
             self._conn = self._connector.reopen_writer()
             self._is_broken, self._data_version = False, -1
@@ -401,7 +401,7 @@ class SQLiteWriter:
 
     @contextmanager
     def lend_connection(self) -> Iterator[sqlite3.Connection]:
-        """Provide the writing connection for work other than jobs until the `with` block ends."""
+        """Lend the writing connection for work other than jobs during the `with` block."""
         with self._hold_connection_lock(), convert_sqlite_errors(self._connector.path):
             try:
                 yield self._get_connection()
@@ -410,21 +410,21 @@ class SQLiteWriter:
                 raise
 
     def add_component(self, schema: Schema) -> None:
-        """Create the tables of one more component in the open file, unless the tables exist."""
+        """Create the tables of another component in the open file, if they do not exist yet."""
         with self.lend_connection() as conn:
             self._connector.add_component(conn, schema)
 
     # -- the WAL and the size of the file
 
     def _free_pages_and_empty_wal(self) -> None:
-        """Perform one step of a vacuum that is in progress, and empty the WAL if it has grown.
+        """Perform one step of a vacuum in progress, and empty the WAL if it has grown too large.
 
         Errors are ignored, because the next commit tries again.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
             if self._is_vacuuming:
-                # `more` stays False if the step fails, so that a vacuum that fails ends and is not
-                # repeated forever.
+                # `more` stays False if the step fails, so that a failing vacuum stops instead of
+                # being retried forever.
                 more = False
                 try:
                     more = self._vacuum_step()
@@ -436,10 +436,9 @@ class SQLiteWriter:
                 self._empty_wal_if_possible(self._conn)
 
     def _vacuum_step(self) -> bool:
-        """Free some unused pages of the file, and return whether the file has more unused pages.
+        """Free some unused pages of the file, and return whether unused pages remain.
 
-        If the disk is full, perdure uses the reserved disk space and frees all unused pages at
-        once.
+        If the disk is full, release the reserved disk space and free all unused pages at once.
         """
         try:
             return _vacuum_step(self._conn, _VACUUM_PAGES)
@@ -451,11 +450,11 @@ class SQLiteWriter:
 
     @contextmanager
     def _release_disk_reserve_during_block(self) -> Iterator[None]:
-        """Release the reserved disk space until the `with` block ends, and then shrink the file.
+        """Release the reserved disk space during the `with` block, then shrink the file.
 
-        Within the `with` block, SQLite does not overwrite deleted rows, because overwriting the
-        rows would write each page that contained a deleted row. The caller must request a scrub.
-        See https://sqlite.org/pragma.html#pragma_secure_delete
+        Within the `with` block, SQLite overwrites deleted rows only where that writes no additional
+        pages, so that a deletion needs less disk space. The caller must request a scrub. See
+        https://sqlite.org/pragma.html#pragma_secure_delete
         """
         with self._connector.reserve.release_during_block():
             with suppress(sqlite3.Error, StorageError, OSError):
@@ -475,7 +474,7 @@ class SQLiteWriter:
                         ) and self._empty_wal_if_possible(conn)
 
     def _empty_wal_if_possible(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
-        """Move the WAL into the database file, and return whether the WAL is empty.
+        """Checkpoint the WAL into the database file, and return whether the WAL is now empty.
 
         If the database file cannot grow because the disk is full, the reserved disk space is
         released. Emptying the WAL frees enough disk space to create the reserve file again.
@@ -495,7 +494,7 @@ class SQLiteWriter:
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 is_moved = not busy
         except StorageUnavailable:
-            # Another process holds the lock, so the next commit tries again to checkpoint the WAL.
+            # Another process holds the lock, so the next commit will retry the checkpoint.
             pass
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
@@ -503,12 +502,12 @@ class SQLiteWriter:
         return is_moved
 
     def scrub_deleted_rows(self) -> bool:
-        """Remove all traces of deleted rows, if `request_scrub_of_deleted_rows` was run before.
+        """Erase all traces of deleted rows if `request_scrub_of_deleted_rows` recorded a request.
 
         `secure_delete` overwrites deleted rows, but not the copies that SQLite left behind when it
-        moved rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html),
-        while other connections can read. The lock between processes is held only during the WAL
-        checkpoint that follows the VACUUM.
+        moved rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html)
+        while other connections can still read. The interprocess lock is held only during the WAL
+        checkpoint after the VACUUM.
 
         Returns:
             Whether no trace is left. The result is False while another process reads the earlier
@@ -525,25 +524,25 @@ class SQLiteWriter:
             except sqlite3.OperationalError as exc:
                 if not is_disk_full(exc):
                     raise
-                # The disk has no room for a copy of the file, so free only the pages of deleted
-                # rows.
+                # There is not enough disk space for a copy of the file, so free only the pages of
+                # deleted rows.
                 with self._release_disk_reserve_during_block():
                     return False
             is_moved = self._empty_wal_if_possible(
                 conn, min(_SCRUB_WAIT_S, self._connector.timeout_s)
             )
             if is_moved:
-                # Delete only the request that was read above. A newer request has another value and
-                # stays in the table, because the VACUUM may not have removed its rows.
+                # Delete only the request that was read above. A newer request has a different value
+                # and must stay in the table, because the VACUUM may not have removed its rows.
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", scrub_request)
             return is_moved
 
     def release_unused_disk_space(self, commit_empty_job: Callable[[], object]) -> None:
         """See `Database.release_unused_disk_space`.
 
-        After each commit, one step of an incremental vacuum is made, so that writers wait for one
-        step at most. A vacuum in a separate thread took six times as long as vacuum steps after
-        commits.
+        One step of an incremental vacuum runs after each commit, so that writers wait for at most
+        one step. Running the vacuum in a separate thread took six times as long as running one step
+        after each commit.
 
         Args:
             commit_empty_job: A function that commits an empty job, so that the next step is made.
@@ -555,7 +554,7 @@ class SQLiteWriter:
             self._empty_wal_if_possible(conn, wait_s=1.0)
 
     def shut_down(self) -> None:
-        """Commit all submitted jobs, and end the writing thread."""
+        """Commit all submitted jobs, then stop the writing thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -567,12 +566,13 @@ class SQLiteWriter:
 
 
 def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
-    """Return free pages to the file system with one step of an incremental vacuum.
+    """Run one step of an incremental vacuum, which returns free pages to the file system.
 
-    The result is True if this call has freed pages and the file still has free pages.
+    The result is True if this call freed pages and the file still has free pages.
     """
     (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    # `Connection.execute` would free only one page. `executescript` frees `pages` pages.
+    # `Connection.execute` would stop after one page, whereas `executescript` frees all `pages`
+    # pages.
     conn.executescript(f"PRAGMA incremental_vacuum({pages})")
     (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
     return bool(0 < free_after < free_before)

@@ -1,8 +1,9 @@
-"""Shorten Python's thread switch interval, for writes that must start without delay.
+"""Shorten Python's thread switch interval for writes that must not be delayed.
 
 A thread that is woken waits until the running thread releases the interpreter lock, by default for
-5 ms (`sys.getswitchinterval`). While the thread that stores an answer waits for the interpreter
-lock, a program can already act on the answer, and can crash before the answer is stored.
+5 ms (`sys.getswitchinterval`). While the thread that stores the answer to an interrupt waits for
+the interpreter lock, the program can already act on the answer, and can crash before the answer is
+stored.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Switch interval in seconds that is set while any thread is inside a `with` block of
+# Thread switch interval in seconds while any thread is inside a `with` block of
 # `use_short_switch_interval`
 _SHORT_INTERVAL_S: Final = 0.0001
-# One object for each `with` block of `use_short_switch_interval` that is running in any thread
+# One object for each `with` block of `use_short_switch_interval` that is currently running in any
+# thread
 _running_blocks = set[object]()
-# The switch interval in seconds that is restored when no `with` block of
-# `use_short_switch_interval` is running any more
+# Thread switch interval in seconds to restore when the last `with` block of
+# `use_short_switch_interval` ends, or None
 _former_s: float | None = None
 
 
 @contextmanager
 def use_short_switch_interval() -> Iterator[None]:
-    """Shorten the interpreter's thread switch interval to 0.1 ms until the `with` block ends.
+    """Shorten the interpreter's thread switch interval to 0.1 ms during the `with` block.
 
-    If several threads use `use_short_switch_interval` at the same time, the earlier interval is
+    If several threads use `use_short_switch_interval` at the same time, the original interval is
     restored when the last of their `with` blocks ends.
     """
     global _former_s

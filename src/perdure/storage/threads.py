@@ -46,7 +46,7 @@ class Promise(Generic[T]):
     def start_unless_cancelled(self) -> bool:
         """Return whether the task should be executed.
 
-        The result is False if the future of the promise was cancelled.
+        The result is False if the promise's future was cancelled.
         """
         if self._loop is None:
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
@@ -70,7 +70,7 @@ def deliver_promise_results(promises: Sequence[Promise[Any]]) -> None:
 def set_future_results(promises: Sequence[Promise[Any]]) -> None:
     """Set the results of futures.
 
-    The future of an event loop must be set in the thread of the event loop.
+    An asyncio future must be resolved in the thread of its event loop.
     """
     for promise in promises:
         if promise.future.done():
@@ -86,20 +86,20 @@ def set_future_results(promises: Sequence[Promise[Any]]) -> None:
             promise.future.set_result(promise.result)
 
 
-# Number of seconds for which `close` waits until a worker thread ends. After this time, `close`
-# sends one more end signal.
+# Number of seconds that `close` waits for a worker thread to end before it sends one more stop
+# signal
 _JOIN_S = 0.05
-# A task has a function, and a promise for the result of the function. The promise is None if no
-# caller waits for the result.
+# A task consists of a function and a promise for its result. The promise is None if no caller waits
+# for the result.
 _Task = tuple[Promise[Any] | None, Callable[[], Any]]
 
 
 class ThreadPool:
     """Daemon threads that run tasks in the order of their submission.
 
-    A new thread is started only if all existing threads of the pool are busy. If a caller submits
-    each task after the end of the previous task, all tasks of the caller run in one thread, with
-    the connection and the caches of this thread.
+    A new thread is started only if all threads in the pool are busy. If a caller waits for each
+    task to end before it submits the next one, all its tasks run in the same thread and reuse the
+    thread's connection and caches.
 
     Args:
         max_threads: The maximum number of threads.
@@ -113,8 +113,8 @@ class ThreadPool:
         self._queued_tasks: deque[_Task] = deque()
         self._unfinished_count = 0
         self._threads: list[threading.Thread] = []
-        # Signals for the threads of a pool with `is_permanent`. The signal True tells a thread to
-        # take a task. The signal False tells a thread to end.
+        # Signals for the threads of a pool with `is_permanent`. True tells a thread to take a task,
+        # and False tells it to stop.
         self._wake_signals: SimpleQueue[bool] = SimpleQueue()
 
     def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
@@ -130,7 +130,7 @@ class ThreadPool:
         """
         promise: Promise[Any] | None = None if is_async is None else Promise(is_async=is_async)
         with self._lock:
-            # Remove cancelled tasks, because cancelled tasks would pile up while threads hang.
+            # Remove cancelled tasks, which would otherwise pile up while threads hang.
             while (
                 self._queued_tasks
                 and (first_promise := self._queued_tasks[0][0])
@@ -151,7 +151,7 @@ class ThreadPool:
         return None if promise is None else promise.future
 
     def _run(self) -> None:
-        """Execute queued tasks until this thread must end."""
+        """Execute queued tasks until this thread has to stop."""
         while (task := self._take_task()) is not None:
             promise, work = task
             if promise is None:
@@ -161,13 +161,13 @@ class ThreadPool:
                     promise.result = work()
                 except BaseException as exc:
                     promise.error = exc
-            # Mark this thread as idle before the result is delivered, because a caller that
-            # receives the result may immediately submit more work.
+            # Mark this thread as idle before delivering the result, because a caller that receives
+            # the result may immediately submit more work.
             with self._lock:
                 self._unfinished_count -= 1
             if promise is not None and is_wanted:
                 deliver_promise_results([promise])
-            # Delete the references to the finished task, so that its result does not stay in memory
+            # Delete the references to the finished task, so that its result is not kept in memory
             # until the next task.
             del task, promise, work
 
@@ -184,22 +184,22 @@ class ThreadPool:
                     return None
 
     def close(self) -> None:
-        """Finish all submitted tasks, and then end the threads that wait for further tasks."""
+        """Finish all submitted tasks, then stop the threads that wait for further tasks."""
         for _ in self._threads:
             self._wake_signals.put(False)
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(_JOIN_S)
-            # One end signal was sent for each thread. A thread that was started later may have
-            # taken the signal of another thread, so another signal is needed.
+            # Send one more stop signal, because a thread that was started after the first signals
+            # may have consumed the signal of another thread.
             if alive[0].is_alive():
                 self._wake_signals.put(False)
 
 
 class Ticket:
-    """The place of one waiting task in one or several queues of a `Queues` object.
+    """A waiting task's place in one or more queues of a `Queues` object.
 
-    The statement `with ticket:` waits until the ticket is first in all queues that contain the
-    ticket. At the end of the `with` block, the ticket is removed from all queues.
+    The statement `with ticket:` waits until the ticket is first in all of its queues. At the end of
+    the `with` block, the ticket is removed from all queues.
 
     Attributes:
         names: The names of the queues.
@@ -217,9 +217,9 @@ class Ticket:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the event loop that waited for the ticket was closed.
+        """Whether the event loop that was waiting for the ticket has been closed.
 
-        Nobody waits for an abandoned ticket any more, and nobody removes it from its queues.
+        Nobody waits for an abandoned ticket any longer, and nobody removes it from its queues.
         """
         return self.loop is not None and self.loop.is_closed()
 
@@ -234,7 +234,7 @@ class Ticket:
         self.leave()
 
     def leave(self) -> None:
-        """Leave all queues of the ticket, even if the ticket was never first in its queues.
+        """Remove the ticket from all its queues, even if it was never first in them.
 
         A second call does nothing.
         """
@@ -251,13 +251,13 @@ class Queues:
     def append_ticket_to_queues(
         self, *names: str, loop: asyncio.AbstractEventLoop | None = None
     ) -> Ticket:
-        """Append a new ticket to each of the queues with these names, and return the ticket."""
+        """Append a new ticket to each of the named queues, and return the ticket."""
         ticket = Ticket(self, tuple(dict.fromkeys(names)), loop)
         with self._lock:
             for name in ticket.names:
                 queue = self._queues.setdefault(name, deque())
-                # Remove the first ticket of the queue if the event loop of the ticket was closed,
-                # because no other code removes an abandoned ticket.
+                # Remove the first ticket of the queue if its event loop was closed, because nothing
+                # else removes an abandoned ticket.
                 while queue and queue[0].is_abandoned:
                     self._remove(queue[0])
                     queue = self._queues.setdefault(name, deque())
@@ -277,9 +277,9 @@ class Queues:
             self._remove(ticket)
 
     def _remove(self, ticket: Ticket) -> None:
-        """Remove a ticket from its queues, and notify each ticket that takes the first place.
+        """Remove a ticket from its queues, and notify each ticket that has become first in a queue.
 
-        A ticket is notified only when it is first in all its queues.
+        A ticket is notified only when it is first in all of its queues.
         """
         for name in ticket.names:
             queue = self._queues.get(name)
@@ -292,10 +292,9 @@ class Queues:
                 del self._queues[name]
 
     def _notify_if_first(self, ticket: Ticket) -> None:
-        """Wake the thread or coroutine of a ticket if the ticket is first in all its queues.
+        """Wake the thread or coroutine of a ticket if the ticket is first in all of its queues.
 
-        If the ticket is first but nobody waits for it any more, the ticket is removed from the
-        queues.
+        If the ticket is first but abandoned, it is removed from its queues instead.
         """
         if ticket.turn.done() or any(self._queues[name][0] is not ticket for name in ticket.names):
             return
@@ -311,7 +310,7 @@ class Queues:
 class TimedOut(TimeoutError):
     """Raised if a call took longer than its time limit.
 
-    The function that was called may still be running. The result of the function is ignored.
+    The called function may still be running. The result of the function is ignored.
     """
 
 

@@ -1,11 +1,11 @@
 """Check untrusted SQLite files, for example files that are imported, and limit their reads.
 
-Whoever made an SQLite file can choose what each table name in the file means, and how the pages of
-the file are linked. If the file defines a view with the name of a table that perdure reads, the
-query of the view may never end. If the pages of a table form a cycle, a read of the table may never
-end. To prevent endless reads, perdure checks the SQL of the tables, and the links between the pages
-of the tables, before anything else in the file is read. The number of virtual machine steps in each
-read and the number of bytes in each value are limited.
+Whoever created an SQLite file controls what each table name in it refers to, and how its pages are
+linked. If the file defines a view under the name of a table that perdure reads, the view's query
+may never end. If the pages of a table form a cycle, reading the table may never end. To prevent
+endless reads, perdure checks the SQL of the tables and the links between their pages before it
+reads anything else from the file. The number of virtual machine steps per read and the size of each
+value are limited.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from typing import Any, Final, NamedTuple
 from perdure.errors import CorruptRecord, NotADatabase, StorageError
 from perdure.storage.database import build_error_for_prerelease_database
 
-# Maximum size in bytes of a value that an import reads by default
+# Default limit for the size in bytes of a value that an import reads
 IMPORT_VALUE_BYTES: Final = 256 << 20
 _MB: Final = 1 << 20
-# Number of steps of SQLite's virtual machine after which the limit of a read is checked again
+# Number of SQLite virtual machine steps between two checks of a read's step limit
 _STEP_INTERVAL: Final = 100_000
-# Maximum number of steps for reading the schema, which is enough for a schema with 20,000 objects
+# Maximum number of virtual machine steps for reading the schema, enough for 20,000 schema objects
 _SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL
-# Maximum number of steps for a read of a small file. SQLite takes about a second for these steps.
+# Maximum number of virtual machine steps for reading a small file, which SQLite executes in about a
+# second
 _BASE_STEPS: Final = 50_000_000
-# Number of virtual machine steps that a read may take for each byte of the file, in addition to
+# Number of additional virtual machine steps that a read may take for each byte of the file; see
 # `_BASE_STEPS`
 _STEPS_PER_BYTE: Final = 32
-# Name of the table with the schema versions, which is checked before the other tables
+# Name of the table that stores the schema versions, which is checked before the other tables
 _VERSION_TABLE: Final = "schemas"
-# Tables with search indexes, whose values may have any size. An import does not copy these tables,
+# Tables with search indexes, whose values may be of any size. An import does not copy these tables,
 # because searches rebuild the indexes.
 _INDEX_TABLES: Final = {"store_search_indexes", "transcript_search_indexes"}
-# Suffixes of the additional files that SQLite opens
+# Suffixes of the additional files that SQLite opens together with a database file
 _COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 
 _TOKEN: Final = re.compile(
@@ -52,7 +53,8 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# Keywords that are refused in tables of other applications, because SQLite may evaluate them
+# Keywords that are rejected in table definitions of other applications, because they may make
+# SQLite evaluate expressions or call functions
 _EVALUATED_KEYWORDS: Final = {"check", "collate", "generated", "as", "references"}
 
 
@@ -114,8 +116,7 @@ def read_tables(script: str) -> dict[str, TableSQL]:
     return dict(table for table in tables if table is not None)
 
 
-# SQL of the table `schemas` in files that development versions of perdure created before the first
-# release
+# SQL of the table `schemas` as it was created by development versions before the first release
 _TABLE_WITHOUT_HASHES: Final = read_tables(
     """
     CREATE TABLE schemas (
@@ -135,7 +136,7 @@ def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
 def _check_table_has_expected_sql(
     path: str, name: str, kind: str, sql: Any, expected: TableSQL | None
 ) -> None:
-    """Check that a table or view in the file is the table that is expected under its name.
+    """Check that a table or view in the file has the definition that is expected for its name.
 
     Raises:
         NotADatabase: The file has a view, a virtual table, or another table under this name.
@@ -169,7 +170,7 @@ def _check_table_has_expected_sql(
 
 
 class UntrustedConnection(sqlite3.Connection):
-    """A connection that aborts a read after too many steps of SQLite's virtual machine.
+    """A connection that aborts a read that takes too many SQLite virtual machine steps.
 
     Attributes:
         steps: The number of steps that the current read has taken.
@@ -182,7 +183,7 @@ class UntrustedConnection(sqlite3.Connection):
     checked_schema_version: int | None = None
 
     def count_steps(self) -> bool:
-        """Count steps of SQLite's virtual machine, and return whether the limit is exceeded."""
+        """Count SQLite virtual machine steps, and return whether the limit has been exceeded."""
         self.steps += _STEP_INTERVAL
         return self.steps > self.limit
 
@@ -210,10 +211,11 @@ class UntrustedFileGuard:
         self._check_version = check_version
         self._lock = threading.Lock()
         self._identity: tuple[int, int] | None = None
-        self._are_pages_checked = False  # Whether the pages of the tables were checked
+        # Whether the pages of the tables have already been checked
+        self._are_pages_checked = False
 
     def check_regular_and_unchanged_file(self) -> None:
-        """Check that the path leads to a regular file that was not replaced since the first call.
+        """Check that the path leads to a regular file, still the same one as at the first call.
 
         Raises:
             NotADatabase: The file, or a file that SQLite opens with it, is not a regular file.
@@ -242,9 +244,9 @@ class UntrustedFileGuard:
         """Set the limits of a new connection, before it reads the schema.
 
         `PRAGMA trusted_schema = OFF` is not set, because it would refuse indexes on paths of
-        values, which call `json_extract`. `PRAGMA trusted_schema = OFF` is not needed for two
-        reasons. A read of a checked table evaluates no expression of the schema, and perdure
-        defines no SQL functions for the connection.
+        values, which call `json_extract`. `PRAGMA trusted_schema = OFF` is also unnecessary,
+        because reading a checked table evaluates no expressions from the schema, and perdure
+        registers no SQL functions on the connection.
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
@@ -254,7 +256,8 @@ class UntrustedFileGuard:
     def check_and_limit_untrusted_read(self, conn: UntrustedConnection) -> Iterator[None]:
         """Check the file before the `with` block reads it.
 
-        The `with` block is one transaction, and the number of its virtual machine steps is limited.
+        The `with` block is one transaction, with a limit on the number of SQLite virtual machine
+        steps.
 
         Raises:
             NotADatabase: A table is not the expected one; see `Guard`.
@@ -271,8 +274,8 @@ class UntrustedFileGuard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            # The read was interrupted although its limit of steps was not exceeded. The cause is an
-            # exception that a signal handler raised and that sqlite3 has discarded.
+            # The read was interrupted although it did not exceed its step limit, because a signal
+            # handler raised an exception that sqlite3 discarded.
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
@@ -321,10 +324,10 @@ class UntrustedFileGuard:
     def _check_table_definitions_and_pages(
         self, conn: UntrustedConnection, tables: Sequence[tuple[str, str, Any]]
     ) -> None:
-        """Check that each table is defined by the expected SQL.
+        """Check that each table has the expected SQL definition.
 
-        A table is given as `(name, type, sql)`. For the first connection to the file, the pages and
-        the value sizes of each table are checked as well.
+        Each element of `tables` is a tuple `(name, type, sql)`. For the first connection to the
+        file, also check the pages and value sizes of each table.
         """
         for name, kind, sql in tables:
             _check_table_has_expected_sql(self._path, name, kind, sql, self._tables[name])
@@ -336,7 +339,7 @@ class UntrustedFileGuard:
     def _check_pages_of_table_are_used_once(
         self, conn: UntrustedConnection, table_name: str
     ) -> None:
-        """Check that no page is linked twice, because a read of pages in a cycle may never end."""
+        """Check that no page is linked twice, because a cycle of pages may never end."""
         for (problem,) in conn.execute(f"PRAGMA quick_check({table_name})"):
             if problem != "ok":
                 lines = str(problem).splitlines()
