@@ -1,7 +1,7 @@
 """Load the settings from `perdure.toml`, the environment and arguments.
 
-Environment variables `PERDURE_*` override the file `perdure.toml`. Arguments override both the
-variables `PERDURE_*` and the file. The settings are the same for the library, the command line, the
+The environment variables `PERDURE_*` override the file `perdure.toml`. Arguments override both the
+environment variables and the file. The settings are the same for the library, the command line, the
 worker and the graphs of `langgraph.json`.
 """
 
@@ -45,11 +45,11 @@ TIMEOUT_S: Final = 30.0
 """Seconds to wait for a database: for another process that writes, or for a connection."""
 Setting = tuple[Any, str]
 """The value of a setting, and its source: a file, a variable or `"argument"`."""
-# Maximum value of a numeric setting. In a setting in days, a larger number would have no use,
-# because no date lies further in the past.
+# Maximum value of a numeric setting. A larger number of days would make no difference, because all
+# stored data is more recent.
 _MAX_NUMBER: Final = 1_000_000
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-# For each kind of setting, a description of the expected value and a function that parses its text
+# For each setting type, a description of the expected value and a function that parses its text
 _VALUE_KINDS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "str": ("text", str),
     "bool": ("true or false", lambda text: _BOOLEANS[text.lower()]),
@@ -67,7 +67,7 @@ def _map_fields_to_type_names(dataclass_type: type) -> dict[str, str]:
 
 
 def _check_setting_value(setting_name: str, value: Any, type_name: str) -> Any:
-    """Return a value unchanged if its type is the one that the setting expects.
+    """Return a value unchanged if it has the type that the setting expects.
 
     Raises:
         ConfigurationError: The value has another kind. The message does not show text, which may be
@@ -81,8 +81,8 @@ def _check_setting_value(setting_name: str, value: Any, type_name: str) -> Any:
     else:
         is_valid = type(value).__name__ == type_name
     if not is_valid:
-        # If the value is a text, the error message shows only its type, because the value may be a
-        # secret.
+        # If text was expected, the error message shows only the value's type, because the value may
+        # be a secret.
         displayed_value = type(value).__name__ if type_name == "str" else f"{value!r:.80}"
         raise ConfigurationError(
             f"{setting_name} is {displayed_value}; expected {_VALUE_KINDS[type_name][0]}"
@@ -101,10 +101,10 @@ _FILLERS: Final = frozenset(
 
 
 def check_user(name: str, user: Any, remedy: str = "leave it out for the default user") -> str:
-    """Check the name of a user that was passed from outside, and return the name.
+    """Check a user name that comes from an option, a variable or a request, and return it.
 
-    An empty name usually comes from an environment variable that is not set. An empty name must not
-    mean the default user or all users.
+    An empty name usually comes from an unset environment variable. An empty name must not be
+    interpreted as the default user or as all users.
 
     Args:
         name: The option, variable or field, for the error.
@@ -127,7 +127,7 @@ def is_valid_user_or_team_name(value: Any) -> TypeGuard[str]:
 
     A name is a string with at least one visible character. Spaces, control characters and format
     characters, such as the zero-width space, are invisible. `"."` and `".."` are not valid names,
-    because no URL can have them as a part of its path.
+    because they cannot be segments of a URL path.
     """
     if not isinstance(value, str) or value in (".", ".."):
         return False
@@ -259,8 +259,8 @@ NAMES: Final = {
 }
 
 
-# Keywords of libpq with which a DSN begins. A text that contains the keyword `password` anywhere is
-# a DSN, too, because a file name contains no password.
+# libpq keywords with which a DSN can begin. A text with the keyword `password` anywhere is also
+# treated as a DSN, because a file name would not contain a password.
 _DSN_KEYWORDS: Final = re.compile(
     r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
     r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
@@ -320,7 +320,8 @@ def load(**arguments: str | None) -> Settings:
                 f"--{name} is empty; pass a value, or omit the option to use the configured value"
             )
     settings |= {name: (value, "argument") for name, value in arguments.items() if value}
-    # The key in OPENAI_API_KEY belongs to OpenAI, so it is used only without a base_url.
+    # Use the key in OPENAI_API_KEY only if base_url is not set, because it must be sent only to
+    # OpenAI.
     if "model" in settings and not {"api_key", "base_url"} & settings.keys():
         settings["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
     settings = {name: setting for name, setting in settings.items() if setting[0] not in ("", None)}
@@ -340,9 +341,9 @@ def load(**arguments: str | None) -> Settings:
 
 
 def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -> None:
-    """Refuse settings in a `perdure.toml` that could send the user's data to the file's author.
+    """Reject settings in a `perdure.toml` that could send the user's data to the file's author.
 
-    A `perdure.toml` that the user has not chosen explicitly may belong to a repository that the
+    A `perdure.toml` that the user did not choose explicitly may come from a repository that the
     user has cloned.
 
     Raises:
@@ -376,7 +377,7 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
 
 
 def _is_untrusted_file(source: str) -> bool:
-    """Return whether a setting comes from a `perdure.toml` that the user has not chosen."""
+    """Return whether a setting is from a `perdure.toml` that the user did not choose explicitly."""
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
@@ -414,7 +415,7 @@ def _read_settings_file() -> dict[str, Setting]:
         _check_setting_value(description, value, NAMES[name])
         if name == "user":
             check_user(description, value)
-    # A path in the settings file is relative to the folder of the file.
+    # A path in the settings file is relative to the file's directory.
     if values.get("db") not in (None, "", ":memory:") and not is_dsn(values["db"]):
         values["db"] = str(path.parent / os.path.expanduser(values["db"]))
     if values.get("graphs"):
@@ -455,7 +456,7 @@ def _read_folder_identity(folder: str | Path) -> tuple[int, int] | None:
 
 
 def _parse_environment_variable(text: str, type_name: str) -> Any:
-    """Convert the text of an environment variable to the kind of value that a setting expects.
+    """Convert the text of an environment variable to the type that a setting expects.
 
     If the text cannot be converted, it is returned unchanged.
     """

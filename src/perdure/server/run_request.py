@@ -72,9 +72,9 @@ def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
 
 
 def _expand_array(value: Any) -> list[Any]:
-    """Return the elements of a string that contains a JSON array.
+    """Return the elements of a JSON array that is passed as a string.
 
-    If `value` is not a string with a JSON array, return a list whose only element is `value`.
+    If `value` is not such a string, return a list that contains only `value`.
     """
     if isinstance(value, str) and value.startswith("["):
         try:
@@ -132,7 +132,7 @@ class CommandFields(WithoutNulls):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the command has no `resume`, no `update` and no `goto`."""
+        """Return whether the command has none of `resume`, `update` and `goto`."""
         return self.resume is None and not self.update and not self.goto
 
     @property
@@ -149,8 +149,8 @@ class CommandFields(WithoutNulls):
     def writes(self) -> list[tuple[str, Any]]:
         """Return the writes that langgraph stores for the command before the graph runs.
 
-        Answers whose keys are ids of interrupts are not returned, because langgraph stores these
-        answers only when the graph runs.
+        Answers that are keyed by interrupt id are not included, because langgraph stores them only
+        when the graph runs.
         """
         update = self.update or []
         writes = [*update.items()] if isinstance(update, dict) else [*update]
@@ -168,7 +168,7 @@ class CheckpointRef(BaseModel):
 
 
 class Configurable(CheckpointRef):
-    """The `configurable` of a config: a checkpoint reference, and further fields for the graph."""
+    """The `configurable` of a config: a checkpoint reference and other fields for the graph."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -214,7 +214,7 @@ class RunRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _refuse_unsupported_and_fill_related_fields(self) -> Self:
-        """Refuse unsupported fields and combinations, and set fields from related fields."""
+        """Reject unsupported fields and combinations, and set fields that depend on others."""
         for field in _UNSUPPORTED_FIELDS:
             if value := getattr(self, field):
                 raise ValueError(
@@ -233,10 +233,10 @@ class RunRequest(WithoutNulls):
         return self
 
     def _drop_command_if_empty_else_drop_input(self) -> None:
-        """Drop an empty `command` from the request. Drop the `input` if the `command` is not empty.
+        """Drop `command` if it is empty. If it is not empty, drop `input`.
 
-        Some clients send an `input` together with a `command` that answers an interrupt. The
-        `input` is then the transcript of the thread or an empty object, and must not be used.
+        Some clients send an `input` together with a `command` that answers an interrupt. In that
+        case, the `input` is the thread's transcript or an empty object, and must be ignored.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None
@@ -244,7 +244,7 @@ class RunRequest(WithoutNulls):
             self.input = None
 
     def validate_metadata_of_run_checkpoints(self) -> None:
-        """Check the metadata with which the checkpoints of the run will be stored.
+        """Check the metadata that will be stored with the run's checkpoints.
 
         Raises:
             ConfigurationError: See `validate_metadata`.
@@ -257,7 +257,7 @@ class RunRequest(WithoutNulls):
         validate_metadata({**labels, **self.config.metadata, **self.metadata})
 
     def graph_input(self) -> Any:
-        """Return the `Command` for the graph, or the input if the request has no command."""
+        """Return the graph's input: a `Command` if the request has one, otherwise `input`."""
         return self.command.to_command() if self.command else self.input
 
     @property
@@ -272,7 +272,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def has_message(self) -> bool:
-        """Return whether the request contains new input for the graph, not only an answer."""
+        """Return whether the request has new graph input, not only an answer to an interrupt."""
         if self.command is None:
             return self.input is not None
         sends = [target for target in self.command.goto if not isinstance(target, str)]
@@ -281,9 +281,9 @@ class RunRequest(WithoutNulls):
     def with_assistant(self, assistant: Mapping[str, Any]) -> Self:
         """Return the request combined with the configuration of its assistant.
 
-        In the context, in the metadata, and in the config's `configurable` and `metadata`, a value
-        of the request replaces the assistant's value with the same name. The tags of the request
-        are added to the tags of the assistant.
+        In the context, the metadata, and the config's `configurable` and `metadata`, values from
+        the request override the assistant's values with the same names. The request's tags are
+        added to the assistant's tags.
 
         Raises:
             ConfigurationError: The combined metadata is too large.
@@ -305,7 +305,7 @@ class RunRequest(WithoutNulls):
         return combined
 
     def check_reserved_names(self, thread_id: str, user: str) -> None:
-        """Refuse a config or a context with a value that only the server may set.
+        """Reject a config or a context that sets a value that only the server may set.
 
         Args:
             thread_id: The thread of the run.
@@ -336,7 +336,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def checkpoint_ids_by_namespace(self) -> dict[str, str]:
-        """Return a dict that maps checkpoint namespaces to the checkpoint ids in the request."""
+        """Return a dict of the checkpoint ids in the request, keyed by checkpoint namespace."""
         configurable = self._merged_configurable
         named_ids = {configurable.get("checkpoint_ns", ""): configurable.get("checkpoint_id")}
         return {
@@ -350,7 +350,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def _merged_configurable(self) -> dict[str, Any]:
-        """Return `configurable` of the request's config, updated with the requested checkpoint."""
+        """Return the request's `configurable`, with the requested checkpoint added to it."""
         configurable = self.config.configurable.model_dump(exclude_unset=True)
         configurable |= (self.checkpoint or CheckpointRef()).model_dump(exclude_none=True)
         configurable |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}

@@ -97,8 +97,7 @@ class Runs:
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], EventLog] = WeakValueDictionary()
-        # The event logs that `get_feed` has returned recently. The log that was returned last comes
-        # first.
+        # Event logs that `get_feed` returned recently, most recent first
         self._recent: list[EventLog] = []
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
@@ -116,7 +115,7 @@ class Runs:
                 await (await self._databases.get_or_open_database(tenant)).saver.setup()
             except ConfigurationError as exc:
                 # Log the error instead of raising it, because each later request for the tenant
-                # raises the same error.
+                # will raise it again.
                 _LOGGER.warning("runs of earlier servers are not continued: %s", exc)
             except StorageUnavailable as exc:
                 _LOGGER.warning(
@@ -132,7 +131,7 @@ class Runs:
     async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
         """Return the runs of a tenant.
 
-        From this call on, this process takes over the tenant's runs from processes that have died.
+        This call also makes this process take over the tenant's runs from processes that have died.
         """
         database = await self._databases.get_or_open_database(tenant)
         runs = self._by_tenant.get(tenant)
@@ -141,7 +140,7 @@ class Runs:
         return runs
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether the tenant's open database is the database that `runs` manages."""
+        """Return whether the tenant's open database is the one that `runs` manages."""
         return self._databases.is_open(tenant, runs.database)
 
     async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
@@ -151,7 +150,7 @@ class Runs:
         await self.webhooks.start_due_deliveries(runs)
 
     def register_run(self, run: Run) -> None:
-        """Register a run for which this process has started a task, and create its `Player`."""
+        """Register a run whose task was started in this process, and create its `Player`."""
         run.log.set_account(self.memory.get_account(run.tenant, run.user))
         self._under_way[run] = self._players[run.protocol](run, self)
 
@@ -160,7 +159,7 @@ class Runs:
         return self._under_way[run]
 
     def unregister_run(self, run: Run) -> None:
-        """Unregister a run whose task in this process ends."""
+        """Unregister a run whose task in this process is ending."""
         self._under_way.pop(run, None)
 
     def get_feed(
@@ -168,14 +167,12 @@ class Runs:
     ) -> EventLog:
         """Return the log of events of a thread.
 
-        If there is a log of a deleted thread that had the same thread id, the old log is closed and
-        replaced. If a new log is created, the bytes of its events are counted in the memory account
-        of `user`.
+        If a deleted thread with the same id has left a log, that log is closed and replaced. If a
+        new log is created, the memory that its events use is charged to `user`.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
         if feed is not None and feed.thread_key != thread_key:
-            # The existing event log belongs to a deleted thread that had the same id as this
-            # thread.
+            # The existing event log belongs to a deleted thread with the same id.
             feed.close()
             feed = None
         feed = feed or EventLog(thread_key, account)
@@ -194,7 +191,7 @@ class Runs:
         }
 
     async def get_thread_key(self, tenant: str | None, thread_id: str) -> int:
-        """Return the database key of a thread; see `RunTable.get_thread_key`."""
+        """Return a thread's key in the database; see `RunTable.get_thread_key`."""
         return await (await self.get_database_runs(tenant)).table.get_thread_key(thread_id)
 
     async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> EventLog:
@@ -230,7 +227,7 @@ class Runs:
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events of a log; see `StoredEvents.read_after`.
 
-        The stream of events ends if messages are erased from the thread.
+        The event stream ends if messages are erased from the thread.
 
         Args:
             identity: The reader.
@@ -267,7 +264,7 @@ class Runs:
     async def _drop_events_if_messages_were_erased(
         self, runs: DatabaseRuns, log: EventLog, thread_key: int, earliest_read_time: float
     ) -> float:
-        """Drop the events of a thread from memory if messages were erased from the thread.
+        """Drop a thread's events from memory if messages were erased from the thread.
 
         Args:
             runs: The runs of the database.
@@ -290,10 +287,11 @@ class Runs:
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
         if number is None or number <= (log.removals or 0):
-            # `log.removals` may be higher than `number`, because `number` may come from a cache.
+            # `log.removals` may be greater than `number`, because `number` may be an outdated value
+            # from a cache.
             return read_at
-        # If the log is empty, no event from before the erasure is left, because the erasure has
-        # deleted the stored events from the database.
+        # If the log is empty, no events from before the erasure are left, because the erasure also
+        # deleted the events stored in the database.
         was_empty = log.is_empty
         log.clear_until(log.last)
         stale = [
@@ -342,8 +340,8 @@ class Runs:
     async def encode_output(self, run: Run) -> bytes:
         """Return the values after the last step of a run that has ended, as JSON.
 
-        The returned JSON does not contain messages that were erased after the run. Values that are
-        no longer in memory are read from the database. The result is `null` for a temporary run
+        Messages that were erased after the run are not included in the returned JSON. Values that
+        are no longer in memory are read from the database. The result is `null` for a temporary run
         whose values are no longer in memory.
         """
         is_in_memory = run.output is not None or run.output_event is not None
@@ -415,7 +413,7 @@ class Runs:
     ) -> Run:
         """Store a new run and start it.
 
-        The caller of this method must have checked that the user of `call` may use the thread.
+        The caller must have checked that the user of `call` may use the thread.
 
         A delayed run is only stored, and has no task yet.
 
@@ -484,7 +482,7 @@ class Runs:
             raise
         run.row = run.row._replace(live=accepted or run.row.live)
         if not_before:
-            # The next request that names this run loads the run from the database.
+            # The run will be loaded from the database by the next request for it.
             del runs.runs_by_id[run.run_id]
             return run
         # Use an empty context for a cron, because the run must not inherit the locks that the
@@ -500,7 +498,7 @@ class Runs:
     ) -> None:
         """Raise the error for a run that was not accepted.
 
-        If the run was stored, and only the reply of the database was lost, no error is raised.
+        No error is raised if the run was stored and only the database's reply was lost.
         """
         stored = await runs.table.list_runs(run.thread_id, run.run_id)
         if stored:
@@ -567,12 +565,12 @@ class Runs:
             if not tasks:
                 break
             await asyncio.wait(tasks, timeout=min(remaining_s, 0.2))
-        # Stop the runs before the readers are disconnected, because the disconnection of a reader
-        # may cancel a run.
+        # Stop the runs before disconnecting their readers, because disconnecting a reader may
+        # cancel its run.
         await self._stop_all_runs()
 
     async def _stop_all_runs(self) -> None:
-        """Stop all runs, so that other servers can continue the runs, and close all event logs."""
+        """Stop all runs so that other servers can take them over, and close all event logs."""
         if self.is_closed:
             return
         self._is_draining = self.is_closed = True
@@ -585,7 +583,7 @@ class Runs:
             feed.close()
 
     async def aclose(self) -> None:
-        """Stop all runs, so that another server process can continue the runs."""
+        """Stop all runs so that another server process can take them over."""
         await self._stop_all_runs()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():
@@ -600,10 +598,10 @@ class Runs:
 
 
 def convert_login_to_mapping(login: Any) -> Mapping[str, Any] | None:
-    """Return a user, as an authentication handler returned it, in a form that can be stored.
+    """Convert a user returned by an authentication handler to a mapping that can be stored.
 
-    Return None if the user has no fields. Another process needs the stored user to continue the
-    user's runs.
+    Return None if the user has no fields. The user is stored so that another process can continue
+    the user's runs.
     """
     return login if isinstance(login, Mapping) else getattr(login, "__dict__", None)
 

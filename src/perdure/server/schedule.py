@@ -48,8 +48,7 @@ _SCHEDULE_NAMES: Final = (
 )
 # Maximum number of characters in a schedule, which is parsed each time the cron is due
 _MAX_SCHEDULE_LENGTH: Final = 200
-# If starting the run of a cron is refused with one of the HTTP statuses in `_RETRY_STATUSES`, the
-# cron stays due.
+# HTTP statuses after which a cron stays due, so that its refused run is tried again
 _RETRY_STATUSES: Final = (429, 503)
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -66,10 +65,10 @@ class CronOptions(WithoutNulls):
     def next_time(self, after: float) -> float | None:
         """Return the next due time in seconds since the epoch, or None if there is none.
 
-        If the clocks skip a time of day because of daylight saving time, the cron is due at the
-        first moment after the skipped time. If the clocks repeat a time of day, the cron is due
-        only at its first occurrence, unless the hour of the schedule is `*`. A disabled cron has no
-        next time.
+        If daylight saving time skips a scheduled time, the cron is due at the first moment after
+        the skipped hour. If a scheduled time occurs twice because the clocks are set back, the cron
+        is due only at the first occurrence, unless the hour field of the schedule is `*`. A
+        disabled cron has no next time.
 
         Raises:
             ConfigurationError: The schedule or the timezone is invalid.
@@ -101,7 +100,7 @@ class CronOptions(WithoutNulls):
 
 
 class CronRequest(RunRequest, CronOptions):
-    """The body of a request for a cron, which defines the run to start and its schedule."""
+    """The body of a request to create a cron, which defines the run to start and its schedule."""
 
 
 def _find_next_time_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
@@ -151,12 +150,12 @@ class Schedule:
     async def _reset_late_crons(self, table: CronTable) -> None:
         """Recompute due times that were computed while the clock of a server was ahead.
 
-        The due time of a cron is recomputed if it is later than the due time that the current clock
-        yields. If a cron has no due time, its due time is recomputed as well. The clock that was
-        ahead may have been later than the cron's end time, and a cron has no due time after its end
-        time. The clocks of two servers may differ by up to `CLOCK_SKEW_S` seconds without any
-        effect on due times. Without the tolerance of `CLOCK_SKEW_S` seconds, a run could be started
-        twice: early by a server whose clock is fast, and again by a server whose clock is correct.
+        A cron's due time is recomputed if it is later than the due time that follows from the
+        current clock. The due time is also recomputed if the cron has none, because a fast clock
+        may have been past the cron's end time, after which a cron has no due time. Clock
+        differences of up to `CLOCK_SKEW_S` seconds between servers do not affect due times. Without
+        a tolerance of `CLOCK_SKEW_S` seconds, a run could be started twice, first by a server whose
+        clock is fast, and again by a server whose clock is correct.
         """
         for cron in await table.list_crons_due_after_or_never(time.time() + CLOCK_SKEW_S):
             try:
@@ -173,8 +172,8 @@ class Schedule:
                         "the due time of cron %s was too late, and was computed again", cron.cron_id
                     )
             except Exception as exc:
-                # An error that concerns one cron must not prevent the check of the other crons. Log
-                # only the type of the error, because the error message may contain users' content.
+                # An error in one cron must not prevent the other crons from being checked. Log only
+                # the type of the error, because the error message may contain users' content.
                 error_type = type(exc).__name__
                 _LOGGER.info(
                     "the due time of cron %s cannot be checked (%s)", cron.cron_id, error_type
@@ -185,11 +184,11 @@ class Schedule:
     ) -> None:
         """Start the run of a cron that is due.
 
-        If the run is refused, move the cron to its next due time.
+        If the run is refused, advance the cron to its next due time.
         """
         content = cron.content
         if content["graph"] not in self._runs.graphs:
-            # A server that serves the graph of this cron starts the run.
+            # Leave the run to another server that serves this cron's graph.
             return
         request_fields = {**content["payload"], "metadata": content["metadata"]}
         request = CronRequest.model_validate(request_fields)

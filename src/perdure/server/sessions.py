@@ -30,7 +30,7 @@ _MAX_KEY_CHARS: Final = 16_000  # Maximum number of characters in a key or token
 class Sessions:
     """The browser sessions of a server.
 
-    A session stores only the key or token of its user. Each request of a session is authenticated
+    A session stores only the key or token of its user. Each request in a session is authenticated
     again with the stored key or token, so a session ends when its key is revoked.
 
     Args:
@@ -50,7 +50,7 @@ class Sessions:
         now = monotonic()
         sessions = [*self._logins.items()]
         live_ids = [name for name, (_, expires_at) in sessions if expires_at > now]
-        # Keep one session less than the maximum, because a new session is added.
+        # Keep one session fewer than the maximum, to make room for the new session.
         retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}
         for ended_id in {name for name, _ in sessions} - retained_ids:
             self._logins.pop(ended_id, None)
@@ -63,7 +63,7 @@ class Sessions:
         self._logins.pop(connection.cookies.get(_COOKIE, ""), None)
 
     def add_session_key(self, scope: Any) -> bool:
-        """Add the key or token of a session to the headers of a request that has no key.
+        """Add the session's key or token to the headers of a request that has no key.
 
         Return whether a key was added.
         """
@@ -72,8 +72,8 @@ class Sessions:
             return False
         session_id = connection.cookies.get(_COOKIE)
         if session_id is None:
-            # A request without a cookie has no session. Do not search for a session, because the
-            # search may be a call to another process.
+            # A request without a cookie has no session, so skip the lookup, which may have to call
+            # another process.
             return False
         key, expires_at = self._logins.get(session_id, ("", 0.0))
         if expires_at <= monotonic():
@@ -143,12 +143,12 @@ def _render_login_page(request: Request, next: str, error: str = "") -> Response
 
 
 def _restrict_to_pages(path: str) -> str:
-    """Return `path` if it is the path of an HTML page, or else the path of the first page."""
+    """Return `path` if it is the path of an HTML page, otherwise the path of the first page."""
     return path if path.startswith("/ui/") and path.isprintable() else _FIRST_PAGE
 
 
 def _build_key_headers(key: str) -> list[tuple[bytes, bytes]]:
-    """Return two HTTP headers that contain an API key or a token.
+    """Return both HTTP headers in which an API key or a token may be sent.
 
     An authentication handler may read either `Authorization` or `X-API-Key`, so both headers are
     needed.

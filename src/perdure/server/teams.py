@@ -21,7 +21,7 @@ _LOG: Final = logging.getLogger("perdure.server")
 def read_teams(user: Any) -> frozenset[str]:
     """Return the field `teams` of a user that an authentication handler returned.
 
-    If the field `teams` is not a list of names, log an error and return an empty set.
+    If `teams` is not a list of names, log an error and return an empty set.
     """
     teams = getattr(user, "teams", None) or ()
     is_list = not isinstance(teams, str) and isinstance(teams, Iterable)
@@ -63,7 +63,7 @@ def is_team_namespace(namespace: Sequence[str]) -> bool:
 
 
 def build_team_argument(team: str | None) -> dict[str, Any]:
-    """Return the argument `namespace` for the memory of a team, as a dict.
+    """Return a dict of keyword arguments with the `namespace` of a team's memory.
 
     If `team` is None, the dict is empty.
     """
@@ -71,12 +71,12 @@ def build_team_argument(team: str | None) -> dict[str, Any]:
 
 
 def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
-    """Return whether a user may see a namespace of a team.
+    """Return whether a user may see a team's namespace.
 
-    A namespace that does not belong to a team is not checked.
+    The function returns True for a namespace that does not belong to a team.
 
-    The namespace that contains only the first label, which all team namespaces share, may be seen
-    by each user who is in a team.
+    The common prefix of all team namespaces, `("teams",)`, is visible to every user who belongs to
+    a team.
     """
     if identity.is_admin or not is_team_namespace(namespace):
         return True
@@ -144,8 +144,8 @@ class RunTeams:
     def choose_teams(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
-        A run uses the teams of which the person and the caller are members. If the caller may act
-        for the person, the run uses all teams of which the person is a member.
+        A run uses the teams that both the person and the caller belong to. If the caller may act on
+        behalf of the person, the run uses all of the person's teams.
 
         Args:
             tenant: The tenant of the run, or None.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perdure.server.guard import RequestSummary
 
 _LOG: Final = logging.getLogger("perdure.server")
-# Upper bounds of the histograms' buckets, in seconds
+# Upper bounds of the histogram buckets, in seconds
 _BUCKETS_S: Final = (
     0.0005,
     0.001,
@@ -47,9 +47,9 @@ _BUCKETS_S: Final = (
     10,
     60,
 )
-# Seconds after which the sizes of the database and the extraction jobs are counted again
+# Seconds after which the database sizes and the extraction jobs are counted again
 _RECOUNT_INTERVAL_S: Final = 60.0
-# Maximum number of seconds for which a reply with metrics waits for a new count of sizes and jobs
+# Maximum number of seconds that a metrics request waits for sizes and jobs to be counted again
 _MAX_COUNT_WAIT_S: Final = 0.5
 _MEASURED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
@@ -124,8 +124,8 @@ class Telemetry:
         for name in _MEASURED_METHODS[part]:
             sync_method, async_method = getattr(base, name), getattr(base, f"a{name}")
             methods[name] = self._measure(part, name)(sync_method)
-            # If the async method only calls the sync method, the async method is not replaced,
-            # because the operation would be measured twice.
+            # Do not replace an async method that only calls the sync method, because the operation
+            # would be measured twice.
             if getattr(async_method, "__wrapped__", None) is not sync_method:
                 methods[f"a{name}"] = self._ameasure(part, name)(async_method)
         return type(base.__name__, (base,), methods)
@@ -146,12 +146,12 @@ class Telemetry:
 
     @asynccontextmanager
     async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
-        """Measure the duration of an async operation, including the time that it spends waiting."""
+        """Measure the duration of an async operation, including the time spent waiting."""
         with self._measure(part, operation):
             yield
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Return a context manager that measures the duration of a graph's execution."""
+        """Return a context manager that measures how long a graph runs."""
         return self._measure("graph", "run")
 
     @contextmanager
@@ -160,7 +160,7 @@ class Telemetry:
     ) -> Iterator[None]:
         """Record a span and the duration of a request.
 
-        The measured duration ends when the reply is complete.
+        The measurement ends when the response is complete.
 
         Args:
             headers: The headers of the request; its span continues a trace that they name.
@@ -204,9 +204,8 @@ class Telemetry:
     async def render_metrics(self, database: OpenDatabase) -> bytes:
         """Return the metrics in Prometheus's text format.
 
-        The sizes of the database are measured, and the extraction jobs are counted, at most once a
-        minute. If measuring and counting take longer than `_MAX_COUNT_WAIT_S` seconds, the previous
-        values are returned.
+        Database sizes and extraction jobs are counted at most once a minute. If counting takes
+        longer than `_MAX_COUNT_WAIT_S` seconds, the previous values are returned.
         """
         from prometheus_client import generate_latest
 
@@ -217,7 +216,7 @@ class Telemetry:
         return await asyncio.to_thread(generate_latest, self._registry)
 
     async def _update_size_and_job_gauges(self, database: OpenDatabase) -> None:
-        """Measure the database's sizes, count its extraction jobs by state, and set the gauges."""
+        """Set the gauges for the database sizes and the number of extraction jobs in each state."""
         try:
             saver, store = await database.saver.astats(), await database.store.astats()
             counts = {**saver, "messages": saver["items"], **asdict(store)}
@@ -247,9 +246,9 @@ class Telemetry:
 
 
 def _build_tracer(exporters: str) -> Tracer:
-    """Return a tracer of the process's tracer provider.
+    """Return a tracer from the process's tracer provider.
 
-    If the process has no tracer provider, install a new provider with the named exporters.
+    If the process has no tracer provider, install one with the named exporters.
 
     Args:
         exporters: The names of exporters, separated by commas.

@@ -26,7 +26,7 @@ from perdure.server.runs import Runs, ServerRuns
 
 routes = APIRouter(tags=["runs"])
 ThreadMode = Literal["run_modes", "lifecycle", "state_update"]
-# Pattern of an event's id, which consists of the `seq` of a run and the number of the event
+# Pattern of an event id, which consists of a run's `seq` and the event's number
 _EVENT_ID: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")
 
 
@@ -53,8 +53,8 @@ class ThreadFrames:
 
     The events of each run follow the events of the previous run.
 
-    The id of an event consists of the `seq` of its run and the number of the event. The last event
-    of a run has an id that consists only of the `seq` of the run.
+    The id of an event consists of the `seq` of its run and the number of the event. The id of a
+    run's last event consists only of the run's `seq`.
     """
 
     def __init__(self, call: Call, runs: Runs, request: Request, thread_id: str) -> None:
@@ -110,13 +110,13 @@ class ThreadFrames:
         return min(live_seqs, default=runs[-1][0] if runs else 0), None
 
     async def _list_runs_after(self, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the `seq`, the id and the status of each run whose `seq` is above the argument."""
+        """Return the `seq`, id and status of each run with a `seq` greater than the argument."""
         return await (await self._runs.get_database_runs(self._tenant)).table.list_runs_after(
             self._thread_id, seq
         )
 
     async def _read_newest_checkpoint_ref(self) -> dict[str, Any] | None:
-        """Return the thread id, namespace and checkpoint id of the thread's head.
+        """Return the thread id, namespace and checkpoint id of the thread's latest checkpoint.
 
         Return None if the thread has no checkpoint.
         """
@@ -128,7 +128,7 @@ class ThreadFrames:
         )
 
     async def _check_access(self) -> None:
-        """Check at intervals that the reader is still logged in and may still read the thread.
+        """Check periodically that the reader is still logged in and may still read the thread.
 
         Raises:
             Refused: The reader may no longer read the thread.
@@ -141,7 +141,7 @@ class ThreadFrames:
     async def _iter_run_frames(
         self, run_id: str, seq: int, number: int | None, modes: Collection[str]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of one run's events, in the format of server-sent events.
+        """Yield one run's events as frames in the server-sent events format.
 
         Args:
             run_id: The run.

@@ -1,11 +1,11 @@
 """Read, create, change and delete threads for the server's API, with their client metadata.
 
-The metadata that clients set for a thread is stored in the row of the thread, because no checkpoint
-contains it. The row of a thread exists even if the thread has no checkpoints. The row of a thread
-also stores how the thread's last run on the server ended. The newest checkpoint shows whether the
-thread waits for an answer, no matter which program stored this checkpoint. A new thread only
-reserves its id. If another program stores the first checkpoint of a new thread, the metadata that a
-client has set for the new thread is ignored.
+The metadata that clients set for a thread is stored in the thread's row, because checkpoints do not
+contain it. A thread has a row even if it has no checkpoints. A thread's row also stores how its
+last run on the server ended. The latest checkpoint shows whether the thread is waiting for an
+answer, no matter which program stored the checkpoint. A new thread only reserves its id. The
+metadata that a client set for a new thread is ignored if another program stores the thread's first
+checkpoint.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _NO_LIMIT: Final = 1 << 31
 _RUNS_PER_READ: Final = 500  # Number of runs that a search reads at once
 LOCK_RELEASE_S: Final = 0.5
 """Seconds for which a change of a thread without a live run waits for the lock of the thread."""
-# Maximum number of seconds for which a deletion waits for a thread's lock that another program
-# holds
+# Maximum number of seconds that the deletion of a thread waits for the thread's lock if another
+# program holds it
 _DELETE_WAIT_S: Final = 5
 
 
@@ -118,9 +118,9 @@ def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 class Threads:
-    """The threads to which a caller has access.
+    """The threads that a caller has access to.
 
-    If the caller has no access to a thread, the methods behave as if the thread did not exist.
+    If the caller has no access to a thread, the methods behave as if it did not exist.
 
     Args:
         saver: The checkpointer that has the threads.
@@ -214,7 +214,7 @@ class Threads:
         if existing is None:
             raise already_exists_error(f"a thread {thread_id!r}")
         if not matches_filter(existing.metadata, self._filter):
-            # The caller has no access to the thread, so raise the same error as for a missing
+            # The caller has no access to this thread, so raise the same error as for a missing
             # thread.
             raise _unknown_thread_error(thread_id)
         return existing
@@ -336,7 +336,7 @@ class Threads:
         return deleted_count
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
-        """Apply a retention rule to a thread, and delete the checkpoints that it does not keep.
+        """Delete the checkpoints of a thread that a retention rule does not keep.
 
         `prune` raises the same errors as `get` and `lock_for_change`.
         """
@@ -378,8 +378,8 @@ class Threads:
         try:
             await self._list.acopy_thread(thread_id, target, checkpoint_id, client, status)
         except UnknownThread:
-            # If the original thread has no checkpoint to copy, create a thread that has only the
-            # metadata of the original thread.
+            # If the original thread has no checkpoint to copy, create a thread with only its
+            # metadata.
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
             raise already_exists_error(f"a thread {target!r}") from exc
@@ -391,9 +391,7 @@ class Threads:
     async def lock_for_change(
         self, thread_id: str, timeout_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold the lock of a thread until the `with` block ends.
-
-        While the lock is held, the `with` block can change the thread.
+        """Hold a thread's lock for the duration of the `with` block, which may change the thread.
 
         Args:
             thread_id: The thread.
@@ -415,8 +413,8 @@ class Threads:
                     break
                 except StorageUnavailable as exc:
                     if not isinstance(exc.__cause__, TimeoutError):
-                        # The lock could not be requested, so it is unknown whether a run holds the
-                        # lock.
+                        # The attempt to acquire the lock failed, so it is unknown whether a run
+                        # holds it.
                         raise
                     if attempt == len(timeouts) or await table.list_live_run_ids(thread_id):
                         raise AlreadyLocked(message) from exc
@@ -425,7 +423,7 @@ class Threads:
             yield
 
     def find_person(self, thread: ListedThread) -> str | None:
-        """Return the user whose memories the thread's runs use; see `person.find_person`."""
+        """Return the user whose memories a thread's runs use; see `person.find_person`."""
         return find_person(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
@@ -435,8 +433,8 @@ class Threads:
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
         """Return whether a thread belongs to the person, or does not belong to anybody.
 
-        If `find_person` returns None, for example because no memories are made from the thread, the
-        thread belongs to the `owner` in its metadata.
+        If `find_person` returns None, for example because no memories are extracted from the
+        thread, the thread belongs to the `owner` in its metadata.
         """
         owner = self.find_person(thread) or thread.metadata.get("owner")
         return owner is None or owner == person
@@ -458,9 +456,9 @@ class Threads:
             )
         thread = await self._list.aget(thread_id)
         if thread is None and self._is_busy(thread_id):
-            # The thread has no row, although this process has a run with the thread's id. Read the
-            # row again, because the thread may have been created after the row was read. If there
-            # is still no row, the thread was deleted, and its run has not ended yet.
+            # This process has a run on the thread, but the thread has no row. Read the row again,
+            # because the thread may have been created since the first read. If there is still no
+            # row, the thread was deleted while its run was still in progress.
             thread = await self._list.aget(thread_id)
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
@@ -477,12 +475,12 @@ class Threads:
     ) -> list[Thread]:
         """Return one page of the threads that match a query.
 
-        A thread search is a single SELECT statement over the rows of all threads. The statement
-        sorts the threads, and evaluates the conditions on the time, on the status, and on texts and
-        numbers in the metadata. If the database is not encrypted, the statement evaluates the
-        condition on the searched text, too. For conditions that SQL cannot evaluate, the rows of
-        all threads are decrypted outside of the event loop. A search that is sorted by status runs
-        one SELECT for each status, because the status of some threads depends on their heads.
+        A thread search executes a single SELECT statement on the rows of all threads. The statement
+        sorts the threads, and evaluates the conditions on time and status, and on text and numbers
+        in the metadata. If the database is not encrypted, the statement also evaluates the
+        condition on the search text. To check conditions that SQL cannot evaluate, the rows of all
+        threads are decrypted outside the event loop. A search that is sorted by status runs one
+        SELECT for each status, because the status of some threads depends on their heads.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -494,7 +492,7 @@ class Threads:
         )
 
     async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
-        """Return the ids of the threads that match the query and belong to the query's person."""
+        """Return the ids of the threads that match a query and belong to `query.person`."""
         match = self._build_thread_matcher(query)
 
         def match_person(row: ListedThread) -> str | None:
@@ -584,8 +582,8 @@ class Threads:
     async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
         """Return one page of the threads that match a query, sorted by their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
-        # A thread whose status changes during the search may be found twice. The dict keeps each
-        # thread only once.
+        # A thread whose status changes during the search may be found twice, so use a dict to
+        # remove duplicates.
         threads_by_id: dict[str, Thread] = {}
         for status in statuses if query.status is None else (query.status,):
             if len(threads_by_id) < limit + offset:
@@ -645,9 +643,9 @@ def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[s
 def _get_client_metadata_and_run_status_to_store(
     thread: ListedThread,
 ) -> tuple[ClientMetadata, RunStatus]:
-    """Return the two values to store in a thread's row: the client metadata, and the run status.
+    """Return the client metadata and the run status that are to be stored in a thread's row.
 
-    If another program has stored the first checkpoint of the thread, the metadata is empty and the
+    If the thread's first checkpoint was stored by another program, the metadata is empty and the
     run status is `"idle"`.
     """
     client = thread.client or ClientMetadata({})
@@ -682,7 +680,7 @@ def _build_thread(thread: ListedThread) -> Thread:
         "created_at": thread.created_at,
         "updated_at": thread.updated_at,
         "metadata": thread.metadata,
-        # Threads in langgraph's API have no field `title`. The field is an extension by perdure.
+        # `title` is an extension by perdure. Threads in langgraph's API have no such field.
         "title": thread.display_title,
         "status": "busy" if thread.is_busy else status,
         "interrupts": {
@@ -699,7 +697,7 @@ def _combine_head_status_and_last_run_status(
 ) -> RunStatus:
     """Return the status of a thread from its head and from the end of its last run on this server.
 
-    Other programs may have continued the thread after its last run on this server.
+    Other programs may have continued the thread since its last run on this server.
     """
     if head_status.state == "waiting":
         return "interrupted"

@@ -68,7 +68,7 @@ class Webhooks:
         self._tasks = set[asyncio.Task[None]]()
 
     def check_url(self, url: str) -> None:
-        """Refuse a URL whose host is not one of the hosts that `Webhooks` may call.
+        """Reject a URL if its host is not one of the hosts that `Webhooks` may call.
 
         Raises:
             ConfigurationError: The host is not allowed, or the URL is invalid.
@@ -82,7 +82,7 @@ class Webhooks:
             )
 
     async def start_due_deliveries(self, runs: DatabaseRuns) -> None:
-        """Start sending the tenant's webhooks that are due."""
+        """Start sending the tenant's due webhooks."""
         free_slots = _MAX_CONCURRENT - len(self._tasks)
         if not self._hosts or not free_slots:
             return
@@ -95,7 +95,7 @@ class Webhooks:
     async def aclose(self) -> None:
         """Stop sending webhooks.
 
-        Webhooks that were not sent are stored, and are sent by a server process that starts later.
+        Unsent webhooks stay in the database, and are sent by a server process that starts later.
         """
         for task in self._tasks:
             task.cancel()
@@ -155,7 +155,7 @@ class Webhooks:
                 extensions={"sni_hostname": _encode_host_as_ascii(target)},
             ) as reply,
         ):
-            # httpx does not follow redirects here, so a redirect counts as an error, too.
+            # Redirects are not followed, so a redirect counts as an error, too.
             if not reply.is_success:
                 raise httpx.HTTPError(f"the host answered with the status {reply.status_code}")
 
@@ -181,7 +181,7 @@ def _parse_scheme_and_host_port(url: str) -> tuple[str, str]:
 
 
 def _encode_host_as_ascii(url: httpx.URL) -> str:
-    """Return the host of a URL for DNS and TLS, encoded according to IDNA 2008.
+    """Encode a URL's host according to IDNA 2008, for use in DNS and TLS.
 
     `socket.getaddrinfo` and `ssl` encode names with non-ASCII characters according to IDNA 2003,
     which may yield another domain.
@@ -196,8 +196,8 @@ async def _resolve_public_ip_address(url: httpx.URL) -> str:
         ConfigurationError: The name has an address that is not public.
     """
     try:
-        # If the host of the URL is an IP address, return it without a check, because the address
-        # was allowed by an option of the server.
+        # If the host is an IP address, return it without checking that it is public, because a
+        # server option has explicitly allowed this address.
         return str(ip_address(_encode_host_as_ascii(url)))
     except ValueError:
         resolve = partial(
@@ -217,7 +217,7 @@ async def _resolve_public_ip_address(url: httpx.URL) -> str:
 def _is_public_address(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an address can be reached from the public internet.
 
-    If an IPv6 address contains an IPv4 address, the contained IPv4 address is checked instead.
+    If an IPv6 address has an embedded IPv4 address, the IPv4 address is checked instead.
     """
     if isinstance(address, IPv6Address):
         nat64_address = IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64_PREFIX else None

@@ -1,4 +1,4 @@
-"""Send messages to websockets, and limit the memory of messages that clients do not read."""
+"""Send messages to websockets, and limit the memory used by unread messages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _Protocol: Any = AutoWebSocketsProtocol or object
 
 
 class WebSocketProtocol(_Protocol):  # type: ignore[misc]
-    """The websocket protocol of uvicorn, which holds at most one message for a client.
+    """uvicorn's websocket protocol, changed so that it buffers at most one message per client.
 
-    uvicorn's own `send` returns as soon as a message is in the send buffer of the connection. If
-    the application ends directly after `send`, the send buffer of the connection stays in memory
-    until the client has read the whole send buffer.
+    uvicorn's own `send` returns as soon as a message is in the connection's send buffer. If the
+    application finished right after such a `send`, the send buffer would stay in memory until the
+    client had read all of it.
     """
 
     async def send(self, message: Any) -> None:
         """Send a message, and wait until the client has read most of it."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            # An HTTP reply has refused the websocket handshake. Without the flag
-            # `handshake_complete`, uvicorn's SansIO protocol would log an error.
+            # The application has rejected the websocket handshake with an HTTP response. If
+            # `handshake_complete` were not set, uvicorn's SansIO protocol would log an error.
             self.handshake_complete = True
         if (writable := getattr(self, "writable", None)) is not None:
             await writable.wait()
@@ -46,8 +46,8 @@ class WebSocketSender:
     """Sends messages to a websocket one at a time.
 
     The sender is the `EventHolder` of the message that is being sent. If `EventMemory` drops this
-    message, the sender no longer waits until the client has read the message, and the connection is
-    closed.
+    message to free memory, the sender stops waiting for the client to read it, and the connection
+    is closed.
 
     Attributes:
         size: The size in bytes of the message that is being sent, or 0.
@@ -65,7 +65,7 @@ class WebSocketSender:
     async def send(self, convert_object_to_message: Callable[[], bytes]) -> None:
         """Send a message.
 
-        The sender calls `convert_object_to_message` only after all earlier messages were sent.
+        The sender calls `convert_object_to_message` only after all earlier messages have been sent.
 
         Args:
             convert_object_to_message: Returns the message.

@@ -1,10 +1,10 @@
 """The protocol `Database`, by which checkpointers and stores use SQLite or Postgres.
 
-`storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers do not pass
-a flow (`storage/flow.py`), but a function that builds a flow, because a flow may have to run twice.
-If the connection to the database is lost, the flow is built and run again. If several writes wait
-in the queue of the writer, they share a transaction. If one of the writes in a shared transaction
-fails, the transaction is rolled back, and each write runs again in a transaction of its own.
+`storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers pass a
+function that builds a flow (`storage/flow.py`) and not the flow itself, because a flow may have to
+run twice. If the database connection is lost, the flow is built again and rerun. Writes that are
+waiting in the writer's queue at the same time share a transaction. If a write in a shared
+transaction fails, the transaction is rolled back, and each write is retried in its own transaction.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.threads import Promise
 
 _log = logging.getLogger("perdure")
-# Schema version of the tables of every component. Version 1 was never released.
+# Schema version of each component's tables. Version 1 was never released.
 SCHEMA_VERSION: Final = 2
-# Seconds for which a write with `may_wait=True` waits for another write to share its transaction
+# Maximum number of seconds that a write with `may_wait=True` waits for other writes to join its
+# transaction
 GROUP_WAIT_S: Final = 0.002
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,9 +47,9 @@ class Schema(NamedTuple):
 
     @property
     def script_hash(self) -> str:
-        """The SHA-256 hash of the script, in hexadecimal.
+        """The hexadecimal SHA-256 hash of the script.
 
-        Line breaks and indentation of the script do not change the hash.
+        Line breaks and indentation in the script do not affect the hash.
         """
         return hashlib.sha256(" ".join(self.script.split()).encode()).hexdigest()
 
@@ -89,7 +90,7 @@ def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
 
 @dataclass(slots=True)
 class Watch:
-    """Counters that show the owner of a cache whether anybody else has written to the database.
+    """Counters that tell the owner of a cache whether anybody else has written to the database.
 
     Attributes:
         own_commits: The number of transactions that the owner of the cache has committed.
@@ -102,7 +103,7 @@ class Watch:
 
 
 class Job(Promise[T]):
-    """A write that waits for its transaction, with the arguments of `Database.write`."""
+    """A write that is waiting for its transaction, with the arguments of `Database.write`."""
 
     __slots__ = (
         "component",
@@ -141,7 +142,7 @@ class Job(Promise[T]):
             self._call_on_rollback()
 
     def finish_with_error(self, error: BaseException) -> None:
-        """Record an error of the job's flow or of the job's commit, and call `on_rollback`."""
+        """Record an error that was raised by the job's flow or commit, and call `on_rollback`."""
         self.error = error
         self._call_on_rollback()
 
@@ -182,8 +183,8 @@ class Database(Protocol):
 
     Each component has its own `Database`. Databases with the same path share connections and
     threads. All methods may be called from any thread and event loop. Asynchronous methods do no
-    I/O in the thread of the event loop. Methods that are not asynchronous block. After `close`, or
-    in a forked process, all methods raise `StorageUnavailable`.
+    I/O in the event loop's thread. All other methods block. After `close`, or in a forked process,
+    all methods raise `StorageUnavailable`.
     """
 
     @property
@@ -204,11 +205,11 @@ class Database(Protocol):
 
     @property
     def location_key(self) -> Hashable:
-        """A key that identifies the database, or None for a database in memory.
+        """A key that identifies the database, or None for an in-memory database.
 
         Components with equal keys use the same database.
 
-        The key can be read only after the database was connected.
+        The key is available only after the database has been connected.
         """
 
     def connect(self) -> None:
@@ -223,7 +224,7 @@ class Database(Protocol):
         """Open the database without blocking the event loop; see `connect`."""
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
-        """Run a flow that only reads the database, in the calling thread, and return its result.
+        """Run a read-only flow in the calling thread, and return its result.
 
         Args:
             make_flow: A function that builds the flow. It is called again if the connection was
@@ -233,13 +234,13 @@ class Database(Protocol):
         """
 
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
-        """Run a flow that only reads the database, without blocking the event loop; see `read`.
+        """Run a read-only flow without blocking the event loop; see `read`.
 
-        If decoding the rows takes long, call `read` with `run_in_thread` instead of `aread`.
+        If decoding the rows is slow, call `read` in `run_in_thread` instead of `aread`.
         """
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a blocking function, for example one that reads and decodes rows, in a thread."""
+        """Run a blocking function in a thread, for example one that reads and decodes rows."""
 
     def write(
         self,
@@ -287,7 +288,7 @@ class Database(Protocol):
     ) -> Awaitable[T]:
         """Queue a write without blocking, and return an awaitable for its result; see `write`.
 
-        The write is queued when `awrite` is called, and not when the awaitable is first awaited.
+        The write is queued when `awrite` is called, not when the awaitable is first awaited.
         """
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
@@ -296,15 +297,15 @@ class Database(Protocol):
     def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
         """Return a value that changes when somebody else has written rows of the component.
 
-        The owner of a cache passes its `watch`. Writes by this owner do not change the returned
-        value. The method does no I/O and may be called in an event loop. The result is None if the
-        epoch cannot be determined without waiting.
+        `watch` belongs to the owner of a cache, whose own writes do not change the returned value.
+        The method does no I/O and may be called in an event loop. The method returns None if the
+        value cannot be determined without waiting.
         """
 
     async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Wait a short time for a transaction in progress, and return the write epoch.
+        """Return the write epoch, waiting briefly if a transaction is in progress.
 
-        The write epoch is the value that `get_epoch_of_writes_by_others` returns.
+        The write epoch is the value returned by `get_epoch_of_writes_by_others`.
 
         Return None if the transaction is still in progress after the wait.
         """
@@ -313,13 +314,12 @@ class Database(Protocol):
         """Record that the bytes of deleted rows must be overwritten.
 
         The caller runs the returned flow in the transaction that deletes the rows, and calls
-        `scrub_deleted_rows` after the transaction. If the process is killed before it calls
-        `scrub_deleted_rows`, the next process that connects to the database calls
-        `scrub_deleted_rows`.
+        `scrub_deleted_rows` after the transaction. If the process is killed before it can call
+        `scrub_deleted_rows`, the next process that connects to the database calls it.
         """
 
     def scrub_deleted_rows(self) -> bool:
-        """Overwrite the bytes of deleted rows, if `request_scrub_of_deleted_rows` was run before.
+        """Overwrite the bytes of deleted rows if `request_scrub_of_deleted_rows` was run.
 
         Writers wait until `scrub_deleted_rows` has finished.
 
@@ -333,7 +333,7 @@ class Database(Protocol):
         """Return the disk space of deleted rows to the file system, in small steps."""
 
     def stats(self) -> dict[str, Any]:
-        """Return statistics, such as the database software's version and sizes in bytes.
+        """Return statistics such as the database software's version and sizes in bytes.
 
         The keys of the dict are the names of the statistics.
         """
@@ -341,8 +341,8 @@ class Database(Protocol):
     def lock(self, name: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock on a name.
 
-        While one program holds the lock, other threads, event loops and processes that request a
-        lock on the same name wait; see `storage/locks.py`.
+        While the lock is held, other threads, event loops and processes that request a lock on the
+        same name wait; see `storage/locks.py`.
 
         Args:
             name: The name.
@@ -368,14 +368,14 @@ def is_in_event_loop() -> bool:
 def make_async_twin(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Build an asynchronous method that calls a blocking method in a thread.
+    """Build an asynchronous version of a blocking method, which calls that method in a thread.
 
-    The asynchronous method has the name of the blocking method with the prefix `a`.
+    The asynchronous method has the same name as the blocking method, with the prefix `a`.
     """
 
     @wraps(method)
     async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        # A subclass may override the blocking method.
+        # Look the method up by name, because a subclass may have overridden it.
         blocking_method: Callable[P, T] = getattr(self, method.__name__)
         return await asyncio.to_thread(blocking_method, *args, **kwargs)
 
@@ -387,8 +387,8 @@ class LazyAwaitable(Generic[T]):
     """An awaitable that calls a coroutine function each time it is awaited.
 
     Python gives no warning if a `LazyAwaitable` is never awaited. `DatabaseOwner.setup` returns a
-    `LazyAwaitable`, because langgraph's synchronous classes call `setup` without awaiting the
-    result, and langgraph's asynchronous classes await the result.
+    `LazyAwaitable`, because `setup` is called without `await` on langgraph's synchronous classes,
+    and with `await` on its asynchronous classes.
     """
 
     __slots__ = ("_run",)
@@ -439,16 +439,15 @@ class DatabaseOwner:
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
         """Open a database as `open` does.
 
-        The savers and stores of langgraph have a method `from_conn_string`, too.
+        langgraph's savers and stores also have a `from_conn_string` method.
         """
         return cls.open(conn_string, **options)
 
     def setup(self) -> LazyAwaitable[None]:
         """Open the database before its first use. The returned object may be awaited.
 
-        If an event loop is running, `setup` does not open the database, because opening blocks. If
-        `setup` has not opened the database, the database is opened when the returned object is
-        awaited.
+        If an event loop is running, `setup` does not open the database, because opening it would
+        block the event loop. Awaiting the object that `setup` returned opens the database instead.
         """
         if not is_in_event_loop():
             self.database.connect()

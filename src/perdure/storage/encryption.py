@@ -1,8 +1,8 @@
-"""Protect the bytes of rows by encryption with AES-GCM, or by a checksum.
+"""Protect stored rows with AES-GCM encryption or with checksums.
 
 Each stored row is bound to its associated data: its database, its tenant, and the names and numbers
-that identify the row. A row cannot be read if it was moved to another database, to another tenant,
-or to the place of another row. All components of a database are opened with the same key.
+that identify the row. A row that was moved to another database, to another tenant or into the place
+of another row cannot be read. All components of a database are opened with the same key.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CRC_BYTES = 4  # Length of a checksum in bytes
 _NONCE_BYTES = 12  # Length of a random nonce in bytes (96 bits, see NIST SP 800-38D §8.2.2)
 AssociatedData = tuple[str | int | None, ...]
 """The names and numbers that identify a row: its kind, then for example its thread and position."""
-# Name of the row in the table `settings` that contains the key check
+# Name of the row in the `settings` table that contains the key check
 _KEY_CHECK: Final = "key check"
-# The plaintext of the key check consists of the text "perdure" and the id of the database.
+# The plaintext of the key check is "perdure" followed by the id of the database.
 _PROOF: Final = b"perdure"
 _ID_BYTES: Final = 16  # Length in bytes of the random id of a database
-# Value of the key check in a database that was created without an encryption key
+# Value that is stored as the key check if a database is created without an encryption key
 _NO_KEY: Final = b""
 
 
@@ -42,7 +42,7 @@ class Seal(Protocol):
     hash_key: bytes
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return the protected form of `data`, bound to the row with `associated_data`."""
+        """Return `data` in protected form, bound to the row that `associated_data` identifies."""
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """Return the bytes that `seal` protected.
@@ -54,9 +54,9 @@ class Seal(Protocol):
     def unseal_rows(
         self, bodies: Sequence[bytes], shared_data: AssociatedData, first_position: int
     ) -> list[bytes]:
-        """Verify or decrypt several sealed rows, and return their original bytes.
+        """Verify or decrypt several sealed rows, and return the original bytes.
 
-        The associated data of the rows are equal except for the position of the row.
+        The rows have the same associated data, except for their positions.
 
         Args:
             bodies: The sealed rows, by ascending position.
@@ -76,16 +76,16 @@ class Seal(Protocol):
 
 
 class ChecksumSeal(Seal):
-    """Protects stored bytes by a checksum (CRC-32, IEEE 802.3), without encryption.
+    """Protects stored bytes with a checksum (CRC-32, IEEE 802.3), without encrypting them.
 
-    The checksum reveals that a row was damaged or moved. A checksum does not protect against an
-    attacker.
+    The checksum reveals that a row was damaged or moved. A checksum does not protect against
+    deliberate changes, because anybody can compute it.
     """
 
     hash_key = b""
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return `data`, followed by a checksum of the associated data and of `data`."""
+        """Return `data`, followed by a checksum of the associated data and `data`."""
         prefix_checksum = zlib.crc32(
             b"%a" % associated_data[-1:], zlib.crc32(repr(associated_data[:-1]).encode())
         )
@@ -122,9 +122,9 @@ class ChecksumSeal(Seal):
 
 
 def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int:
-    """Return the checksum of a row's associated data without the last part.
+    """Return the checksum of a row's associated data, except for its last part.
 
-    The caller has removed the last part from `associated_data`.
+    The `associated_data` must be passed without its last part.
     """
     return zlib.crc32(repr(associated_data).encode())
 
@@ -132,9 +132,9 @@ def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int
 def _compute_checksum_of_data_and_associated_parts(
     data: bytes, prefix_checksum: int, last_associated_part: str | int | None
 ) -> bytes:
-    """Return the checksum of the bytes and of the associated data of a row.
+    """Return the checksum of a row's bytes and associated data.
 
-    `prefix_checksum` is the checksum of the associated data without `last_associated_part`.
+    `prefix_checksum` is the checksum of the associated data that precedes `last_associated_part`.
     """
     return zlib.crc32(data, zlib.crc32(b"%a" % (last_associated_part,), prefix_checksum)).to_bytes(
         _CRC_BYTES, "little"
@@ -144,7 +144,7 @@ def _compute_checksum_of_data_and_associated_parts(
 class AESGCMSeal(Seal):
     """Protects stored bytes by authenticated encryption with AES-GCM (NIST SP 800-38D).
 
-    A row that was changed or moved cannot be decrypted.
+    A row that was changed or moved fails to decrypt.
 
     `bind_to_database` must be called before the seal is used for rows. `check_key_and_bind_seal`
     calls `bind_to_database`.
@@ -174,7 +174,7 @@ class AESGCMSeal(Seal):
         self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
 
     def create_key_check(self, tenant: str | None) -> bytes:
-        """Return an encrypted row that identifies the key and contains a new random database id."""
+        """Create a key check, which is an encrypted row that contains a new random database id."""
         return self._encrypt_with_nonce(
             _PROOF + os.urandom(_ID_BYTES), _build_key_check_data(tenant)
         )
@@ -207,14 +207,14 @@ class AESGCMSeal(Seal):
         )
 
     def _encrypt_with_nonce(self, data: bytes, bound_data: bytes) -> bytes:
-        """Return a random nonce, followed by `data` in encrypted form, bound to `bound_data`."""
+        """Encrypt `data` with associated data, and return the random nonce and the ciphertext."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 
     def _decrypt_and_verify(self, data: bytes, bound_data: bytes, row: AssociatedData) -> bytes:
-        """Decrypt a row, and verify that it was encrypted with the associated data `bound_data`.
+        """Decrypt a row, and verify that it was encrypted with `bound_data` as its associated data.
 
-        The argument `row` identifies the row in the error message.
+        `row` identifies the row in the error message.
         """
         try:
             return self._aead.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound_data)
@@ -226,16 +226,16 @@ class AESGCMSeal(Seal):
 
 
 def _build_key_check_data(tenant: str | None) -> bytes:
-    """Return the data to which the key check of a tenant is bound, as bytes."""
+    """Return the associated data of a tenant's key check, as bytes."""
     return repr((_KEY_CHECK, tenant)).encode()
 
 
 class LangGraphSeal(Seal):
-    """Encrypts stored bytes with the cipher of an `EncryptedSerializer` that the user passed.
+    """Encrypts stored bytes with the cipher of the `EncryptedSerializer` that the user passed.
 
-    A cipher of langgraph takes no associated data, which could bind a ciphertext to its row. A
-    `LangGraphSeal` does not detect that the ciphertext of a row was moved to another row, because
-    the ciphertext is not bound to its row. An `AESGCMSeal` detects moved ciphertexts.
+    langgraph's ciphers do not accept associated data, so they cannot bind a ciphertext to its row.
+    A `LangGraphSeal` therefore does not detect that a ciphertext was moved to another row. An
+    `AESGCMSeal` detects that a ciphertext was moved to another row.
 
     Args:
         cipher: The cipher.
@@ -250,7 +250,7 @@ class LangGraphSeal(Seal):
         self.hash_key = os.urandom(32)
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return one byte with the length of the cipher's name, the name, and the ciphertext."""
+        """Return the length of the cipher's name as one byte, then the name and the ciphertext."""
         name, sealed = self._cipher.encrypt(data)
         text = name.encode()
         return bytes((len(text),)) + text + sealed
@@ -298,7 +298,7 @@ def check_key_and_bind_seal(
     """Check the key of a database, and bind the seal to the database and its tenant.
 
     Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
-    treated as a seal without a key, and is not bound to the database.
+    handled like a seal that has no key, and is not bound to the database.
 
     Args:
         seal: The seal of one component. It must not be used for another database.

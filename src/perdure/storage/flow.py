@@ -1,8 +1,7 @@
-"""Define flows: generators that yield SQL statements and receive the rows of the statements.
+"""Define flows, which are generators that yield SQL statements and are sent the resulting rows.
 
-A flow does not depend on a database driver. One implementation of a flow serves all drivers,
-blocking and asynchronous. The design of flows follows `Auth.auth_flow` of httpx and the generators
-of psycopg.
+A flow does not depend on the database driver, so one implementation works with all drivers,
+blocking and asynchronous. The design is based on httpx's `Auth.auth_flow` and psycopg's generators.
 """
 
 from __future__ import annotations
@@ -15,17 +14,18 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-NO_LIMIT = 1 << 62  # A value for LIMIT that means no limit, because no table has so many rows
+# A LIMIT value that means no limit, because no table has this many rows
+NO_LIMIT = 1 << 62
 _UUID_BYTES = 16  # Length of a UUID in bytes
 _EPOCH = date(1970, 1, 1)
 Row = tuple[Any, ...]
 
 
 class TextOrBytes(str):
-    """A string for a column that contains text in some rows and bytes in other rows.
+    """A string value for a column that stores text in some rows and bytes in others.
 
-    In Postgres, a column for text and bytes has the type `bytea`. The function
-    `decode_text_or_bytes` decodes the values of a column for text and bytes.
+    In Postgres, a column that stores both text and bytes has the type `bytea`. Use
+    `decode_text_or_bytes` to decode the stored values.
     """
 
     __slots__ = ()
@@ -33,16 +33,15 @@ class TextOrBytes(str):
     def to_column_bytes(self) -> bytes:
         """Encode the text for a column of the type `bytea`.
 
-        The encoded text is a NUL byte followed by the text in UTF-8. If the encoded text would have
-        the length of a UUID, the byte 0xFF is appended, so that no text can be confused with a
-        UUID.
+        The encoded text consists of a NUL byte and the text in UTF-8. If the encoded text would be
+        as long as a UUID, the byte 0xFF is appended, so that it cannot be mistaken for a UUID.
         """
         data = b"\0" + self.encode()
         return data + b"\xff" if len(data) == _UUID_BYTES else data
 
 
 def decode_text_or_bytes(stored: Any) -> Any:
-    """Return the value of a column for text and bytes, decoded from its stored form."""
+    """Decode a stored value from a column that contains text or bytes."""
     if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID_BYTES:
         return stored[1:].removesuffix(b"\xff").decode()
     return stored
@@ -64,31 +63,30 @@ class Statement(NamedTuple):
 
 
 class LastRequest(list[Statement]):
-    """The last request of a transaction, which is committed together with this request.
+    """The last request of a transaction. Executing this request also commits the transaction.
 
-    If the flow yields further requests, the further requests run in another transaction or
-    snapshot. On Postgres, each statement of the last request sees the rows that were committed when
-    the statement starts.
+    Any further requests that the flow yields run in another transaction or snapshot. On Postgres,
+    each statement of the last request sees the rows that were committed before the statement
+    started.
     """
 
 
 class GuardedRequest(list[Statement]):
-    """A list of SQL statements that is a transaction of its own and begins with a guard statement.
+    """A list of SQL statements that runs in its own transaction and begins with a guard statement.
 
     The guard statement is the first SQL statement of the request. The guard statement checks that
-    the database is still in the state for which the request was planned. The guard statement
-    succeeds if it returns at least one row, or changes at least one row. If the guard statement
-    succeeds, the transaction is committed, and the flow that yielded the request receives the rows
-    that the guard statement returned. If the guard statement fails, nothing is written, and
-    `GuardFailed` is raised in the flow that yielded the request. On Postgres, all statements of a
-    request are sent at once, before the result of the guard statement is known. A guard statement
-    for Postgres must therefore raise an SQL error if its check fails, such as a division by zero or
-    a duplicate key.
+    the state on which the request is based has not changed. The guard statement succeeds if it
+    returns or changes at least one row. If the guard statement succeeds, the transaction is
+    committed, and the flow that yielded the request receives the rows that the guard statement
+    returned. If the guard statement fails, nothing is written, and `GuardFailed` is raised in the
+    flow that yielded the request. On Postgres, all statements of a request are sent at once, before
+    the guard statement's result is known. Therefore, if its check fails on Postgres, a guard
+    statement must raise an SQL error, such as a division by zero or a duplicate key.
     """
 
 
 class CombinedRequest(GuardedRequest):
-    """Several guarded requests in one transaction. The flow receives the rows of each statement."""
+    """Several guarded requests in one transaction. The flow receives a list of rows for each."""
 
 
 class GuardFailed(Exception):
@@ -129,7 +127,7 @@ def run_flow(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
 
 
 async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
-    """Run a flow as `run_flow` does, but execute its requests with an asynchronous function."""
+    """Run a flow like `run_flow`, but execute its requests with an asynchronous function."""
     try:
         request = flow.send(None)
         while True:
@@ -144,7 +142,7 @@ async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -
 
 
 def fetch_rows(sql: str, *params: Any) -> Flow[list[Row]]:
-    """Run a flow that consists of one statement, and return the rows of the statement."""
+    """Run a single-statement flow, and return the statement's rows."""
     return (yield Statement(sql, params))  # type: ignore[no-any-return]
 
 
@@ -176,22 +174,22 @@ class NamedSQL(dict[str, str]):
     """The SQL statements of a component, by name."""
 
     def __call__(self, name: str, *params: Any) -> Statement:
-        """Return the SQL statement that is stored under `name`, with the parameters `params`."""
+        """Return the SQL statement stored under `name`, with the parameters `params`."""
         return Statement(self[name], params)
 
     def build_statements(self, name: str, rows: Sequence[Row]) -> list[Statement]:
-        """Return statements that execute the SQL stored under `name` for each row of parameters.
+        """Return statements that execute the SQL named `name` once for each row of parameters.
 
-        If there are several rows of parameters, and a statement `<name>_all` exists, `<name>_all`
-        is executed instead. Each parameter of the statement `<name>_all` is an array with one
-        column of all rows.
+        If there are several rows of parameters and a statement `<name>_all` exists, it is executed
+        instead. Each parameter of `<name>_all` is an array that contains one column's values from
+        all rows.
         """
         if len(rows) > 1 and f"{name}_all" in self:
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
         return [self(name, *row) for row in rows]
 
     def build_batch(self, name: str, rows: Sequence[Row]) -> Statement:
-        """Return one `Statement` that executes the SQL of `name` with each row of parameters.
+        """Return one `Statement` that executes the SQL named `name` for each row of parameters.
 
         The returned statement returns no rows.
         """

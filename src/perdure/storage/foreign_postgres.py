@@ -22,7 +22,7 @@ except ImportError as exc:
 
 
 class ForeignPostgres:
-    """A connection that only reads the tables that langgraph has created in a Postgres database.
+    """A connection for reading the tables that langgraph created in a Postgres database.
 
     The tables are found by the search path of the role. The DSN may lead to PgBouncer.
 
@@ -59,7 +59,7 @@ class ForeignPostgres:
         return {name for (name,) in self.fetch_rows(f"{sql} AND NOT attisdropped", table)}
 
     def build_saver(self, serde: Any) -> Any:
-        """Build a `PostgresSaver` of langgraph that uses this connection.
+        """Build a langgraph `PostgresSaver` that uses this connection.
 
         Args:
             serde: The serializer of the saver.

@@ -2,16 +2,16 @@
 
 A lock is held by one *run*: the context (`contextvars`) in which it was taken, and the tasks and
 `to_thread` calls that inherit this context. Within a process, the run that has waited longest gets
-the lock next. If several processes wait for the same lock, the order in which they get the lock is
-not defined. A process that waits for a lock tries again after a short pause to take the lock.
+the lock next. If several processes wait for the same lock, the order in which they get it is
+undefined. A waiting process tries to acquire the lock at short intervals.
 
-If a process dies, its locks are released. `FileLocks` are locks of the operating system on bytes of
-a file next to the database, one byte for each name. A lock in Postgres belongs to the connection
-that has taken the lock.
+When a process dies, its locks are released. `FileLocks` are locks of the operating system on bytes
+of a file next to the database, one byte for each name. A Postgres lock belongs to the connection
+that acquired it.
 
 POSIX releases the locks of a process on a file when the process closes any descriptor of the file
 (https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To keep its locks, a
-process opens the lock file of a database only once, and closes the lock file together with the
+process opens a database's lock file only once, and does not close the file until it closes the
 database. The file locks are advisory. File locks work only on file systems that support `fcntl`
 locks.
 """
@@ -68,13 +68,13 @@ else:
         )  # A `flock` lock belongs to the file descriptor and not to the process.
 
     def _unlock_file(fd: int) -> None:
-        # Unlocking the file also releases the lock in a child process that was forked while the
-        # lock was held.
+        # `LOCK_UN` also releases the lock in child processes that were forked while it was held.
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-_PAUSE_S: Final = 0.01  # Seconds between two attempts to take a lock
-# Descriptors of the files that `file_lock` has open
+# Seconds between two attempts to acquire a lock
+_PAUSE_S: Final = 0.01
+# Descriptors of the lock files that `file_lock` currently has open
 _locked_file_descriptors: Final = set[int]()
 
 
@@ -115,10 +115,10 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
 
 
 def _close_locked_files_in_child() -> None:
-    """Close the inherited descriptors of locked files in a forked process.
+    """Close the descriptors of locked files that a forked process inherited from its parent.
 
-    If the child process kept inherited descriptors open, the child could hold a lock that its
-    parent process has released.
+    If a forked process kept inherited descriptors open, it could hold a lock that its parent has
+    released.
     """
     while _locked_file_descriptors:
         os.close(_locked_file_descriptors.pop())
@@ -129,10 +129,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def compute_lock_byte_offset(lock_name: str) -> int:
-    """Return the offset of the byte in the lock file that is locked for a name.
+    """Return the offset of the byte in the lock file that represents a lock name.
 
-    The function may return the same offset for two names. Two processes cannot hold the locks on
-    two names with the same offset at the same time.
+    Two names may have the same offset. Two processes cannot lock such names at the same time.
     """
     digest = hashlib.blake2b(lock_name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
@@ -165,7 +164,7 @@ _holds_of_run: ContextVar[tuple[LockHold, ...]] = ContextVar("perdure_locks", de
 
 
 class ProcessLocks(Protocol):
-    """The locks by which one process excludes other processes, at most one lock for each name.
+    """Locks that exclude other processes, with at most one lock per name.
 
     Attributes:
         pause_s: The seconds between two attempts to take a lock.
@@ -185,7 +184,7 @@ class ProcessLocks(Protocol):
         """Release a lock."""
 
     def change_session_number_if_connection_was_lost(self) -> None:
-        """Change the number `session` if the connection that held the locks was lost."""
+        """Change `session` if the connection that held the locks was lost."""
 
     def close(self) -> None:
         """Release all locks."""
@@ -206,8 +205,8 @@ class FileLocks(ProcessLocks):
     def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
         self._path, self._offset = path, offset
         self._lock = threading.Lock()
-        # `_name_counts` maps the offset of each byte that is locked in the file to the number of
-        # held locks that use this byte. Several lock names may have the same offset.
+        # `_name_counts` maps the offset of each locked byte in the file to the number of held locks
+        # that use this byte. Several lock names may share an offset.
         self._name_counts: Counter[int] = Counter()
         self._fd: int | None = None
 
@@ -234,7 +233,7 @@ class FileLocks(ProcessLocks):
         return True
 
     def _open_file(self) -> int:
-        """Return the descriptor of the lock file, and open the file at the first call."""
+        """Return the lock file's descriptor, opening the file on the first call."""
         if self._fd is None:
             try:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -257,7 +256,7 @@ class FileLocks(ProcessLocks):
                     _unlock_byte(self._fd, offset)
 
     def change_session_number_if_connection_was_lost(self) -> None:
-        """Do nothing, because file locks last as long as the process."""
+        """Do nothing, because file locks do not depend on a connection."""
 
     def close(self) -> None:
         """See `ProcessLocks.close`."""
@@ -279,8 +278,7 @@ class Locks:
         self._process_locks = process_locks
         self._pid = os.getpid()
         self._queues = Queues()
-        # The lock `_lock` protects the fields `is_taken` and `is_released` of all `LockHold`
-        # objects.
+        # `_lock` protects `is_taken` and `is_released` of all `LockHold` objects.
         self._lock = threading.Lock()
         self._closed = False
 
@@ -300,7 +298,7 @@ class Locks:
         return hold
 
     async def aacquire(self, name: str, timeout_s: float | None) -> LockHold:
-        """Wait for a lock without blocking the event loop, and take the lock; see `acquire`.
+        """Acquire a lock, waiting for it without blocking the event loop; see `acquire`.
 
         If the waiting task is cancelled, the lock is not taken.
         """
@@ -347,7 +345,7 @@ class Locks:
         _holds_of_run.set((*_holds_of_run.get(), hold))
 
     def _try_take(self, hold: LockHold) -> bool:
-        """Try to take the lock between processes for the run that is first in the queue.
+        """Try to acquire the interprocess lock for the run that is first in the queue.
 
         Returns:
             Whether the lock was taken. False if another process holds it, or if the run has
@@ -370,7 +368,7 @@ class Locks:
         return hold.is_taken
 
     def _compute_pause_before_next_lock_attempt_s(self, hold: LockHold) -> float:
-        """Return the pause in seconds before the next attempt to take a lock.
+        """Return how many seconds to wait before the next attempt to acquire a lock.
 
         Raises:
             TimeoutError: The timeout of the lock has expired.
@@ -382,7 +380,7 @@ class Locks:
         return pause if remaining is None else min(pause, remaining)
 
     def release(self, hold: LockHold) -> None:
-        """Release a lock, or stop waiting for the lock. In a forked process, release nothing."""
+        """Release a lock, or stop waiting for it. In a forked process, release nothing."""
         _holds_of_run.set(tuple(other for other in _holds_of_run.get() if other is not hold))
         if self._pid != os.getpid():
             return
@@ -416,12 +414,12 @@ class Locks:
     def close(self) -> None:
         """Release all locks between processes.
 
-        If a run still waits for a lock, `StorageUnavailable` is raised in the run when the run
-        becomes the first in the queue of the lock.
+        A run that is still waiting for a lock raises `StorageUnavailable` when it reaches the front
+        of the lock's queue.
         """
         with self._lock:
             self._closed = True
-        # A forked process must not close the locks of its parent process.
+        # A forked process must not release its parent's locks.
         if self._process_locks is not None and self._pid == os.getpid():
             self._process_locks.close()
 
@@ -469,8 +467,7 @@ class NamedLock:
     def check(self) -> None:
         """Check that the lock is still held.
 
-        The method `check` may also be called by code that does not belong to the run that holds the
-        lock.
+        `check` may also be called from outside the run that holds the lock.
 
         Raises:
             StorageUnavailable: The lock was lost with its connection.

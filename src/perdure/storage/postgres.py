@@ -2,11 +2,10 @@
 
 Each request of a flow is sent as one pipeline, and the COMMIT is sent together with the last
 request (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). Transactions do not
-depend on session state, so a pooler may use another connection for each transaction.
+depend on session state, so a connection pooler may run each transaction on a different connection.
 
-A transaction that writes takes advisory locks on the names that were passed to `Database.write`. If
-two transactions lock the same name, the second transaction waits for the end of the first
-transaction.
+A writing transaction takes advisory locks on the names that were passed to `Database.write`. If two
+transactions lock the same name, the second one waits until the first one ends.
 """
 
 from __future__ import annotations
@@ -88,15 +87,15 @@ except ImportError as exc:
     ) from exc
 
 T = TypeVar("T")
-# An SQL expression that calls a function of the Postgres server, such as `set_config`, and the
-# parameter of the expression
+# An SQL expression that calls a Postgres function such as `set_config`, and the parameter of the
+# call
 _FunctionCall = tuple[str, Any]
 _log = logging.getLogger("perdure")
-# Maximum number of names that a transaction locks one by one. For more names, the transaction locks
+# Maximum number of names that a transaction locks individually. If there are more names, it locks
 # the whole component, because the server's lock table is small.
 _MAX_LOCK_NAMES: Final = 64
-# Maximum number of attempts to run a transaction that loses its connection or conflicts with
-# another transaction
+# Maximum number of attempts for a transaction that loses its connection or conflicts with another
+# transaction
 _MAX_ATTEMPTS: Final = 10
 _CONFLICT_ERRORS: Final = (errors.SerializationFailure, errors.DeadlockDetected)
 _REQUEST_SCRUB_SQL: Final = (
@@ -104,8 +103,8 @@ _REQUEST_SCRUB_SQL: Final = (
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-# Minimum number of deleted rows in a table that `release_unused_disk_space` vacuums. The minimum is
-# 1,000 rows plus about 2 % of the live rows of the table.
+# Minimum number of deleted rows for which `release_unused_disk_space` vacuums a table. About 2 % of
+# the table's live rows are added to this minimum.
 _MIN_DEAD_ROWS: Final = 1_000
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -119,7 +118,7 @@ WHERE n.nspname = ? AND c.relkind = 'r'
 
 
 class _WriteGroup(NamedTuple):
-    """A group of writes that lock the same name and are committed in one transaction.
+    """A group of writes that lock the same name and are committed together in one transaction.
 
     Attributes:
         jobs: The writes, in the order of their submission.
@@ -196,12 +195,12 @@ class PostgresDatabase(LazyDatabase[Server]):
         # Writes are made in the order of their submission, so that a cancelled run cannot write
         # after the run that follows it.
         self._queues, self._submit_lock = Queues(), Lock()
-        # The key is a name that writes lock exclusively. The value is the group of waiting writes
-        # to which a new write with this name can still be added.
+        # Groups of waiting writes that new writes can still join, by the name that all writes of
+        # the group lock exclusively
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
-        """Return the advisory locks, or None if no DSN of the server itself is known."""
+        """Return the advisory locks, or None if no DSN leads directly to the server."""
         self._can_lock = direct_dsn is not None or not self._is_pooled
         if not self._can_lock:
             return None
@@ -213,7 +212,7 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     @property
     def path(self) -> str:
-        """See `Database.path`. If the user has passed a pool, the path is the name of the pool."""
+        """See `Database.path`. If the user passed a pool, the path is the pool's name."""
         return self._source.name if self._pool is None else describe_pool(self._pool)
 
     @property
@@ -229,8 +228,8 @@ class PostgresDatabase(LazyDatabase[Server]):
             if self._tenant is not None
             else ""
         )
-        # The queue receives the DSN only if the DSN is fixed. If a function of the user returns the
-        # DSN, the password in the DSN may expire.
+        # Include the DSN in the queue location only if it is fixed. A DSN that is returned by a
+        # user's function may contain a password that expires.
         url = format_uri(self._source.resolve_dsn(0)) if isinstance(self._source, FixedDsn) else ""
         return QueueLocation(url, f"{self._schema}_jobs{tenant_suffix}")
 
@@ -274,7 +273,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         return server
 
     def _start_server(self) -> Server:
-        """Create a pool of connections, or use the pool that the user has passed."""
+        """Create a connection pool, or use the pool that the user passed."""
         connections: Connections
         if self._pool is not None:
             connections = UserPool(self._pool, self._timeout_s)
@@ -329,7 +328,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._resource is None:
-            # Check the locks in the calling thread, because a thread of the pool does not belong to
+            # Check the locks in the calling thread, because the threads of a pool do not belong to
             # the run that holds the locks.
             self._locks.check_still_held()
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
@@ -341,8 +340,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
         )
-        # A write that is added to an existing group of writes does not need a thread of its own.
-        # Without groups, waiting writes could occupy all threads of the thread pool.
+        # A write that joins an existing group of writes does not need its own thread. Without
+        # groups, waiting writes could occupy all threads of the pool.
         with self._submit_lock:
             group = self._open_groups.get(name)
             if group is not None:
@@ -368,10 +367,11 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> _WriteGroup:
         """Create a group of writes for one job.
 
-        The group is added to the queue of each exclusive name.
+        The group joins the queue of each of its exclusive names.
 
-        If an earlier group has one of `exclusive_names`, no more writes can be added to the earlier
-        group. Otherwise, a write that is submitted after `job` could be committed before `job`.
+        Earlier groups with one of `exclusive_names` are closed to further writes. Otherwise, a
+        write that is submitted after `job` could join an earlier group and be committed before
+        `job`.
         """
         for name in exclusive_names or ():
             self._close_write_group(name)
@@ -385,7 +385,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         return group
 
     def _close_write_group(self, exclusive_name: str) -> None:
-        """Close the group of waiting writes that lock a name, if there is an open group.
+        """Close the open group of waiting writes that lock a name, if there is one.
 
         No more writes are added to a closed group.
         """
@@ -396,7 +396,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _commit_write_group(
         self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
-        """Wait until a group of writes is first in its queues, and commit the jobs of the group."""
+        """Wait until a group of writes is at the front of all its queues, and commit its jobs."""
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
                 if self._open_groups.get(exclusive_names[0]) is group:
@@ -418,7 +418,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> None:
         """Run jobs in one transaction.
 
-        If the transaction fails, run each job in a transaction of its own.
+        If the transaction fails, run each job in its own transaction.
         """
         try:
             make_flow = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
@@ -446,8 +446,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """See `Database.write_later`.
 
-        The write is executed in another thread, because the calling thread may be in the middle of
-        a read.
+        The write is executed in another thread, because a read may be in progress in the calling
+        thread.
         """
         with suppress(StorageError):
             server = self._get_writable_server()
@@ -457,7 +457,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             )
 
     def _get_writable_server(self) -> Server:
-        """Open the database for a write, and return its `Server`.
+        """Open the database for writing, and return its `Server`.
 
         Raises:
             StorageError: The database is read-only, or a lock of the calling run was lost.
@@ -476,8 +476,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> T:
         """Run a flow in a transaction.
 
-        If the connection is lost, or the transaction conflicts with another transaction, the flow
-        is built and run again.
+        If the connection is lost or the transaction conflicts with another transaction, the flow is
+        built again and rerun.
 
         Args:
             server: The server.
@@ -502,7 +502,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         raise translate_error(error, server.name) from error
 
     def _build_lock_calls(self, names: Sequence[str] | None) -> list[_FunctionCall]:
-        """Build the SQL function calls with which a writing transaction begins.
+        """Build the SQL function calls that are made at the start of a writing transaction.
 
         Args:
             names: The exclusive names; see `Database.write`.
@@ -528,7 +528,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _build_function_call_statements(
         self, conn: Requests, *calls: _FunctionCall
     ) -> list[Statement]:
-        """Build a SELECT that calls functions, and sets a transaction's schema and tenant."""
+        """Build a SELECT that makes function calls and sets a transaction's schema and tenant."""
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
         if self._tenant is not None:
@@ -553,7 +553,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
-        """See `Database.lock`. The lock is an advisory lock that a separate connection holds.
+        """See `Database.lock`. The lock is an advisory lock, which a separate connection holds.
 
         Raises:
             ConfigurationError: The only DSN leads to a pooler.
@@ -631,7 +631,7 @@ class PostgresOwner(DatabaseOwner):
 
 
 def _combine_flows(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
-    """Combine the flows of several jobs into one flow.
+    """Combine the flows of several jobs into a single flow.
 
     A flow is a generator that yields SQL statements. The flow of each job must yield one
     `GuardedRequest`.
