@@ -47,8 +47,8 @@ _MAX_ELEMENTS: Final = 8
 # Maximum number of characters of a value shown on a checkpoint's page. Lists and dicts are limited
 # by `_MAX_ELEMENTS` instead.
 _MAX_VALUE_CHARS: Final = 2_000
-# Index of the rightmost lane in the drawing of a checkpoint tree. Dots further to the right are
-# drawn in this lane.
+# Index of the rightmost lane in the drawing of a checkpoint tree. Dots that would be further to the
+# right are drawn in that lane.
 _MAX_LANE: Final = 12
 # Prefix of the channels with which langgraph triggers nodes.
 _TRIGGER_PREFIX: Final = "branch:to:"
@@ -359,7 +359,7 @@ async def delete_thread(
 ) -> Response:
     """Delete a thread and the memories that were extracted from it.
 
-    If the field `memories` of the HTML form has the value "keep", the memories are not deleted.
+    If the form field `memories` is "keep", the memories are not deleted.
     """
     await api_threads.delete_thread(call, runs, id, "keep" if memories == "keep" else "erase")
     return redirect_to("/ui/threads")

@@ -28,7 +28,7 @@ CONFIRMATION_PHRASE: Final = "remove"
 _LARGEST_COUNT: Final = 15
 # Maximum number of extraction jobs listed on the HTML page. The page's JSON lists all of them.
 _MAX_JOBS: Final = 500
-# Possible states of an extraction job. The page lists the jobs in this order of their states.
+# Possible states of an extraction job. The page sorts the jobs by their state, in this order.
 _JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")
 
 

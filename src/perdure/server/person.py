@@ -255,8 +255,8 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
     """Mark the messages in a channel's value so that no memories are extracted from them.
 
     A mark is a field in the metadata of a message. If a human message is marked, no memories are
-    made from any message of the same turn. A plain text counts as a message only in the channel
-    `messages`.
+    extracted from any message of the same turn. A plain text counts as a message only in the
+    channel `messages`.
 
     Args:
         channel_name: The channel, or `""` if it is not known.

@@ -179,12 +179,12 @@ class StoredEvents:
     async def empty_outdated_log_and_find_newest_event(
         self, log: EventLog, thread_key: int, seq_range: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
-        """Empty a log if the database has newer events than the log.
+        """Empty a log if the database has newer events, and look up the latest stored event.
 
         Readers of a log that has been emptied read its events from the database.
 
         Returns:
-            The newest stored event; see `RunTable.find_newest_event_numbers_and_run_state`.
+            The latest stored event; see `RunTable.find_newest_event_numbers_and_run_state`.
         """
         newest = await self._table.find_newest_event_numbers_and_run_state(
             thread_key, seq_range, _compute_event_number_to_read_after(log.last, seq_range)

@@ -313,7 +313,7 @@ class EventLog:
     def is_lost(self) -> bool:
         """Return whether the newest event was dropped before it was stored in the database.
 
-        If so, all older events were dropped from memory, too.
+        If the result is True, all older events were dropped from memory, too.
         """
         return 0 < self.last == self.last_lost
 
