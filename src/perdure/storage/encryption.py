@@ -207,7 +207,10 @@ class AESGCMSeal(Seal):
         )
 
     def _encrypt_with_nonce(self, data: bytes, bound_data: bytes) -> bytes:
-        """Encrypt `data` with associated data, and return the random nonce and the ciphertext."""
+        """Encrypt `data`, and return the random nonce followed by the ciphertext.
+
+        `bound_data` is the associated data.
+        """
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 
