@@ -441,7 +441,7 @@ class Server(SharedResource):
         return self._connections.connection()
 
     def shut_down(self) -> None:
-        """See `Shared.end`."""
+        """See `SharedResource.shut_down`."""
         if not self.refusal:
             self.threads.close()
             self.refusal = "is closed"

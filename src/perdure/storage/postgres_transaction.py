@@ -41,10 +41,10 @@ class Transaction:
     Args:
         server: The server to which the connection leads.
         conn: The connection.
-        begin: The statements that begin the transaction. If empty, each request is a transaction
-            of its own and sees its own snapshot.
+        begin: The statements that begin the transaction. If empty, each request is its own
+            transaction and sees its own snapshot.
         calls: The SELECT statements to run first. In a transaction that writes, their first row
-            holds the number of the transaction.
+            contains the transaction ID.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Transaction:
         """After a lost connection, ask the server whether the transaction was committed.
 
         After a server crash or a failover to a standby, the server may reuse the ID of the lost
-        transaction for another transaction. In that case, the status "committed" may refer to the
-        other transaction, so only the status "aborted" is reliable.
+        transaction for another transaction. After a crash or failover, a status of "committed" may
+        therefore describe another transaction, and only the status "aborted" is reliable.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.

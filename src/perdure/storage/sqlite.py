@@ -626,7 +626,7 @@ class AsyncReaders(_PausableReads):
 
     @asynccontextmanager
     async def _count_read_during_block(self) -> AsyncIterator[None]:
-        """Wait while the process is forking, then count one read during the `with` block.
+        """Wait while the process is forking, then count a read as active during the `with` block.
 
         Waiting for a fork does not block the event loop, because reads in progress must be able to
         finish in the same event loop.

@@ -56,7 +56,7 @@ EPOCH_WAIT_S: Final = 0.02
 # the database
 _SCRUB_WAIT_S: Final = 5.0
 # Number of pages that one step of an incremental vacuum frees when the disk is full. The pages that
-# a step writes to the WAL must fit into the space released by the disk reserve.
+# a step writes to the WAL must fit into the space freed by deleting the reserve file.
 _FULL_DISK_VACUUM_PAGES: Final = 64
 # Number of pages that one step of an incremental vacuum frees. A small number keeps the delay for
 # writers short.

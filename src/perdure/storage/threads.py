@@ -331,7 +331,7 @@ def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:
 
 
 async def await_outcome(call: Awaitable[T], timeout_s: float | None) -> T:
-    """Await the result of a call, with a limit of time; see `wait_for_outcome`."""
+    """Await the result of a call, with a time limit; see `wait_for_outcome`."""
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:

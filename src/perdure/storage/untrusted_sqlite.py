@@ -170,7 +170,7 @@ def _check_table_has_expected_sql(
 
 
 class UntrustedConnection(sqlite3.Connection):
-    """A connection that aborts a read that takes too many SQLite virtual machine steps.
+    """A connection that aborts any read that takes too many SQLite virtual machine steps.
 
     Attributes:
         steps: The number of steps that the current read has taken.
@@ -215,7 +215,7 @@ class UntrustedFileGuard:
         self._are_pages_checked = False
 
     def check_regular_and_unchanged_file(self) -> None:
-        """Check that the path leads to a regular file, still the same one as at the first call.
+        """Check that the path is a regular file that has not been replaced since the first call.
 
         Raises:
             NotADatabase: The file, or a file that SQLite opens with it, is not a regular file.
@@ -260,7 +260,7 @@ class UntrustedFileGuard:
         steps.
 
         Raises:
-            NotADatabase: A table is not the expected one; see `Guard`.
+            NotADatabase: A table does not have the expected definition; see `UntrustedFileGuard`.
             CorruptRecord: The pages of a table are damaged, or a read takes more steps than a file
                 of this size can need.
             StorageError: A value is too large.
@@ -339,7 +339,7 @@ class UntrustedFileGuard:
     def _check_pages_of_table_are_used_once(
         self, conn: UntrustedConnection, table_name: str
     ) -> None:
-        """Check that no page is linked twice, because a cycle of pages may never end."""
+        """Check that no page is linked twice, because reading a cycle of pages may never end."""
         for (problem,) in conn.execute(f"PRAGMA quick_check({table_name})"):
             if problem != "ok":
                 lines = str(problem).splitlines()
