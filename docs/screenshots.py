@@ -41,7 +41,7 @@ from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.server.running import running
+from tests.server.running import run_server
 
 FOLDER = Path(__file__).parent / "screenshots"
 WIDTH, PHONE, HEIGHT = 1280, 390, 860
@@ -203,7 +203,7 @@ def main() -> None:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         graphs = Graphs({"chat": chat_graph(), "letters": letters()})
-        with running(create_app(Settings(db=db, user=USER), graphs=graphs)) as url:
+        with run_server(create_app(Settings(db=db, user=USER), graphs=graphs)) as url:
             with get_sync_client(url=url) as client:
                 for thread, text in RUNS:
                     client.threads.update(thread, metadata={"graph_id": "chat"})

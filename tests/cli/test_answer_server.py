@@ -18,7 +18,7 @@ from perdure.stores import open_store
 from tests.cli.asking import read_answers, write_langgraph_json
 from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.cli.databases import postgres_database
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.server.test_keys import entry
 
 KEYS = {"dora": "perdure_dora", "boss": "perdure_boss", "emil": "perdure_emil"}
@@ -65,7 +65,7 @@ def server(
     def serve(db_address: str) -> Iterator[RunningServer]:
         settings = Settings(db=db_address, user="me")
         app = create_app(settings, access=KeysFileAccess(keys), graphs=Graphs.load(file))
-        with running(app) as url:
+        with run_server(app) as url:
             yield RunningServer(url, db_address, file)
 
     if request.param == "file":

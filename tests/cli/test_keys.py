@@ -17,7 +17,7 @@ from perdure.server.keys import KeysFileAccess, create_api_key_and_hash
 from perdure.server.keys_file import read_keys, revoke_keys
 from perdure.settings import Settings
 from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
-from tests.server.running import running, until
+from tests.server.running import run_server, wait_until
 
 HEAD = "# Keys of the support desk.\n# Ask boss for a new one.\n\n"
 DORA, PHONE, BOSS = "perdure_dora", "perdure_phone", "perdure_boss"
@@ -227,12 +227,12 @@ def test_running_server_refuses_revoked_key(db: Path, tmp_path: Path) -> None:
     keys_file = tmp_path / "keys.toml"
     (dora, _), (boss, _) = create_api_key_and_hash("dora"), create_api_key_and_hash("boss")
     keys_file.write_text(build_key_block(dora, "dora") + build_key_block(boss, "boss"))
-    with running(create_app(Settings(db=str(db)), access=KeysFileAccess(keys_file))) as url:
+    with run_server(create_app(Settings(db=str(db)), access=KeysFileAccess(keys_file))) as url:
 
         def get_status(key: str) -> int:
             return httpx.get(f"{url}/memories", headers={"x-api-key": key}).status_code
 
         assert (get_status(dora), get_status(boss)) == (200, 200)
         run("keys", "revoke", "--keys", str(keys_file), "--user", "dora", "--yes")
-        until(lambda: get_status(dora) == 401)
+        wait_until(lambda: get_status(dora) == 401)
         assert get_status(boss) == 200

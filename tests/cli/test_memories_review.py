@@ -17,7 +17,7 @@ from tests.cli.memory import CARD, list_memory_texts, store_conversation
 from tests.cli.test_memories import read_database_bytes
 from tests.memory.test_model_extractor import build_facts_answer
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
-from tests.server.running import running
+from tests.server.running import run_server
 
 # -- quarantine
 
@@ -108,7 +108,7 @@ def test_threads_of_a_chat_are_not_listed_as_due(db: Path) -> None:
         run("chat", "-t", thread, "-m", "I like figs")
         run("chat", "-t", thread, "-m", "and plums")
     listed = run("memories", "list")
-    with running(create_app(Settings(db=str(db)))) as url:
+    with run_server(create_app(Settings(db=str(db)))) as url:
         page = httpx.get(f"{url}/ui/jobs.json", timeout=30).json()
 
     assert invoke("memories", "jobs").stderr == "no thread waits for an extraction\n"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.commands import run_and_read_error
 from tests.cli.test_serve import get_status, start_server
-from tests.server.running import until
+from tests.server.running import wait_until
 from tests.server.test_keys import ANN, entry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it finds processes in /proc")
@@ -86,13 +86,13 @@ def test_login_session_survives_death_of_its_worker(tmp_path: Path) -> None:
     options = ("--workers", "2", "--keys", str(keys))
     with start_server(*options, db=tmp_path / "memory.db") as (url, _, process):
         assert get_status(url, "/ok") == 200
-        until(lambda: len(read_worker_ids(process)) == 2)
+        wait_until(lambda: len(read_worker_ids(process)) == 2)
         login = httpx.post(f"{url}/ui/login", data={"key": ANN}, timeout=30)
         cookie = f"perdure_session={login.cookies['perdure_session']}"
         before = read_worker_ids(process)
         for worker in before:
             os.kill(worker, signal.SIGKILL)
-        until(
+        wait_until(
             lambda: (
                 len(read_worker_ids(process)) == 2 and not {*read_worker_ids(process)} & {*before}
             )
@@ -107,7 +107,7 @@ def test_login_session_survives_death_of_its_worker(tmp_path: Path) -> None:
 def test_server_whose_session_process_died_ends_with_error(tmp_path: Path) -> None:
     with start_server("--workers", "2", db=tmp_path / "memory.db") as (url, _, process):
         assert get_status(url, "/ok") == 200
-        until(lambda: len(read_worker_ids(process)) == 2)
+        wait_until(lambda: len(read_worker_ids(process)) == 2)
         served_by = read_worker_ids(process)
         os.kill(read_child_ids(process)[1], signal.SIGKILL)
         assert process.wait(60) == 1
@@ -123,7 +123,7 @@ def test_killed_workers_lose_no_run(tmp_path: Path, graphs_file: str) -> None:
         paths = start_runs(url, 6)
         for worker in read_worker_ids(process):
             os.kill(worker, signal.SIGKILL)
-        until(lambda: {get_run_status(path) for path in paths} == {"success"})
+        wait_until(lambda: {get_run_status(path) for path in paths} == {"success"})
 
         messages = httpx.get(f"{url}/threads/t5/state").json()["values"]["messages"]
         assert [message["content"] for message in messages] == ["5", "so"]
@@ -150,7 +150,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         assert get_status(url, "/ok") == 200
         served_by = read_worker_ids(process)
         process.kill()
-        until(lambda: not any(map(is_alive, served_by)))
+        wait_until(lambda: not any(map(is_alive, served_by)))
 
 
 def test_workers_option_refuses_metrics_and_memory_database(

@@ -16,7 +16,7 @@ from perdure.memory.periods import parse_period
 from perdure.server import create_app
 from perdure.settings import Settings
 from perdure.stores import Provenance, SQLiteStore
-from tests.server.running import running
+from tests.server.running import run_server
 
 DAYS = {7: "Ann sailed to Oslo", 14: "Ann sailed to Bergen", 21: "Ann sailed to Tromso"}
 
@@ -70,7 +70,7 @@ def test_rest_search_ranks_by_period_and_refuses_reversed_period(tmp_path: Path)
     with SQLiteStore.open(settings.db) as store:
         store_weekly_voyages(store)
     body = {"query": "Where did Ann sail?", "during": ["2026-09-14T00:00Z", "2026-09-15T00:00Z"]}
-    with running(create_app(settings)) as url:
+    with run_server(create_app(settings)) as url:
         result = httpx.post(f"{url}/memories/search", json=body, timeout=30).json()
         body["during"] = ["2026-09-15T00:00Z", "2026-09-14T00:00Z"]
         refused = httpx.post(f"{url}/memories/search", json=body, timeout=30)

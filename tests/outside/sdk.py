@@ -22,7 +22,7 @@ from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests.outside.run import read_outcomes
-from tests.server.running import running
+from tests.server.running import run_server
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
             Settings(db=str(folder / "memory.db"), user="ann"),
             graphs=Graphs.load(sdk / "integration/langgraph.json"),
         )
-        with running(app) as url:
+        with run_server(app) as url:
             for file in (folder / "tests/integration").glob("*.py"):  # some know no other address
                 file.write_text(file.read_text().replace("http://localhost:2024", url))
             command = [sys.executable, "-m", "pytest", "-q", "-m", "integration", "--tb=short"]

@@ -33,7 +33,7 @@ from perdure.settings import Settings
 from tests import postgres_server
 from tests.cli.commands import invoke, run_json
 from tests.layout import PACKAGES, ROOT, list_modules, package_folder
-from tests.server.running import running
+from tests.server.running import run_server
 
 REFERENCE = "reference.md"  # `make docs` writes it; it is in no commit
 WRITTEN = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.name != REFERENCE]
@@ -92,7 +92,7 @@ def page_folder(
     if "server" not in request.node.name:
         yield tmp_path
         return
-    with running(create_app(Settings(db=str(tmp_path / "memory.db")))) as url:
+    with run_server(create_app(Settings(db=str(tmp_path / "memory.db")))) as url:
         monkeypatch.setenv("PERDURE_URL", url)
         yield tmp_path
 

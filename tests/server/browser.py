@@ -1,4 +1,4 @@
-"""A real Chromium."""
+"""Fixtures with a real Chromium."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-
 
 @pytest.fixture(scope="module")  # its event loop runs until it ends
 def browser() -> Iterator[Browser]:
-    """The browser of a module."""
+    """The browser that all tests of a module share."""
     path = CHROMIUM.path()
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=path, args=[*_ARGUMENTS])
-        yield made
-        made.close()
+        chromium = playwright.chromium.launch(executable_path=path, args=[*_ARGUMENTS])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
 def tab(browser: Browser, url: str) -> Iterator[Page]:
-    """A tab at the server; a script that fails, or that the policy stops, fails the test."""
+    """A tab at the server. A failed or blocked script or a dialog fails the test."""
     context = browser.new_context(base_url=url)
     page = context.new_page()
-    wrong: list[str] = []
+    problems: list[str] = []
 
-    def refused(dialog: Dialog) -> None:
-        wrong.append(f"dialog: {dialog.message}")
+    def dismiss_dialog(dialog: Dialog) -> None:
+        problems.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def noted(said: ConsoleMessage) -> None:
-        is_page = said.text.startswith("Failed to load") and said.location["url"] == page.url
-        if said.type == "error" and not is_page:  # a page that says what is wrong is one, too
-            wrong.append(said.text)
+    def collect_error(message: ConsoleMessage) -> None:
+        is_page = message.text.startswith("Failed to load") and message.location["url"] == page.url
+        if message.type == "error" and not is_page:  # a page that says what is wrong is one, too
+            problems.append(message.text)
 
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("dialog", refused)
-    page.on("console", noted)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", dismiss_dialog)
+    page.on("console", collect_error)
     yield page
     context.close()
-    assert not wrong, wrong
+    assert not problems, problems

@@ -1,4 +1,4 @@
-"""A file of its own for each test, a server over it, and what its graphs wait at."""
+"""Fixtures: a new database for each test, a server over it, and a gate for its graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests import postgres_server
 from tests.server.browser import browser, tab  # noqa: F401 - fixtures
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.server.talking import Gate
 
 
@@ -39,33 +39,33 @@ def db(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Settings]
 
 @pytest.fixture
 def gate() -> Gate:
-    """Where nodes of graphs wait."""
+    """The gate at which nodes of graphs wait."""
     return Gate()
 
 
 @pytest.fixture
 def graphs() -> Graphs | None:
-    """What the server runs; None: perdure's own."""
+    """The graphs that the server runs; None means perdure's own."""
     return None
 
 
 @pytest.fixture
 def url(settings: Settings, graphs: Graphs | None) -> Iterator[str]:
-    """The address of a server, open to all on this machine."""
-    with running(create_app(settings, graphs=graphs)) as address:
+    """The address of a server that is open to everybody on this machine."""
+    with run_server(create_app(settings, graphs=graphs)) as address:
         yield address
 
 
 @pytest.fixture
 def sdk(url: str) -> Iterator[SyncLangGraphClient]:
-    """langgraph's client of it, and a thread."""
-    with get_sync_client(url=url) as made:
-        made.threads.create(thread_id="t")
-        yield made
+    """The langgraph client of the server, which has the thread `t`."""
+    with get_sync_client(url=url) as client:
+        client.threads.create(thread_id="t")
+        yield client
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[httpx.Client]:
-    """A client of it."""
-    with httpx.Client(base_url=url, timeout=30) as made:
-        yield made
+    """An HTTP client of the server."""
+    with httpx.Client(base_url=url, timeout=30) as client:
+        yield client

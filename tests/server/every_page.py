@@ -1,4 +1,4 @@
-"""A database that has one text in all places, and every page that shows it."""
+"""A database with one text in every place that stores text, and the pages that show it."""
 
 from __future__ import annotations
 
@@ -26,27 +26,33 @@ ID: Final = "6f1e71fc-53de-4a0e-8005-e771d5265d49"
 ANN: Final[Any] = {"configurable": {"user_id": "ann"}}
 
 
-def link(path: str, **values: Any) -> str:
-    """A path with a query."""
+def build_link(path: str, **values: Any) -> str:
+    """Return the path with the values as its query."""
     return f"{path}?{urlencode(values, doseq=True, errors='surrogatepass')}"
 
 
-def every_page(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[str]:
-    """Put a text in all places; returns the paths of all pages, which show it."""
-    paths = [*_of_threads(saver, text), *_of_items(saver, store, text), "/ui/login"]
+def store_text_everywhere(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[str]:
+    """Store the text everywhere, and return the paths of all pages; each shows the text."""
+    paths = [
+        *_store_text_in_threads(saver, text),
+        *_store_text_in_items(saver, store, text),
+        "/ui/login",
+    ]
     routes = iter_route_contexts(create_app(Settings(db=":memory:")).routes)
     pages = {
         str(route.path)
         for route in routes
         if isinstance(route.original_route, APIRoute) and "GET" in (route.methods or ())
     }
-    shown = {path.partition("?")[0] for path in paths}
+    covered_paths = {path.partition("?")[0] for path in paths}
 
-    assert shown == {path for path in pages if path.startswith("/ui/") and ".json" not in path}
-    return [*paths, link("/ui/thread", id=f"no {text}")]
+    assert covered_paths == {
+        path for path in pages if path.startswith("/ui/") and ".json" not in path
+    }
+    return [*paths, build_link("/ui/thread", id=f"no {text}")]
 
 
-def _of_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
+def _store_text_in_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
     call: Any = {"name": text, "args": {text: [text]}, "id": text}
     content: Any = [{"type": "reasoning", "reasoning": text}, {"type": "text", "text": text}]
     messages = [
@@ -55,16 +61,16 @@ def _of_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
         AIMessage(content, tool_calls=[call], id="a", response_metadata={"model_name": text}),
         ToolMessage(f"{text} " * 20, tool_call_id=text, name=text, status="error", id="t"),
     ]
-    about: Any = {"title": text, "user_id": text, text: text, "source": text, "step": 1}
+    metadata: Any = {"title": text, "user_id": text, text: text, "source": text, "step": 1}
     values: Any = {"messages": messages[:1], text: text, "mapping": {text: text}}
-    root = put(saver, values, thread=text, metadata=about)
+    root = put(saver, values, thread=text, metadata=metadata)
     values = {"messages": messages, text: [text], "mapping": {}, f"branch:to:{text}": None}
-    head = put(saver, values, root, metadata=about)
+    head = put(saver, values, root, metadata=metadata)
     saver.put_writes(head, [(text, text)], text)
     for number in range(4):  # branches, which are drawn side by side
-        put(saver, {"messages": [], f"{text} {number}": 1}, root, metadata=about)
-    put(saver, values, thread=text, ns=text, metadata=about)
-    put(saver, values, thread=ID, metadata=about)
+        put(saver, {"messages": [], f"{text} {number}": 1}, root, metadata=metadata)
+    put(saver, values, thread=text, ns=text, metadata=metadata)
+    put(saver, values, thread=ID, metadata=metadata)
 
     model = GenericFakeChatModel(messages=iter([AIMessage(text)]))
     graph = chat_graph(model, memory=[trim(max_tokens=5_000)], checkpointer=saver)
@@ -72,37 +78,37 @@ def _of_threads(saver: SQLiteCheckpointer, text: str) -> list[str]:
     graph.invoke({"messages": [("user", text)]}, config)
     a, b = checkpoint_id_of(root), checkpoint_id_of(head)
     return [
-        link("/ui/threads", q=text[:3], meta=f"{text}={text}"),
+        build_link("/ui/threads", q=text[:3], meta=f"{text}={text}"),
         "/ui/threads",
-        link("/ui/thread", id=text),
-        link("/ui/thread", id=text, ns=text),
-        *questions(saver, text),
-        link("/ui/seen", id="seen", view=views(saver, "seen", limit=1)[0].id),
-        link("/ui/message", id=text, position=2),
-        link("/ui/checkpoints", id=text),
-        link("/ui/checkpoints", id=text, ns=text),
-        link("/ui/checkpoint", id=text, checkpoint=b),
-        link("/ui/checkpoint", id=text, checkpoint=b, channel=text),
-        link("/ui/compare", id=text, a=a, b=b),
-        link("/ui/prune", id=text, last=1),
-        link("/ui/runs", id=text, status="error"),
-        link("/ui/delete", id=text),
+        build_link("/ui/thread", id=text),
+        build_link("/ui/thread", id=text, ns=text),
+        *store_questions(saver, text),
+        build_link("/ui/seen", id="seen", view=views(saver, "seen", limit=1)[0].id),
+        build_link("/ui/message", id=text, position=2),
+        build_link("/ui/checkpoints", id=text),
+        build_link("/ui/checkpoints", id=text, ns=text),
+        build_link("/ui/checkpoint", id=text, checkpoint=b),
+        build_link("/ui/checkpoint", id=text, checkpoint=b, channel=text),
+        build_link("/ui/compare", id=text, a=a, b=b),
+        build_link("/ui/prune", id=text, last=1),
+        build_link("/ui/runs", id=text, status="error"),
+        build_link("/ui/delete", id=text),
     ]
 
 
-def questions(saver: SQLiteCheckpointer, text: str) -> list[str]:
-    """Threads with a question of each form; returns the paths of their pages."""
+def store_questions(saver: SQLiteCheckpointer, text: str) -> list[str]:
+    """Create threads with a question of each form, and return the paths of their pages."""
     paths = []
-    for number, question in enumerate((text, {text: [text]}, _review(text))):
-        asked = put(saver, {"messages": [text]}, thread=f"asks {number}", metadata={"title": text})
-        about = Interrupt(question, id=f"{number:032}")
-        saver.put_writes(asked, [("__interrupt__", (about,))], text, f"~__pregel_pull, {text}")
-        paths.append(link("/ui/thread", id=f"asks {number}"))
+    for number, question in enumerate((text, {text: [text]}, _build_review_request(text))):
+        config = put(saver, {"messages": [text]}, thread=f"asks {number}", metadata={"title": text})
+        interrupt = Interrupt(question, id=f"{number:032}")
+        saver.put_writes(config, [("__interrupt__", (interrupt,))], text, f"~__pregel_pull, {text}")
+        paths.append(build_link("/ui/thread", id=f"asks {number}"))
     return paths
 
 
-def _review(text: str) -> Any:
-    """What `HumanInTheLoopMiddleware` asks about two calls."""
+def _build_review_request(text: str) -> Any:
+    """Build the question that `HumanInTheLoopMiddleware` asks about two tool calls."""
     names = [text, f"{text} 2"]
     decisions = ["approve", "edit", "reject", "respond"]
     return {
@@ -116,18 +122,20 @@ def _review(text: str) -> Any:
     }
 
 
-def _of_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[str]:
+def _store_text_in_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[str]:
     ann = Collection(store, ("memories", "{user_id}"))
-    said = Provenance(
+    provenance = Provenance(
         thread_id=text, checkpoint_id=text, message_ids=(text,), actor=text, trust=text
     )
     for user in ("ann", text):
         of_user: Any = {"configurable": {"user_id": user}}
-        ann.insert(text, key=text, provenance=said, config=of_user)
-        ann.update(text, f"{text} 1 {text}", provenance=said, config=of_user)
-    ann.insert(f"password is hunter2hunter2 {text}", key="secret", provenance=said, config=ANN)
+        ann.insert(text, key=text, provenance=provenance, config=of_user)
+        ann.update(text, f"{text} 1 {text}", provenance=provenance, config=of_user)
+    ann.insert(
+        f"password is hunter2hunter2 {text}", key="secret", provenance=provenance, config=ANN
+    )
     notes = ("notes", text, text)
-    store.put(notes, text, {text: {text: [text]}}, provenance=said)
+    store.put(notes, text, {text: {text: [text]}}, provenance=provenance)
     store.put(notes, text, {text: {text: [text, text]}})
 
     extraction = Extraction(saver, store)
@@ -140,20 +148,20 @@ def _of_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[
     memory, item = {"ns": ("memories", "ann"), "key": text}, {"ns": notes, "key": text}
     return [
         "/ui/memories",
-        link("/ui/memories", ns=("memories", text), kind=text),
-        link("/ui/memories", q=text, why=text),
-        link("/ui/memory", **memory),
-        link("/ui/memory", **item),
-        link("/ui/forget", **memory),
-        link("/ui/forget", **item),
-        link("/ui/forget-all", ns=("memories", text)),
-        link("/ui/quarantine", key=entry.key),
-        link("/ui/person", user=text),
+        build_link("/ui/memories", ns=("memories", text), kind=text),
+        build_link("/ui/memories", q=text, why=text),
+        build_link("/ui/memory", **memory),
+        build_link("/ui/memory", **item),
+        build_link("/ui/forget", **memory),
+        build_link("/ui/forget", **item),
+        build_link("/ui/forget-all", ns=("memories", text)),
+        build_link("/ui/quarantine", key=entry.key),
+        build_link("/ui/person", user=text),
         "/ui/store",
-        link("/ui/store", ns=("notes", text)),
-        link("/ui/store/items", ns="notes"),
-        link("/ui/store/items", ns=("notes", text), q=text, filter="{}"),
+        build_link("/ui/store", ns=("notes", text)),
+        build_link("/ui/store/items", ns="notes"),
+        build_link("/ui/store/items", ns=("notes", text), q=text, filter="{}"),
         "/ui/storage",
         "/ui/storage/retention",
-        link("/ui/jobs", queued=text),
+        build_link("/ui/jobs", queued=text),
     ]

@@ -1,4 +1,4 @@
-"""Graphs that are served in tests, and what was said in them."""
+"""Graphs that tests serve, and functions that run them outside a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Chats:
     async def open_graph(
         self, name: str, saver: Any, store: Any, *_: Any, **__: Any
     ) -> AsyncIterator[Any]:
-        """The graph."""
+        """Yield the graph of that name."""
         made = chat_graph if name == "chat" else asking_graph
         yield made(checkpointer=saver, store=store)
 
@@ -34,7 +34,7 @@ class _State(TypedDict, total=False):
 
 
 def asking_graph(**parts: Any) -> Any:
-    """A graph whose subgraph asks and waits for an answer."""
+    """Build a graph whose subgraph interrupts with a question."""
     inner: Any = StateGraph(_State)
     inner.add_node("ask", lambda state: {"said": interrupt("Sure?")})
     inner.add_edge(START, "ask")
@@ -44,22 +44,24 @@ def asking_graph(**parts: Any) -> Any:
     return outer.compile(**parts)
 
 
-def ask(settings: Settings, thread_id: str, answer: str | None = None, **about: Any) -> None:
-    """Run the graph that asks, which is no server's, up to its question, or answer it."""
+def run_asking_graph(
+    settings: Settings, thread_id: str, answer: str | None = None, **metadata: Any
+) -> None:
+    """Run the asking graph outside a server, up to its question, or answer the question."""
     with open_checkpointer(settings.db) as saver:
-        given: Any = {"said": "hello"} if answer is None else Command(resume=answer)
+        graph_input: Any = {"said": "hello"} if answer is None else Command(resume=answer)
         configurable = {"thread_id": thread_id, "user_id": settings.user}
-        config: Any = {"configurable": configurable, "metadata": about}
-        asking_graph(checkpointer=saver).invoke(given, config)
+        config: Any = {"configurable": configurable, "metadata": metadata}
+        asking_graph(checkpointer=saver).invoke(graph_input, config)
 
 
-def say(settings: Settings, thread_id: str, *texts: str, **about: Any) -> None:
-    """Say something in a chat that is no server's, a turn each."""
+def run_chat_turns(settings: Settings, thread_id: str, *texts: str, **metadata: Any) -> None:
+    """Run a chat graph outside a server, one turn for each text."""
     with open_checkpointer(settings.db) as saver:
         graph = chat_graph(checkpointer=saver)
         configurable = {"thread_id": thread_id, "user_id": settings.user}
         for text in texts:
             graph.invoke(
                 {"messages": [{"role": "user", "content": text}]},
-                {"configurable": configurable, "metadata": about},
+                {"configurable": configurable, "metadata": metadata},
             )

@@ -32,7 +32,7 @@ LONG_LINE: Final = "w" * 1_000_000
 
 
 class _Reader(HTMLParser):
-    """Refuses in a page what the server's own templates do not have."""
+    """A parser that fails on markup that the server's own templates do not have."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag not in ("img", "iframe", "object", "embed", "base", "style", "template"), tag
@@ -44,19 +44,22 @@ class _Reader(HTMLParser):
                 assert (value or "").startswith(("/", "#")), value
 
 
-def harmless(page: str) -> None:
-    """Check a page: no stored text became markup, and no hidden character is there."""
+def check_page_is_harmless(page: str) -> None:
+    """Check that no stored text became markup and that the page has no hidden characters."""
     hidden = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]"
-    found = re.search(hidden, page)
-    assert not found, page[max(0, found.start() - 80) : found.end()]
+    match = re.search(hidden, page)
+    assert not match, page[max(0, match.start() - 80) : match.end()]
     _Reader().feed(page)
 
 
-def shown_harmless(tab: Page, client: httpx.Client, path: str) -> str:
-    """Open a page in a browser, whose fixture fails on a script or dialog; returns its text."""
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
-    harmless(answer.text)
+def open_harmless_page(tab: Page, client: httpx.Client, path: str) -> str:
+    """Open a page in the browser and return its text.
+
+    The fixture `tab` fails if a script runs or a dialog opens.
+    """
+    reply = client.get(path)
+    assert reply.status_code == 200, reply.text
+    check_page_is_harmless(reply.text)
     tab.goto(path)
     for summary in tab.locator("details > summary").all()[:20]:
         if summary.is_visible():

@@ -15,11 +15,11 @@ from perdure.server.call import CurrentCall
 Value = dict[str, Any]
 
 
-def probed(app: FastAPI) -> FastAPI:
-    """The application, with a route for each action, which tells what was permitted."""
+def add_probe_routes(app: FastAPI) -> FastAPI:
+    """Add to the application a route for each action, which returns what was permitted."""
     routes = APIRouter()
-    for each in ACTIONS:
-        routes.post(f"/probe/{each}")(_endpoint(each))
+    for action in ACTIONS:
+        routes.post(f"/probe/{action}")(_build_endpoint(action))
 
     @routes.get("/probe/thread/{thread_id}")
     @set_required_action("threads:read")
@@ -60,11 +60,11 @@ def probed(app: FastAPI) -> FastAPI:
     return app
 
 
-def _endpoint(name: Action) -> Any:
+def _build_endpoint(name: Action) -> Any:
     @set_required_action(name)
     async def endpoint(call: CurrentCall, value: Value | None = None) -> Value:
-        left = await call.authorize_arguments(value or {})
-        of = call.identity
-        return {"user": of.user, "tenant": of.tenant, "value": left}
+        authorized_value = await call.authorize_arguments(value or {})
+        identity = call.identity
+        return {"user": identity.user, "tenant": identity.tenant, "value": authorized_value}
 
     return endpoint

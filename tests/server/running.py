@@ -16,11 +16,11 @@ from perdure.server.websocket_sending import WebSocketProtocol
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """The address of the application, while it runs."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `perdure serve`
+def run_server(app: FastAPI) -> Iterator[str]:
+    """Run a server for the application, yield its address, and stop the server."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `perdure serve`
         server = uvicorn.Server(
             uvicorn.Config(
                 app, log_level="warning", timeout_graceful_shutdown=5, ws=WebSocketProtocol
@@ -29,27 +29,25 @@ def running(app: FastAPI) -> Iterator[str]:
         started = threading.Event()
         startup = server.startup
 
-        async def told(sockets: list[socket.socket] | None = None) -> None:
+        async def start_and_notify(sockets: list[socket.socket] | None = None) -> None:
             await startup(sockets)
             started.set()
 
-        server.startup = told  # type: ignore[method-assign]
-        thread = threading.Thread(
-            target=server.run, args=([listening],), name="server", daemon=True
-        )
+        server.startup = start_and_notify  # type: ignore[method-assign]
+        thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
         thread.start()
         assert started.wait(30), "the server did not start"
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive(), "the server did not stop"
 
 
-def until(truth: Callable[[], Any], patience_s: float = 60) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + patience_s
-    while not truth():
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
+    """Wait until the condition holds; fail after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

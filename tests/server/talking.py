@@ -23,27 +23,27 @@ from langgraph.types import interrupt
 
 
 class State(TypedDict):
-    """A conversation, and what was heard in it."""
+    """A conversation, and the texts that the graph has received."""
 
     messages: Annotated[list[AnyMessage], add_messages]
     heard: Annotated[list[str], operator.add]
 
 
 class Gate:
-    """Where a node waits; `reached` when it does, until `open` is set."""
+    """A place where a node waits: the node sets `reached` and waits until `open` is set."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
 
     async def pass_through(self) -> None:
-        """Wait until it is open."""
+        """Set `reached`, then wait until `open` is set."""
         self.reached.set()
         while not self.open.is_set():  # noqa: ASYNC110 - a test opens it, in another thread
             await asyncio.sleep(0.005)
 
 
-def talk(gate: Gate) -> StateGraph[State]:
-    """Hears the last message in one step, and answers in the next, behind a gate."""
+def build_talk_graph(gate: Gate) -> StateGraph[State]:
+    """Build a graph that records the last message, then waits at the gate and answers."""
 
     def hear(state: State) -> dict[str, Any]:
         return {"heard": [state["messages"][-1].text]}
@@ -53,28 +53,34 @@ def talk(gate: Gate) -> StateGraph[State]:
         await gate.pass_through()
         return {"messages": [AIMessage(f"heard {len(state['heard'])}")]}
 
-    made = StateGraph(State).add_node(hear).add_node(answer)
-    return made.add_edge(START, "hear").add_edge("hear", "answer")
+    graph = StateGraph(State).add_node(hear).add_node(answer)
+    return graph.add_edge(START, "hear").add_edge("hear", "answer")
 
 
-def stubborn(first: Gate, second: Gate, told: threading.Event) -> StateGraph[State]:
-    """Cancelled, it goes on until its gate is open, as one that tidies up does; `told` is set."""
+def build_uncancellable_graph(
+    first_gate: Gate, second_gate: Gate, cancelled: threading.Event
+) -> StateGraph[State]:
+    """Build a graph that goes on after a cancellation until its gate is open.
+
+    The first run waits at `first_gate`, later runs at `second_gate`. A cancellation sets
+    `cancelled`.
+    """
 
     async def go(state: State) -> dict[str, Any]:
-        gate = second if first.reached.is_set() else first
+        gate = second_gate if first_gate.reached.is_set() else first_gate
         gate.reached.set()
         while not gate.open.is_set():
             try:
                 await asyncio.sleep(0.005)
             except asyncio.CancelledError:
-                told.set()
+                cancelled.set()
         return {"heard": ["went on"]}
 
     return StateGraph(State).add_node(go).add_edge(START, "go")
 
 
-def ask() -> StateGraph[State]:
-    """Asks somebody, and hears the answer."""
+def build_asking_graph() -> StateGraph[State]:
+    """Build a graph that interrupts with a question and records the answer."""
 
     def hear(state: State) -> dict[str, Any]:
         return {"heard": [interrupt("Are you sure?")]}
@@ -82,25 +88,32 @@ def ask() -> StateGraph[State]:
     return StateGraph(State).add_node(hear).add_edge(START, "hear")
 
 
-def ask_twice() -> StateGraph[State]:
-    """Asks two people at once, in a node each."""
+def build_graph_asking_twice() -> StateGraph[State]:
+    """Build a graph with two parallel nodes; each interrupts with a question."""
 
-    def ask_of(name: str) -> Any:
+    def build_asking_node(name: str) -> Any:
         return lambda state: {"heard": [f"{name}: {interrupt(f'{name}, are you sure?')!r}"]}
 
-    made = StateGraph(State).add_node("ann", ask_of("Ann")).add_node("bob", ask_of("Bob"))
-    return made.add_edge(START, "ann").add_edge(START, "bob")
+    graph = (
+        StateGraph(State)
+        .add_node("ann", build_asking_node("Ann"))
+        .add_node("bob", build_asking_node("Bob"))
+    )
+    return graph.add_edge(START, "ann").add_edge(START, "bob")
 
 
-class Calling(GenericFakeChatModel):
-    """A scripted model that tools may be bound to."""
+class ToolBindingModel(GenericFakeChatModel):
+    """A scripted model that accepts `bind_tools`."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         return self
 
 
-def reviewed(*calls: tuple[str, dict[str, Any]], mode: Any = "batched") -> Any:
-    """An agent whose calls of tools a person reviews: of `drop` only whether it may be."""
+def build_reviewed_agent(*calls: tuple[str, dict[str, Any]], mode: Any = "batched") -> Any:
+    """Build an agent whose tool calls a person reviews.
+
+    Calls of `drop` may only be approved or rejected.
+    """
 
     @tool
     def send(to: str, text: str) -> str:
@@ -112,19 +125,21 @@ def reviewed(*calls: tuple[str, dict[str, Any]], mode: Any = "batched") -> Any:
         """Delete a file."""
         return f"dropped {path}"
 
-    made: list[Any] = [
+    tool_calls: list[Any] = [
         {"name": name, "args": args, "id": f"c{n}"} for n, (name, args) in enumerate(calls)
     ]
-    said = iter([AIMessage("Let me see.", tool_calls=made), AIMessage("It is done.")])
+    replies = iter([AIMessage("Let me see.", tool_calls=tool_calls), AIMessage("It is done.")])
     rules: Any = {"send": True, "drop": {"allowed_decisions": ["approve", "reject"]}}
     review = HumanInTheLoopMiddleware(rules, interrupt_mode=mode)
     return create_agent(
-        Calling(messages=said, disable_streaming=True), [send, drop], middleware=[review]
+        ToolBindingModel(messages=replies, disable_streaming=True),
+        [send, drop],
+        middleware=[review],
     )
 
 
-def fail() -> StateGraph[State]:
-    """Hears, then fails."""
+def build_failing_graph() -> StateGraph[State]:
+    """Build a graph that records the last message and then fails."""
 
     def hear(state: State) -> dict[str, Any]:
         return {"heard": [state["messages"][-1].text]}
@@ -132,23 +147,23 @@ def fail() -> StateGraph[State]:
     def stumble(state: State) -> dict[str, Any]:
         raise ZeroDivisionError("one by none")
 
-    made = StateGraph(State).add_node(hear).add_node(stumble)
-    return made.add_edge(START, "hear").add_edge("hear", "stumble")
+    graph = StateGraph(State).add_node(hear).add_node(stumble)
+    return graph.add_edge(START, "hear").add_edge("hear", "stumble")
 
 
-def model() -> StateGraph[MessagesState]:
-    """A model that streams its answer, in a graph within a graph."""
+def build_model_graph() -> StateGraph[MessagesState]:
+    """Build a graph whose subgraph calls a model that streams its answer."""
 
     async def speak(state: MessagesState) -> dict[str, Any]:
-        said = GenericFakeChatModel(messages=iter([AIMessage("three short words")]))
-        return {"messages": [await said.ainvoke(state["messages"])]}
+        model = GenericFakeChatModel(messages=iter([AIMessage("three short words")]))
+        return {"messages": [await model.ainvoke(state["messages"])]}
 
     inner = StateGraph(MessagesState).add_node(speak).add_edge(START, "speak").compile()
     return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner")
 
 
-class Halting(GenericFakeChatModel):
-    """A model that streams the first half of its answer, and the other once its gate is open."""
+class HaltingModel(GenericFakeChatModel):
+    """A model that streams half of its answer, and the other half once its gate is open."""
 
     gate: Any
 
@@ -158,18 +173,18 @@ class Halting(GenericFakeChatModel):
         yield ChatGenerationChunk(message=AIMessageChunk(content=" and the other <b>half</b>"))
 
 
-def halting(gate: Gate) -> StateGraph[MessagesState]:
-    """A model that streams its answer, and stops in the middle of it."""
+def build_halting_graph(gate: Gate) -> StateGraph[MessagesState]:
+    """Build a graph whose model streams half of its answer and then waits at the gate."""
 
     async def speak(state: MessagesState) -> dict[str, Any]:
-        said = Halting(messages=iter(()), gate=gate)
-        return {"messages": [await said.ainvoke(state["messages"])]}
+        model = HaltingModel(messages=iter(()), gate=gate)
+        return {"messages": [await model.ainvoke(state["messages"])]}
 
     return StateGraph(MessagesState).add_node(speak).add_edge(START, "speak")
 
 
-def failing_once() -> StateGraph[State]:
-    """Fails at its first attempt, and answers at the next."""
+def build_graph_failing_once() -> StateGraph[State]:
+    """Build a graph that fails in its first run and answers in the second."""
     attempts = iter((False, True))
 
     def stumble(state: State) -> dict[str, Any]:
@@ -180,8 +195,8 @@ def failing_once() -> StateGraph[State]:
     return StateGraph(State).add_node(stumble).add_edge(START, "stumble")
 
 
-def late() -> Callable[[RunnableConfig], StateGraph[State]]:
-    """Cannot be made for each other run, as its tools are not there yet."""
+def build_late_graph_factory() -> Callable[[RunnableConfig], StateGraph[State]]:
+    """Return a graph factory that raises ConnectionError for every other run."""
     attempts = count()
 
     def hear(state: State) -> dict[str, Any]:
@@ -195,16 +210,22 @@ def late() -> Callable[[RunnableConfig], StateGraph[State]]:
     return make
 
 
-def who() -> StateGraph[State]:
-    """Tells what the config says of the user and the run."""
+def build_identity_graph() -> StateGraph[State]:
+    """Build a graph that records the user, the thread and the colour of its config."""
 
     def tell(state: State, config: RunnableConfig) -> dict[str, Any]:
-        given = config["configurable"]
-        return {"heard": [given["user_id"], given["thread_id"], str(given.get("colour"))]}
+        configurable = config["configurable"]
+        return {
+            "heard": [
+                configurable["user_id"],
+                configurable["thread_id"],
+                str(configurable.get("colour")),
+            ]
+        }
 
     return StateGraph(State).add_node(tell).add_edge(START, "tell")
 
 
-def says(text: str) -> dict[str, Any]:
-    """An input."""
+def build_input(text: str) -> dict[str, Any]:
+    """Return a graph input with one user message."""
     return {"messages": [{"role": "user", "content": text}]}

@@ -42,7 +42,7 @@ from tests.server.examples import (
     THREAD,
     UNPROVEN,
 )
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, entry
 from tests.talks import store_conversation
@@ -170,9 +170,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         open_checkpointer(db) as saver,
         open_store(db) as store,
         httpx.Client(timeout=30) as client,
-        running(create_app(settings, access=KeysFileAccess(keys), limits=limits)) as one,
-        running(create_app(settings, access=denying, limits=limits)) as two,
-        running(create_app(settings, access=guide, limits=limits)) as three,
+        run_server(create_app(settings, access=KeysFileAccess(keys), limits=limits)) as one,
+        run_server(create_app(settings, access=denying, limits=limits)) as two,
+        run_server(create_app(settings, access=guide, limits=limits)) as three,
     ):
         place = Place(saver, store, one, two, three, dict(NAMED), client)
         seed(place)

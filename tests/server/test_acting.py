@@ -19,7 +19,7 @@ from perdure.server.acting import build_identity_acting_for
 from perdure.server.auth_file import AuthFileAccess
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
-from tests.server.running import until
+from tests.server.running import wait_until
 from tests.server.test_auth_file import written
 from tests.server.test_crons import make_due
 from tests.server.test_keys import entry
@@ -361,7 +361,7 @@ def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
     thread_id = client.threads.create()["thread_id"]
     cron = client.crons.create_for_thread(thread_id, "desk", schedule="0 0 1 1 *", input=MORE)
     make_due(settings, cron["cron_id"])
-    until(lambda: [each["status"] for each in client.runs.list(thread_id)] == ["success"])
+    wait_until(lambda: [each["status"] for each in client.runs.list(thread_id)] == ["success"])
 
     assert (cron["user_id"], cron["metadata"]["owner"]) == ("dora", "dora")
     assert desk.head(thread_id)["user_id"] == "dora"
@@ -369,10 +369,12 @@ def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
 
     file = tmp_path / "keys.toml"
     file.write_text(file.read_text().replace(f'permissions = ["{ACT_PERMISSION}"]', ""))
-    until(lambda: httpx.get(f"{desk.url}/memories", headers=HEADERS, timeout=60).status_code == 403)
+    wait_until(
+        lambda: httpx.get(f"{desk.url}/memories", headers=HEADERS, timeout=60).status_code == 403
+    )
     make_due(settings, cron["cron_id"])
     theirs: Any = desk.client("dora")
-    until(lambda: theirs.crons.search()[0]["next_run_date"] > cron["next_run_date"][:4])
+    wait_until(lambda: theirs.crons.search()[0]["next_run_date"] > cron["next_run_date"][:4])
     assert len(theirs.runs.list(thread_id)) == 1
 
 

@@ -18,7 +18,7 @@ from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.stores import open_store
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.server.test_auth_file import written
 from tests.server.test_person import (
     MORE,
@@ -87,7 +87,7 @@ def served(db: str, handlers: str, folder: Path, model: Model) -> Iterator[Site]
         saver.setup()
         store.setup()
     access, graphs = AuthFileAccess(written(folder, handlers)), Graphs({"desk": agent(model)})
-    with running(create_app(Settings(db=db), access=access, graphs=graphs)) as url:
+    with run_server(create_app(Settings(db=db), access=access, graphs=graphs)) as url:
         yield Site(url)
 
 

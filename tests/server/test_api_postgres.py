@@ -19,9 +19,9 @@ from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests import postgres_server
-from tests.server.graphs import Chats, say
-from tests.server.running import running, until
-from tests.server.talking import Gate, says, talk
+from tests.server.graphs import Chats, run_chat_turns
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, build_input, build_talk_graph
 
 
 @contextmanager
@@ -43,10 +43,10 @@ def settings() -> Iterator[Settings]:
 
 
 def test_threads_and_items_on_postgres(settings: Settings) -> None:
-    say(settings, "a/b", "one", "two", title="Numbers", graph_id="chat")
+    run_chat_turns(settings, "a/b", "one", "two", title="Numbers", graph_id="chat")
     graphs: Any = Chats()
     app = create_app(settings, graphs=graphs)
-    with running(app) as url, get_sync_client(url=url, api_key=None) as client:
+    with run_server(app) as url, get_sync_client(url=url, api_key=None) as client:
         sdk: Any = client
         sdk.threads.create(thread_id="new", metadata={"x": {"y": [1]}})
         sdk.threads.update("a/b", metadata={"x": {"y": [1, 2]}})
@@ -81,10 +81,10 @@ def end_sessions(settings: Settings) -> None:
 def test_a_run_outlives_any_number_of_lost_sessions(settings: Settings) -> None:
     """Its server lives all the time, so it is not taken for one that kills servers."""
     gate = Gate()
-    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
-    with running(app) as url, get_sync_client(url=url) as client:
+    app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
+    with run_server(app) as url, get_sync_client(url=url) as client:
         client.threads.create(thread_id="t")
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         for _ in range(5):
             assert gate.reached.wait(60)
             gate.reached.clear()
@@ -100,10 +100,10 @@ def test_a_run_outlives_any_number_of_lost_sessions(settings: Settings) -> None:
 def test_a_run_of_a_cron_outlives_lost_sessions(settings: Settings) -> None:
     """Of the locks under which it was begun none is its own."""
     gate = Gate()
-    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
-    with running(app) as url, get_sync_client(url=url) as client:
+    app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
+    with run_server(app) as url, get_sync_client(url=url) as client:
         client.threads.create(thread_id="t")
-        given: Any = {"schedule": "0 0 1 1 *", "input": says("one")}
+        given: Any = {"schedule": "0 0 1 1 *", "input": build_input("one")}
         made: Any = client.crons.create_for_thread("t", "talk", **given)
         with PostgresCheckpointer.open(settings.db) as saver:
             table = CronTable(saver)
@@ -115,7 +115,7 @@ def test_a_run_of_a_cron_outlives_lost_sessions(settings: Settings) -> None:
         end_sessions(settings)
         assert gate.reached.wait(60)
         gate.open.set()
-        until(lambda: client.runs.list("t")[0]["status"] not in ("pending", "running"))
+        wait_until(lambda: client.runs.list("t")[0]["status"] not in ("pending", "running"))
 
         assert client.runs.list("t")[0]["status"] == "success"
         values: Any = client.threads.get_state("t")["values"]

@@ -14,7 +14,7 @@ from langgraph_sdk.client import SyncStoreClient
 from perdure.server import create_app
 from perdure.server.access import Access, Filter, Identity
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ BAD: list[tuple[str, str, Any]] = [
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of a server for requests that change nothing."""
     settings = Settings(db=str(tmp_path_factory.mktemp("server") / "memory.db"), user="ann")
-    with running(create_app(settings)) as address, httpx.Client(base_url=address) as client:
+    with run_server(create_app(settings)) as address, httpx.Client(base_url=address) as client:
         yield client
 
 
@@ -177,7 +177,7 @@ class Own(Access):
 
 def test_the_namespace_is_what_the_access_says(settings: Settings) -> None:
     app = create_app(settings, access=Own())
-    with running(app) as url, get_sync_client(url=url, api_key=None) as sdk:
+    with run_server(app) as url, get_sync_client(url=url, api_key=None) as sdk:
         store = sdk.store
         store.put_item(["a"], "k", {"x": 1})
 
@@ -211,7 +211,7 @@ def test_the_records_of_threads_are_the_servers_own(settings: Settings) -> None:
         ("POST", "namespaces", {"prefix": records[:1]}),
     ]
     app = create_app(settings, access=Open())
-    with running(app) as url, httpx.Client(base_url=f"{url}/store/") as client:
+    with run_server(app) as url, httpx.Client(base_url=f"{url}/store/") as client:
         answers = [client.request(method, path, json=body) for method, path, body in requests]
         read = client.get("items", params={"namespace": records, "key": "k"})
 

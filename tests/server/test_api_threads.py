@@ -26,8 +26,8 @@ from perdure.server import create_app
 from perdure.server.access import Access, Filter, Identity
 from perdure.settings import Settings
 from tests.contracts.puts import put
-from tests.server.graphs import Chats, ask, asking_graph, say
-from tests.server.running import running
+from tests.server.graphs import Chats, asking_graph, run_asking_graph, run_chat_turns
+from tests.server.running import run_server
 
 Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
 Standing = tuple[Sdk, httpx.Client]
@@ -39,7 +39,7 @@ def url(settings: Settings) -> Iterator[str]:
     """A server with a graph."""
     graphs: Any = Chats()
     app = create_app(settings, graphs=graphs)
-    with running(app) as address:
+    with run_server(app) as address:
         yield address
 
 
@@ -47,11 +47,11 @@ def url(settings: Settings) -> Iterator[str]:
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """A server with a graph and a thread, for tests that leave it as it is, and clients of it."""
     settings = Settings(db=str(tmp_path_factory.mktemp("server") / "memory.db"), user="ann")
-    say(settings, "t", "one", graph_id="chat")
+    run_chat_turns(settings, "t", "one", graph_id="chat")
     graphs: Any = Chats()
     app = create_app(settings, graphs=graphs)
     with (
-        running(app) as address,
+        run_server(app) as address,
         get_sync_client(url=address, api_key=None) as sdk,
         httpx.Client(base_url=address) as client,
     ):
@@ -227,7 +227,7 @@ def test_an_id_that_cannot_be_stored_is_refused(standing: Standing, thread_id: s
 
 
 def test_a_thread_of_another_program_is_one_too(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "chat-1", "hello", title="Greetings", graph_id="chat")
+    run_chat_turns(settings, "chat-1", "hello", title="Greetings", graph_id="chat")
 
     thread = sdk.threads.get("chat-1")
 
@@ -243,7 +243,7 @@ def test_a_thread_of_another_program_is_one_too(settings: Settings, sdk: Sdk) ->
 
 
 def test_a_thread_without_a_graph_has_a_state(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "chat-1", "one", "two")
+    run_chat_turns(settings, "chat-1", "one", "two")
 
     state, states = sdk.threads.get_state("chat-1"), sdk.threads.get_history("chat-1", limit=3)
 
@@ -264,7 +264,7 @@ def test_threads_are_searched(settings: Settings, sdk: Sdk) -> None:
         sdk.threads.create(
             thread_id=f"t{number}", metadata={"n": number, "even": not number % 2, "in": {"a": 1}}
         )
-    say(settings, "t1", "hello")
+    run_chat_turns(settings, "t1", "hello")
 
     assert ids(sdk.threads.search(limit=2)) == ["t1", "t4"]
     assert ids(sdk.threads.search(limit=3, offset=2)) == ["t3", "t2", "t0"]
@@ -279,7 +279,7 @@ def test_threads_are_searched(settings: Settings, sdk: Sdk) -> None:
 
 
 def test_a_search_returns_what_is_selected(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t1", "hello", "you")
+    run_chat_turns(settings, "t1", "hello", "you")
 
     [plain] = sdk.threads.search(select=["thread_id", "status"])
     [whole] = sdk.threads.search(values={})
@@ -293,7 +293,7 @@ def test_pages_of_a_search_have_each_thread_once(settings: Settings, sdk: Sdk) -
         if number % 3:
             sdk.threads.create(thread_id=f"t{number:02}")
         if number % 2:
-            say(settings, f"t{number:02}", "hello")
+            run_chat_turns(settings, f"t{number:02}", "hello")
 
     pages = [ids(sdk.threads.search(limit=7, offset=start)) for start in range(0, 42, 7)]
 
@@ -303,7 +303,7 @@ def test_pages_of_a_search_have_each_thread_once(settings: Settings, sdk: Sdk) -
 
 
 def test_a_copy_has_the_states_and_the_metadata(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "chat-1", "hello", graph_id="chat")
+    run_chat_turns(settings, "chat-1", "hello", graph_id="chat")
     sdk.threads.update("chat-1", metadata={"x": 1})
 
     copied: Any = sdk.threads.copy("chat-1")
@@ -317,7 +317,7 @@ def test_a_copy_has_the_states_and_the_metadata(settings: Settings, sdk: Sdk) ->
 
 
 def test_threads_are_not_pruned_in_a_turn(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t", "one", "two")
+    run_chat_turns(settings, "t", "one", "two")
     before = len(sdk.threads.get_history("t"))
 
     with (
@@ -331,8 +331,8 @@ def test_threads_are_not_pruned_in_a_turn(settings: Settings, sdk: Sdk) -> None:
 
 
 def test_threads_are_pruned(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "kept", "one", "two")
-    say(settings, "gone", "one")
+    run_chat_turns(settings, "kept", "one", "two")
+    run_chat_turns(settings, "gone", "one")
 
     assert sdk.threads.prune(["gone", "unknown"]) == {"pruned_count": 1}
     assert sdk.threads.prune(["kept"], strategy="keep_latest") == {"pruned_count": 1}
@@ -346,7 +346,7 @@ def test_threads_are_pruned(settings: Settings, sdk: Sdk) -> None:
 
 
 def test_a_state_is_updated_and_goes_on_from_an_older_one(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t", "one", "two", title="Numbers", graph_id="chat")
+    run_chat_turns(settings, "t", "one", "two", title="Numbers", graph_id="chat")
     older = sdk.threads.get_history("t", limit=20)[-1]["checkpoint"]
     new = {"messages": [{"role": "user", "content": "three"}]}
 
@@ -369,7 +369,7 @@ def test_a_state_is_updated_and_goes_on_from_an_older_one(settings: Settings, sd
 
 
 def test_a_history_is_paged(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t", "one", "two", "three", graph_id="chat")
+    run_chat_turns(settings, "t", "one", "two", "three", graph_id="chat")
 
     whole = sdk.threads.get_history("t", limit=100)
     first = sdk.threads.get_history("t", limit=2)
@@ -384,7 +384,7 @@ def test_a_history_is_paged(settings: Settings, sdk: Sdk) -> None:
 
 
 def test_one_value_of_a_state_is_selected(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t", "one")
+    run_chat_turns(settings, "t", "one")
 
     state = sdk.threads.get_state("t", select=["values.messages", "next"])
 
@@ -393,7 +393,7 @@ def test_one_value_of_a_state_is_selected(settings: Settings, sdk: Sdk) -> None:
 
 
 def test_a_state_is_not_updated_while_a_run_is_under_way(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t", "one", graph_id="chat")
+    run_chat_turns(settings, "t", "one", graph_id="chat")
 
     with (
         SQLiteCheckpointer.open(settings.db) as saver,
@@ -404,7 +404,7 @@ def test_a_state_is_not_updated_while_a_run_is_under_way(settings: Settings, sdk
 
 
 def test_a_client_does_not_say_whose_a_thread_is(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t", "one", graph_id="chat")
+    run_chat_turns(settings, "t", "one", graph_id="chat")
     theirs = {"user_id": "eve", "owner": "eve", "source": "x", "step": 99}
     sdk.threads.create(thread_id="new", metadata=theirs, graph_id="chat")
 
@@ -432,7 +432,7 @@ def test_an_update_by_a_client_keeps_the_user_of_a_thread(settings: Settings, sd
 
 
 def test_an_update_that_no_graph_takes_is_refused(settings: Settings, sdk: Sdk) -> None:
-    say(settings, "t", "one", graph_id="chat")
+    run_chat_turns(settings, "t", "one", graph_id="chat")
 
     for node, values in (("nobody", {"messages": []}), (None, {"messages": [{"role": "?"}]})):
         with pytest.raises(UnprocessableEntityError, match="cannot be applied"):
@@ -466,12 +466,12 @@ def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, serv
 
 def test_a_program_of_ones_own_leaves_a_question(settings: Settings, sdk: Sdk) -> None:
     """Its thread is found by the status; once the program has the answer, it is idle."""
-    ask(settings, "theirs")
-    say(settings, "chat", "hello")
+    run_asking_graph(settings, "theirs")
+    run_chat_turns(settings, "chat", "hello")
     waiting = sdk.threads.search(status="interrupted")
     before = {each["thread_id"]: each["status"] for each in sdk.threads.search()}
     history = sdk.threads.get_history("theirs")
-    ask(settings, "theirs", "yes")
+    run_asking_graph(settings, "theirs", "yes")
     state = sdk.threads.get_state("theirs")
 
     assert [each["thread_id"] for each in waiting] == ["theirs"]
@@ -621,9 +621,9 @@ class Owners(Access):
 
 
 def test_a_thread_is_its_owners(settings: Settings) -> None:
-    say(settings, "of-ann", "secret", graph_id="chat")
+    run_chat_turns(settings, "of-ann", "secret", graph_id="chat")
     with (
-        running(create_app(settings, access=Owners())) as url,
+        run_server(create_app(settings, access=Owners())) as url,
         get_sync_client(url=url, api_key=None, headers={"x-user": "ann"}) as of_ann,
         get_sync_client(url=url, api_key=None, headers={"x-user": "bob"}) as of_bob,
     ):

@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from perdure import __version__
 from perdure.server import create_app
 from perdure.settings import Settings
-from tests.server.graphs import say
-from tests.server.running import running
+from tests.server.graphs import run_chat_turns
+from tests.server.running import run_server
 
 NUMBERS = [-(1 << 63) - 1, 1 << 32, (1 << 63) - 1, 10**30]
 
@@ -26,14 +26,14 @@ NUMBERS = [-(1 << 63) - 1, 1 << 32, (1 << 63) - 1, 10**30]
 def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """The application over a file with a thread."""
     settings = Settings(db=str(tmp_path_factory.mktemp("app") / "memory.db"), user="ann")
-    say(settings, "t", "one", "two")
+    run_chat_turns(settings, "t", "one", "two")
     return create_app(settings)
 
 
 @pytest.fixture(scope="module")
 def client(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of it."""
-    with running(app) as url, httpx.Client(base_url=url, timeout=30) as made:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as made:
         yield made
 
 

@@ -30,8 +30,8 @@ from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs, default_assistant_id
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
-from tests.server.running import running
-from tests.server.talking import Gate, ask, says, talk
+from tests.server.running import run_server
+from tests.server.talking import Gate, build_asking_graph, build_input, build_talk_graph
 from tests.server.test_api_postgres import new_database
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, ROOT, entry
@@ -82,12 +82,19 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setting
 
 def served(gate: Gate) -> Graphs:
     nested = StateGraph(_State).add_node("part", tells()).add_edge(START, "part")
-    return Graphs({"tells": tells(), "talk": talk(gate), "ask": ask(), "nested": nested})
+    return Graphs(
+        {
+            "tells": tells(),
+            "talk": build_talk_graph(gate),
+            "ask": build_asking_graph(),
+            "nested": nested,
+        }
+    )
 
 
 @pytest.fixture
 def url(settings: Settings, gate: Gate) -> Iterator[str]:
-    with running(create_app(settings, graphs=served(gate))) as address:
+    with run_server(create_app(settings, graphs=served(gate))) as address:
         yield address
 
 
@@ -172,7 +179,7 @@ def test_updates_at_once_are_versions_of_their_own(
         made = httpx.post(f"{urls[n % 2]}/assistants", json={**body, "name": f"n{n}"})
         return made.json()["name"]
 
-    other = running(create_app(settings, graphs=served(gate)))
+    other = run_server(create_app(settings, graphs=served(gate)))
     with other as second, ThreadPoolExecutor(8) as pool:
         urls = [url, second]
         assert {*pool.map(change, range(8))} == {200}
@@ -394,17 +401,17 @@ def test_a_run_keeps_the_version_with_which_it_was_accepted(settings: Settings, 
     """It waits while its assistant is changed and deleted, and in another server it is the same."""
     runs: Any
     graphs = served(gate)
-    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+    with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         at: str = configured(sdk)["assistant_id"]
         sdk.threads.create(thread_id="t")
         runs = sdk.runs
-        runs.create("t", "talk", input=says("first"))
+        runs.create("t", "talk", input=build_input("first"))
         assert gate.reached.wait(60)
         waits = runs.create("t", at, input={}, context={"tone": "wry"})
         sdk.assistants.update(at, context={"prompt": "other"}, config={}, graph_id="talk")
         sdk.assistants.delete(at)
     gate.open.set()
-    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+    with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         runs = sdk.runs
         told = runs.join("t", waits["run_id"])["seen"]
         run = runs.get("t", waits["run_id"])
@@ -461,10 +468,13 @@ def test_a_thread_is_answered_by_its_assistant(url: str, sdk: SyncLangGraphClien
 
 
 def test_an_assistant_of_a_graph_that_is_served_no_more(settings: Settings, gate: Gate) -> None:
-    with running(create_app(settings, graphs=served(gate))) as url, get_sync_client(url=url) as sdk:
+    with (
+        run_server(create_app(settings, graphs=served(gate))) as url,
+        get_sync_client(url=url) as sdk,
+    ):
         at: str = configured(sdk)["assistant_id"]
-    others = Graphs({"talk": talk(gate)})
-    with running(create_app(settings, graphs=others)) as url, get_sync_client(url=url) as sdk:
+    others = Graphs({"talk": build_talk_graph(gate)})
+    with run_server(create_app(settings, graphs=others)) as url, get_sync_client(url=url) as sdk:
         assert sdk.assistants.get(at)["graph_id"] == "tells"
         assert ids(sdk.assistants.search(graph_id="tells")) == [at]
         with pytest.raises(httpx.HTTPStatusError, match="422"):
@@ -485,7 +495,7 @@ def keys(settings: Settings, tmp_path: Path, gate: Gate) -> Iterator[str]:
     file = tmp_path / "keys.toml"
     admin = entry(ROOT, "root", 'permissions = ["perdure:admin"]')
     file.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
-    with running(create_app(settings, graphs=served(gate), access=KeysFileAccess(file))) as url:
+    with run_server(create_app(settings, graphs=served(gate), access=KeysFileAccess(file))) as url:
         yield url
 
 
@@ -566,7 +576,7 @@ async def delete(ctx, value):
 def test_filters_of_handlers(settings: Settings, tmp_path: Path, gate: Gate) -> None:
     access = AuthFileAccess(written(tmp_path, HANDLERS))
     with (
-        running(create_app(settings, graphs=served(gate), access=access)) as url,
+        run_server(create_app(settings, graphs=served(gate), access=access)) as url,
         get_sync_client(url=url, api_key="a") as a,
         get_sync_client(url=url, api_key="b") as b,
     ):
@@ -589,11 +599,14 @@ def test_without_a_handler_of_assistants_only_graphs_are_run(
     settings: Settings, tmp_path: Path, gate: Gate
 ) -> None:
     text = HANDLERS.partition("@auth.on.assistants\n")[0]
-    with running(create_app(settings, graphs=served(gate))) as url, get_sync_client(url=url) as sdk:
+    with (
+        run_server(create_app(settings, graphs=served(gate))) as url,
+        get_sync_client(url=url) as sdk,
+    ):
         at: str = configured(sdk)["assistant_id"]
     access = AuthFileAccess(written(tmp_path, text))
     with (
-        running(create_app(settings, graphs=served(gate), access=access)) as url,
+        run_server(create_app(settings, graphs=served(gate), access=access)) as url,
         get_sync_client(url=url, api_key="a") as sdk,
     ):
         assert seen(sdk, "tells")["model"] is None

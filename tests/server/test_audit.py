@@ -31,7 +31,7 @@ from perdure.server.access import (
 from perdure.server.call import CurrentCall
 from perdure.server.logs import Audit, is_audited_change
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.talks import store_conversation
 
 CANARY = "canary-of-content"
@@ -92,7 +92,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 def test_a_record_says_who_did_what_to_what(settings: Settings, tmp_path: Path) -> None:
     with (
-        running(made(settings, tmp_path / "audit")) as url,
+        run_server(made(settings, tmp_path / "audit")) as url,
         httpx.Client(base_url=url, headers={"x-request-id": "r-1"}) as client,
     ):
         assert client.patch("/probe/a", json={"text": CANARY}).status_code == 200
@@ -139,7 +139,7 @@ def test_every_changing_route_leaves_a_record(
         if is_audited_change(route.endpoint.action, method)
     ]
     assert len(walked) >= 3
-    with running(app) as url:
+    with run_server(app) as url:
         for number, (method, path, name) in enumerate(walked, 1):
             asked = httpx.request(method, url + path, json={"text": CANARY}, timeout=30)
             found = records(file)
@@ -155,7 +155,7 @@ def test_every_changing_route_leaves_a_record(
 
 def test_what_is_done_by_rest_is_recorded(settings: Settings, tmp_path: Path) -> None:
     app = create_app(settings, audit=Audit(tmp_path / "audit"))
-    with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         client.post("/threads", json={"thread_id": "t", "metadata": {"title": CANARY}})
         copied = client.post("/threads/t/copy").json()["thread_id"]
         client.post("/threads/prune", json={"thread_ids": ["t", copied], "strategy": "delete"})
@@ -191,7 +191,7 @@ def test_what_cannot_be_recorded_is_answered_with_an_error(
     def full(*args: Any) -> None:
         raise OSError("no space left")
 
-    with running(app) as url:
+    with run_server(app) as url:
         monkeypatch.setattr(app.state.audit, "_append_line", full)
         failed = httpx.patch(f"{url}/probe/a", json={}, headers={"x-request-id": "r-1"})
         assert (failed.status_code, failed.headers["x-request-id"]) == (500, "r-1")
@@ -217,7 +217,7 @@ def test_a_slash_in_an_id_hides_nothing(
     """Neither from the audit log nor from the line of the request."""
     caplog.set_level(logging.INFO, "perdure.requests")
     app = made(settings, tmp_path / "audit")
-    with running(app) as url, httpx.Client(base_url=url) as client:
+    with run_server(app) as url, httpx.Client(base_url=url) as client:
         client.post("/threads", json={"thread_id": "a/b"}).raise_for_status()
         assert client.delete("/threads/a%2Fb").status_code == 204
         assert client.delete("/memories/k%2F1").status_code == 404
@@ -236,7 +236,7 @@ def test_a_slash_in_an_id_hides_nothing(
 def test_a_stranger_sends_no_body_to_an_id_with_a_slash(settings: Settings, tmp_path: Path) -> None:
     """They are refused before the body is read, which is no JSON here."""
     app = made(settings, tmp_path / "audit", Unknown())
-    with running(app) as url:
+    with run_server(app) as url:
         sent = {"content": b"{", "headers": {"content-type": "application/json"}}
         assert httpx.patch(f"{url}/threads/a%2Fb", **sent).status_code == 401  # type: ignore[arg-type]
 
@@ -247,7 +247,7 @@ def test_nothing_is_changed_on_a_disk_without_room_for_records(
     with open_checkpointer(settings.db) as saver:
         store_conversation(saver, "t", user_id="ann")
     app = create_app(settings, audit=Audit(tmp_path / "audit"))
-    with running(app) as url, httpx.Client(base_url=url) as client:
+    with run_server(app) as url, httpx.Client(base_url=url) as client:
         monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=999_999))
         reply = client.delete("/threads/t")
         assert reply.status_code == 507

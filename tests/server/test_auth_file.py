@@ -19,8 +19,8 @@ from perdure.server import create_app
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused
 from perdure.server.auth_file import AuthFileAccess
 from perdure.settings import Settings
-from tests.server.probe import probed
-from tests.server.running import running
+from tests.server.probe import add_probe_routes
+from tests.server.running import run_server
 
 # of langgraph's guide to authentication, and of the docstrings of langgraph_sdk.Auth
 GUIDE = """
@@ -94,7 +94,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         AuthFileAccess(written(folder, GUIDE)),
         Settings(db=str(folder / "memory.db")),
     )
-    with running(probed(create_app(settings, access=access))) as address:
+    with run_server(add_probe_routes(create_app(settings, access=access))) as address:
         yield address
 
 
@@ -296,7 +296,7 @@ def test_all_documented_parameters(tmp_path: Path, settings: Settings) -> None:
         "@auth.on\nasync def all(ctx, value): value['seen'] = SEEN\n"
     )
     access = AuthFileAccess(written(tmp_path, text))
-    with running(probed(create_app(settings, access=access))) as url:
+    with run_server(add_probe_routes(create_app(settings, access=access))) as url:
         seen = httpx.post(
             f"{url}/probe/threads:read?q=1", json={"n": 1}, headers={"authorization": "Basic x"}
         ).json()["value"]["seen"]
@@ -406,7 +406,7 @@ def test_a_search_of_everything_has_nothing_of_perdures_own(
     def listed(path: str, **asked: Any) -> Any:
         return bob.post(f"/store/{path}", json=asked).json()
 
-    with running(served) as url, httpx.Client(base_url=url, headers={"x-api-key": "bob"}) as bob:
+    with run_server(served) as url, httpx.Client(base_url=url, headers={"x-api-key": "bob"}) as bob:
         for number in range(5):
             own = {"thread_id": f"t{number}", "metadata": {"topic": "SECRET of ann"}}
             assert bob.post("/threads", json=own, headers={"x-api-key": "ann"}).is_success

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.settings import Rules, Settings
 from perdure.stores import SQLiteStore
-from tests.server.every_page import every_page, link
+from tests.server.every_page import build_link, store_text_everywhere
 
 RIGHT_TO_LEFT: Final = "שלום עולם"
 LONG: Final = f"{'w' * 120} many words {'and-more' * 20}"
@@ -79,7 +79,7 @@ def test_nothing_is_wider_than_the_screen(
 ) -> None:
     """Ids, names and words that are long wrap, on a phone as on a desk."""
     wide = []
-    for path in every_page(saver, store, LONG):
+    for path in store_text_everywhere(saver, store, LONG):
         tab.goto(path)
         unfold(tab)
         for width in (390, 1280):
@@ -97,11 +97,11 @@ def test_what_is_written_from_right_to_left_moves_nothing_beside_it(
     """Stored text is isolated: the boxes of texts are in the order of the page."""
     tab.set_viewport_size({"width": width, "height": 860})
     wrong = {}
-    for path in every_page(saver, store, RIGHT_TO_LEFT):
+    for path in store_text_everywhere(saver, store, RIGHT_TO_LEFT):
         tab.goto(path)
         unfold(tab)
         wrong[path] = tab.evaluate(MISPLACED)
-    tab.goto(link("/ui/forget", ns=("notes", *[RIGHT_TO_LEFT] * 2), key=RIGHT_TO_LEFT))
+    tab.goto(build_link("/ui/forget", ns=("notes", *[RIGHT_TO_LEFT] * 2), key=RIGHT_TO_LEFT))
     tab.get_by_role("button", name="Erase permanently").click()
     tab.get_by_role("heading", name="Erased").wait_for()
     unfold(tab)

@@ -26,7 +26,7 @@ from perdure.server.pages_items import find_value_changes
 from perdure.settings import Rules, Settings
 from perdure.stores import Provenance, SQLiteStore, open_store
 from tests.contracts.puts import put
-from tests.server.running import running
+from tests.server.running import run_server
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
 HOSTILE = [
@@ -437,7 +437,7 @@ def test_others_memories_are_not_shown(settings: Settings) -> None:
     """Whose memories they are comes from the identity; what concerns all is the admin's."""
     other = place("memories", "ann", key="drink")
     with (
-        running(create_app(settings, access=Stranger("eve"))) as url,
+        run_server(create_app(settings, access=Stranger("eve"))) as url,
         httpx.Client(base_url=url) as client,
     ):
         own = client.get("/ui/memories.json").json()
@@ -472,7 +472,7 @@ def test_a_handler_may_add_a_label(settings: Settings, store: SQLiteStore) -> No
     """Links of pages lead to what it permits, and to nothing else."""
     store.put(("eve", "notes"), "k", {"n": 1})
     with (
-        running(create_app(settings, access=Prefixing("eve"))) as url,
+        run_server(create_app(settings, access=Prefixing("eve"))) as url,
         httpx.Client(base_url=url) as client,
     ):
         names = [

@@ -14,7 +14,7 @@ from playwright.sync_api import Error as ScriptError
 
 from perdure.server import create_app
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 
 CALLS = """async (url) => {
   const json = (method, path, body) => fetch(url + path, {
@@ -70,7 +70,7 @@ def test_scripts_of_a_named_site_call_the_server(
 ) -> None:
     """Threads, streams, websockets, and headers that the SDK reads; another site does nothing."""
     settings = Settings(db=str(tmp_path / "memory.db"))
-    with running(create_app(settings, origins=sites[:1])) as url:
+    with run_server(create_app(settings, origins=sites[:1])) as url:
         page = browser.new_page()
         page.goto(sites[0])
         told = page.evaluate(CALLS, url)

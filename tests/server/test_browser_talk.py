@@ -23,21 +23,21 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.browser import tab  # noqa: F401 - a fixture
-from tests.server.every_page import link
-from tests.server.graphs import ask as ask_from_elsewhere
-from tests.server.hostile import TOGETHER, shown_harmless
-from tests.server.running import running
+from tests.server.every_page import build_link
+from tests.server.graphs import run_asking_graph as ask_from_elsewhere
+from tests.server.hostile import TOGETHER, open_harmless_page
+from tests.server.running import run_server
 from tests.server.talking import (
     Gate,
-    ask,
-    ask_twice,
-    fail,
-    failing_once,
-    halting,
-    late,
-    reviewed,
-    says,
-    talk,
+    build_asking_graph,
+    build_failing_graph,
+    build_graph_asking_twice,
+    build_graph_failing_once,
+    build_halting_graph,
+    build_input,
+    build_late_graph_factory,
+    build_reviewed_agent,
+    build_talk_graph,
 )
 from tests.server.test_auth_file import written
 from tests.server.test_browser_layout import LONG, OVER
@@ -52,18 +52,18 @@ FILE = ("drop", {"path": "old.txt"})
 def url(settings: Settings, gate: Gate) -> Iterator[str]:
     graphs = Graphs(
         {
-            "ask": ask(),
-            "twice": ask_twice(),
-            "one": reviewed(LETTER),
-            "two": reviewed(LETTER, FILE),
-            "each": reviewed(LETTER, FILE, mode="per_call"),
-            "talk": talk(gate),
-            "halting": halting(gate),
-            "failing": failing_once(),
-            "late": late(),
+            "ask": build_asking_graph(),
+            "twice": build_graph_asking_twice(),
+            "one": build_reviewed_agent(LETTER),
+            "two": build_reviewed_agent(LETTER, FILE),
+            "each": build_reviewed_agent(LETTER, FILE, mode="per_call"),
+            "talk": build_talk_graph(gate),
+            "halting": build_halting_graph(gate),
+            "failing": build_graph_failing_once(),
+            "late": build_late_graph_factory(),
         }
     )
-    with running(create_app(settings, graphs=graphs)) as address:
+    with run_server(create_app(settings, graphs=graphs)) as address:
         yield address
 
 
@@ -92,7 +92,7 @@ def results(sdk: SyncLangGraphClient) -> list[str]:
 def test_any_question_is_answered_by_text_or_json(
     plain: Page, sdk: SyncLangGraphClient, button: str, answer: Any
 ) -> None:
-    sdk.runs.wait("t", "ask", input=says("go"))
+    sdk.runs.wait("t", "ask", input=build_input("go"))
     plain.goto(PAGE)
     question = plain.get_by_role("group", name="Waits for an answer, at hear: Are you sure?")
     question.get_by_label("Answer", exact=True).fill("[1, 2]")
@@ -104,7 +104,7 @@ def test_any_question_is_answered_by_text_or_json(
 
 
 def test_several_questions_are_answered_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
-    sdk.runs.wait("t", "twice", input=says("go"))
+    sdk.runs.wait("t", "twice", input=build_input("go"))
     plain.goto(PAGE)
     for name, left in (("Bob", 1), ("Ann", 0)):
         question = plain.get_by_role("group", name=f"{name}, are you sure?")
@@ -127,7 +127,7 @@ def test_a_call_is_reviewed(
     plain: Page, sdk: SyncLangGraphClient, button: str, result: str
 ) -> None:
     """The arguments are shown as they are: what a character hides is told by its number."""
-    sdk.runs.wait("t", "one", input=says("write to Bob"))
+    sdk.runs.wait("t", "one", input=build_input("write to Bob"))
     plain.goto(PAGE)
     shown = plain.get_by_label("Arguments, JSON").input_value()
     assert "\\u202e" in shown
@@ -142,7 +142,7 @@ def test_a_call_is_reviewed(
 
 def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
     """An edit that would be dropped by another decision is refused."""
-    sdk.runs.wait("t", "one", input=says("write to Bob"))
+    sdk.runs.wait("t", "one", input=build_input("write to Bob"))
     plain.goto(PAGE)
     for sent, button, refused in (
         ('{"to": "cy", "text": "hi"}', "Approve", "were changed, but the decision is 'approve'"),
@@ -164,7 +164,7 @@ def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
 
 def test_several_calls_of_a_message_are_reviewed(plain: Page, sdk: SyncLangGraphClient) -> None:
     """Each has the decisions that are allowed for its tool, and all are sent at once."""
-    sdk.runs.wait("t", "two", input=says("write to Bob, drop the file"))
+    sdk.runs.wait("t", "two", input=build_input("write to Bob, drop the file"))
     plain.goto(PAGE)
     letter, file = (plain.get_by_role("group", name=name, exact=True) for name in ("send", "drop"))
     expect(letter.get_by_role("radio")).to_have_count(4)
@@ -182,7 +182,7 @@ def test_several_calls_of_a_message_are_reviewed(plain: Page, sdk: SyncLangGraph
 
 
 def test_calls_that_are_asked_about_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
-    sdk.runs.wait("t", "each", input=says("write to Bob, drop the file"))
+    sdk.runs.wait("t", "each", input=build_input("write to Bob, drop the file"))
     plain.goto(PAGE)
     file = plain.get_by_role("group", name="drop", exact=True)
     assert file.get_by_role("button").all_inner_texts() == ["Approve", "Reject"]
@@ -197,18 +197,18 @@ def test_calls_that_are_asked_about_one_by_one(plain: Page, sdk: SyncLangGraphCl
 
 def test_answers_that_are_refused(url: str, sdk: SyncLangGraphClient) -> None:
     """One that is not allowed, one of a question that no longer waits, one of another site."""
-    sdk.runs.wait("t", "each", input=says("write to Bob, drop the file"))
+    sdk.runs.wait("t", "each", input=build_input("write to Bob, drop the file"))
     task = next(
         each for each in sdk.threads.get_state("t")["tasks"] if "old.txt" in json.dumps(each)
     )
     form = {"assistant": "each", "of": task["interrupts"][0]["id"], "decision-0": "edit"}
-    path = link(f"{url}/ui/answer", id="t")
+    path = build_link(f"{url}/ui/answer", id="t")
     allowed = httpx.post(path, data=form)
     form["decision-0"] = "approve"
     foreign = httpx.post(path, data=form, headers={"Sec-Fetch-Site": "cross-site"})
     other = httpx.post(path, data=form, headers={"Origin": "http://127.0.0.1:9"})
     unknown = httpx.post(path, data=form | {"of": "0" * 32})
-    elsewhere = httpx.post(link(f"{url}/ui/answer", id="no"), data=form)
+    elsewhere = httpx.post(build_link(f"{url}/ui/answer", id="no"), data=form)
 
     assert (allowed.status_code, "expected one of approve, reject" in allowed.text) == (422, True)
     assert (unknown.status_code, "no longer waits" in unknown.text) == (409, True)
@@ -257,7 +257,7 @@ def test_a_run_that_others_began_is_shown_and_stopped(
     gate: Gate,
 ) -> None:
     """It is gone on with, and then what waited for it runs."""
-    run = sdk.runs.create("t", "talk", input=says("hello"))
+    run = sdk.runs.create("t", "talk", input=build_input("hello"))
     gate.reached.wait(30)
     tab.goto(PAGE)
     tab.get_by_role("button", name="Stop").click()
@@ -349,7 +349,9 @@ def test_who_may_not_begin_a_conversation(settings: Settings, tmp_path: Path) ->
     """It takes both: to create a thread, and to run a graph on it."""
     access = AuthFileAccess(written(tmp_path, BEGINNERS, "beginners.py"))
     seen = []
-    with running(create_app(settings, graphs=Graphs({"ask": ask()}), access=access)) as url:
+    with run_server(
+        create_app(settings, graphs=Graphs({"ask": build_asking_graph()}), access=access)
+    ) as url:
         for user in ("ann", "bob", "cy"):
             headers = {"x-api-key": user}
             listed = httpx.get(f"{url}/ui/threads", headers={**headers, "accept": "text/html"})
@@ -444,10 +446,10 @@ def test_runs_are_listed_stopped_and_tried_again(
     sdk: SyncLangGraphClient,
     gate: Gate,
 ) -> None:
-    sdk.runs.create("t", "talk", input=says("hello"))
+    sdk.runs.create("t", "talk", input=build_input("hello"))
     gate.reached.wait(30)
     sdk.threads.create(thread_id="u")
-    sdk.runs.wait("u", "failing", input=says("please"), raise_error=False)
+    sdk.runs.wait("u", "failing", input=build_input("please"), raise_error=False)
     tab.goto("/ui/runs")
     rows = tab.locator("tbody tr")
     expect(rows).to_have_count(2)
@@ -473,18 +475,22 @@ def test_runs_are_those_of_threads_that_may_be_reached(settings: Settings, tmp_p
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
     keys.chmod(0o600)
-    app = create_app(settings, graphs=Graphs({"ask": ask()}), access=KeysFileAccess(keys))
-    with running(app) as url:
+    app = create_app(
+        settings, graphs=Graphs({"ask": build_asking_graph()}), access=KeysFileAccess(keys)
+    )
+    with run_server(app) as url:
         ann, bob = ({"x-api-key": key, "accept": "application/json"} for key in (ANN, BOB))
-        asked = {"assistant_id": "ask", "input": says("of Ann"), "if_not_exists": "create"}
+        asked = {"assistant_id": "ask", "input": build_input("of Ann"), "if_not_exists": "create"}
         httpx.post(f"{url}/threads/t/runs/wait", json=asked, headers=ann).raise_for_status()
         [run] = httpx.get(f"{url}/ui/runs", headers=ann).json()["runs"]
         seen = httpx.get(f"{url}/ui/runs", headers=bob).json()["runs"]
-        stop = link(f"{url}/ui/stop", id="t", run_id=run["run_id"])
+        stop = build_link(f"{url}/ui/stop", id="t", run_id=run["run_id"])
         denied = [
-            httpx.get(link(f"{url}/ui/runs", id="t"), headers=bob),
+            httpx.get(build_link(f"{url}/ui/runs", id="t"), headers=bob),
             httpx.post(stop, headers=bob),
-            httpx.post(link(f"{url}/ui/again", id="t"), data={"assistant": "ask"}, headers=bob),
+            httpx.post(
+                build_link(f"{url}/ui/again", id="t"), data={"assistant": "ask"}, headers=bob
+            ),
         ]
         foreign = httpx.post(stop, headers=ann | {"Sec-Fetch-Site": "cross-site"})
 
@@ -502,11 +508,13 @@ def test_runs_of_others_push_nobodys_off_the_list(
     keys.chmod(0o600)
     sealed = dataclasses.replace(settings, key=key)
     app = create_app(
-        sealed, graphs=Graphs({"ask": ask(), "fail": fail()}), access=KeysFileAccess(keys)
+        sealed,
+        graphs=Graphs({"ask": build_asking_graph(), "fail": build_failing_graph()}),
+        access=KeysFileAccess(keys),
     )
-    with running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         ann, bob = ({"x-api-key": key, "accept": "application/json"} for key in (ANN, BOB))
-        asked = {"input": says("hello"), "if_not_exists": "create"}
+        asked = {"input": build_input("hello"), "if_not_exists": "create"}
         for thread, graph, of in (("t", "fail", ann), ("t", "ask", ann), ("u", "ask", bob)):
             body = {**asked, "assistant_id": graph}
             client.post(f"/threads/{thread}/runs/wait", json=body, headers=of)
@@ -554,16 +562,16 @@ def test_runs_with_long_names_and_errors_fit_the_screen(
     name = LONG[:150]
     graphs = Graphs({name: builder, "other": builder})
     with (
-        running(create_app(settings, graphs=graphs)) as url,
+        run_server(create_app(settings, graphs=graphs)) as url,
         get_sync_client(url=url) as sdk,
         browser.new_context(base_url=url) as context,
         httpx.Client(base_url=url) as client,
     ):
         page = context.new_page()
         sdk.threads.create(thread_id="t")
-        sdk.runs.wait("t", name, input=says(LONG), raise_error=False)
-        for path in (PAGE, "/ui/runs", link("/ui/runs", id="t", status="error")):
-            shown_harmless(page, client, path)
+        sdk.runs.wait("t", name, input=build_input(LONG), raise_error=False)
+        for path in (PAGE, "/ui/runs", build_link("/ui/runs", id="t", status="error")):
+            open_harmless_page(page, client, path)
             for width in (390, 1280):
                 page.set_viewport_size({"width": width, "height": 860})
                 assert page.evaluate(OVER) <= 0, (path, width)
@@ -592,8 +600,8 @@ def test_who_may_only_read_a_thread_has_no_forms(
     ask_from_elsewhere(settings, "t")
     forms = []
     access = AuthFileAccess(written(tmp_path, READER, "reader.py"))
-    for graphs, allowed in (({"ask": ask()}, access), ({}, None)):
-        with running(create_app(settings, graphs=Graphs(graphs), access=allowed)) as url:
+    for graphs, allowed in (({"ask": build_asking_graph()}, access), ({}, None)):
+        with run_server(create_app(settings, graphs=Graphs(graphs), access=allowed)) as url:
             for user in ("ann", "bob"):
                 headers = {"x-api-key": user, "accept": "text/html"}
                 shown = httpx.get(f"{url}{PAGE}", headers=headers).text

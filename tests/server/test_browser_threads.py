@@ -19,8 +19,15 @@ from perdure.memory import record_views, trim
 from perdure.settings import Settings
 from tests.contracts.puts import checkpoint_id_of, config_at, put
 from tests.exports import EXPORT, run_command
-from tests.server.every_page import ID, link, questions
-from tests.server.hostile import LONG_LINE, SURROGATE, TEXTS, TOGETHER, harmless, shown_harmless
+from tests.server.every_page import ID, build_link, store_questions
+from tests.server.hostile import (
+    LONG_LINE,
+    SURROGATE,
+    TEXTS,
+    TOGETHER,
+    check_page_is_harmless,
+    open_harmless_page,
+)
 
 HTML = {"Accept": "text/html"}
 
@@ -69,7 +76,7 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
         put(saver, {"messages": []}, thread=f"t{number}", metadata=topic)
 
     def listed(**values: Any) -> list[str]:
-        answer = client.get(link("/ui/threads.json", **values))
+        answer = client.get(build_link("/ui/threads.json", **values))
         assert answer.status_code == 200, answer.text
         return [each["thread_id"] for each in answer.json()["threads"]]
 
@@ -78,7 +85,7 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
     assert listed(meta="topic=a") == [f"t{number}" for number in range(51, 0, -2)]
     assert listed(since="2999-01-01") == listed(until="1999-01-01") == []
     for wrong in ({"meta": "topic"}, {"since": "soon"}, {"start": -1}):
-        answer = client.get(link("/ui/threads", **wrong), headers=HTML)
+        answer = client.get(build_link("/ui/threads", **wrong), headers=HTML)
         assert answer.status_code == 422
         assert "The request failed" in answer.text
 
@@ -103,7 +110,7 @@ def test_threads_are_listed_by_title(tab: Page, saver: SQLiteCheckpointer) -> No
 
 
 def test_three_columns(tab: Page, garden: str) -> None:
-    tab.goto(link("/ui/thread", id=garden))
+    tab.goto(build_link("/ui/thread", id=garden))
     turns = tab.locator("section.turn")
     expect(turns).to_have_count(2)
     here = tab.get_by_role("link", name="Threads")
@@ -124,7 +131,7 @@ def test_three_columns(tab: Page, garden: str) -> None:
 
 def test_earlier_turns_and_the_page_of_a_message(tab: Page, saver: SQLiteCheckpointer) -> None:
     talk(saver, "long", *(f"Question {number}?" for number in range(70)))
-    tab.goto(link("/ui/thread", id="long"))
+    tab.goto(build_link("/ui/thread", id="long"))
     turns = tab.locator("section.turn")
     expect(turns).to_have_count(30)
     expect(turns.first.locator(".step")).to_have_count(3)
@@ -137,7 +144,7 @@ def test_earlier_turns_and_the_page_of_a_message(tab: Page, saver: SQLiteCheckpo
         expect(turn.locator(".step")).to_have_count(3)
         expect(turn.locator(".view")).to_have_count(1)
     wanted = saver.history("long")[20]
-    tab.goto(link("/ui/thread", id="long", message=wanted.value.id))
+    tab.goto(build_link("/ui/thread", id="long", message=wanted.value.id))
     expect(tab.locator("article:target")).to_contain_text("Question 10?")
 
 
@@ -147,7 +154,7 @@ def test_views_that_are_not_read_are_told(
     """Of a page whose views are longer than it reads, turns above say how long theirs are."""
     talk(saver, "long", "One?", "Two?", "Three?")
     monkeypatch.setattr("perdure.server.pages_threads._MAX_VIEW_MESSAGES", 4)
-    tab.goto(link("/ui/thread", id="long"))
+    tab.goto(build_link("/ui/thread", id="long"))
     seen = tab.locator("section.turn > .column:nth-child(2)").all_inner_texts()
     assert [text.splitlines()[0] for text in seen] == [
         "1 message open it to see its tokens",
@@ -174,7 +181,7 @@ def test_what_was_said_has_blocks_calls_and_marks(tab: Page, saver: SQLiteCheckp
     config = put(saver, {"messages": [*first, second], "n": 1}, config)
     put(saver, {"messages": [second], "n": 2}, config)
 
-    tab.goto(link("/ui/thread", id="t"))
+    tab.goto(build_link("/ui/thread", id="t"))
     user, assistant, tool = tab.locator(".said").all()
     expect(user).to_contain_text("history only")
     expect(assistant).to_contain_text("[image]")
@@ -214,7 +221,7 @@ def test_tree_look_and_compare(tab: Page, saver: SQLiteCheckpointer) -> None:
     put(saver, {"messages": ["a", "b"], "n": 1}, root)
     put(saver, {"messages": ["a", "c"], "n": 2}, root, metadata={"source": "fork"})
 
-    tab.goto(link("/ui/checkpoints", id="t"))
+    tab.goto(build_link("/ui/checkpoints", id="t"))
     rows = tab.locator("tbody tr")
     expect(rows).to_have_count(3)
     expect(rows.nth(2).locator("path")).to_have_count(2)  # two lanes join
@@ -240,9 +247,11 @@ def test_ids_and_triggers_of_nodes_are_folded(tab: Page, saver: SQLiteCheckpoint
     }
     config = put(saver, values, root)
     saver.put_writes(config, [("branch:to:respond", None), ("names", "bob")], ids[0])
-    page = link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config))
-    compared = link("/ui/compare", id="t", a=checkpoint_id_of(root), b=checkpoint_id_of(config))
-    for path in (page, link("/ui/thread", id="t"), compared):
+    page = build_link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config))
+    compared = build_link(
+        "/ui/compare", id="t", a=checkpoint_id_of(root), b=checkpoint_id_of(config)
+    )
+    for path in (page, build_link("/ui/thread", id="t"), compared):
         tab.goto(path)
         folded = tab.locator("details", has_text="3 ids")
         expect(folded.get_by_text(ids[2])).to_be_hidden()
@@ -257,7 +266,7 @@ def test_ids_and_triggers_of_nodes_are_folded(tab: Page, saver: SQLiteCheckpoint
 
 
 def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
-    tab.goto(link("/ui/checkpoints", id=garden))
+    tab.goto(build_link("/ui/checkpoints", id=garden))
     tab.get_by_role("link", name="step 1", exact=True).click()
     tab.get_by_role("button", name="Continue from here").click()
     expect(tab.locator("tr.head")).to_contain_text("step 1")
@@ -273,7 +282,7 @@ def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str
 
 
 def test_prune_with_a_preview(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
-    tab.goto(link("/ui/prune", id=garden))
+    tab.goto(build_link("/ui/prune", id=garden))
     tab.get_by_label("Newest checkpoints").fill("1")
     tab.get_by_role("button", name="Preview").click()
     expect(tab.locator(".card")).to_contain_text("checkpoints")
@@ -289,9 +298,9 @@ def test_nothing_is_changed_while_a_run_holds_the_thread(
     (first, *_) = saver.checkpoints(garden, checkpoint_ns="")[::-1]
     with saver.lock(garden):
         for path in (
-            link("/ui/rewind", id=garden, checkpoint=first.checkpoint_id),
-            link("/ui/delete", id=garden),
-            link("/ui/prune", id=garden),
+            build_link("/ui/rewind", id=garden, checkpoint=first.checkpoint_id),
+            build_link("/ui/delete", id=garden),
+            build_link("/ui/prune", id=garden),
         ):
             answer = client.post(path, data={"last": "1"})
             assert (answer.status_code, "under way" in answer.text) == (409, True), path
@@ -304,7 +313,9 @@ def test_looking_at_a_checkpoint_makes_no_run_go_on_from_it(
     first = put(saver, {"n": 1}, thread="t")
     second = put(saver, {"n": 2}, first)
     assert (
-        client.get(link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(first))).status_code
+        client.get(
+            build_link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(first))
+        ).status_code
         == 200
     )
     assert saver.checkpoints("t")[0].checkpoint_id == checkpoint_id_of(second)
@@ -332,21 +343,21 @@ def test_what_is_not_there(client: httpx.Client, garden: str) -> None:
 
 def test_twins(client: httpx.Client, saver: SQLiteCheckpointer, garden: str) -> None:
     """Each page has the same as JSON."""
-    thread = client.get(link("/ui/thread.json", id=garden)).json()
+    thread = client.get(build_link("/ui/thread.json", id=garden)).json()
     (view,) = thread["turns"][-1]["views"]
     assert view["parts"][0]["tokens"] > 0
     steps = thread["turns"][-1]["steps"]
     assert [each["ran"] for each in steps][-1] == ["respond"]
     a, b = (each["checkpoint_id"] for each in steps[:2])
     for path in (
-        link("/ui/threads.json"),
-        link("/ui/seen.json", id=garden, view=view["id"]),
-        link("/ui/message.json", id=garden, position=0),
-        link("/ui/checkpoints.json", id=garden),
-        link("/ui/checkpoint.json", id=garden, checkpoint=a),
-        link("/ui/checkpoint.json", id=garden, checkpoint=a, channel="messages"),
-        link("/ui/compare.json", id=garden, a=a, b=b),
-        link("/ui/prune.json", id=garden, last=1),
+        build_link("/ui/threads.json"),
+        build_link("/ui/seen.json", id=garden, view=view["id"]),
+        build_link("/ui/message.json", id=garden, position=0),
+        build_link("/ui/checkpoints.json", id=garden),
+        build_link("/ui/checkpoint.json", id=garden, checkpoint=a),
+        build_link("/ui/checkpoint.json", id=garden, checkpoint=a, channel="messages"),
+        build_link("/ui/compare.json", id=garden, a=a, b=b),
+        build_link("/ui/prune.json", id=garden, last=1),
     ):
         answer = client.get(path)
         assert answer.status_code == 200, path
@@ -361,7 +372,7 @@ def test_twins(client: httpx.Client, saver: SQLiteCheckpointer, garden: str) -> 
 
 def test_by_keyboard_alone(tab: Page, garden: str) -> None:
     """Tab reaches what a mouse does, one sees where it is, and Enter follows."""
-    tab.goto(link("/ui/thread", id=garden))
+    tab.goto(build_link("/ui/thread", id=garden))
     reached = set()
     for _ in range(60):
         tab.keyboard.press("Tab")
@@ -384,7 +395,7 @@ def test_by_keyboard_alone(tab: Page, garden: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast_in_both_schemes(tab: Page, garden: str, scheme: Any) -> None:
     tab.emulate_media(color_scheme=scheme)
-    tab.goto(link("/ui/thread", id=garden))
+    tab.goto(build_link("/ui/thread", id=garden))
     ground, ink = tab.evaluate(
         "() => { const s = getComputedStyle(document.body); return [s.backgroundColor, s.color] }"
     )
@@ -421,23 +432,23 @@ def test_hostile_text_is_shown_as_text(
 
     for path in (
         "/ui/threads",
-        link("/ui/threads", q=TEXTS["attribute"], meta=f"x={TEXTS['closing']}"),
-        link("/ui/thread", id=text),
-        link("/ui/thread", id=text, ns=text),
-        *questions(saver, text),
-        link("/ui/message", id=text, position=0),
-        link("/ui/checkpoints", id=text),
-        link("/ui/checkpoints", id=text, ns=text),
-        link("/ui/checkpoint", id=text, checkpoint=text),
-        link("/ui/checkpoint", id=text, checkpoint=text, channel=text),
-        link("/ui/compare", id=text, a=f"c{text}", b=text),
-        link("/ui/prune", id=text, last=1),
-        link("/ui/delete", id=text),
+        build_link("/ui/threads", q=TEXTS["attribute"], meta=f"x={TEXTS['closing']}"),
+        build_link("/ui/thread", id=text),
+        build_link("/ui/thread", id=text, ns=text),
+        *store_questions(saver, text),
+        build_link("/ui/message", id=text, position=0),
+        build_link("/ui/checkpoints", id=text),
+        build_link("/ui/checkpoints", id=text, ns=text),
+        build_link("/ui/checkpoint", id=text, checkpoint=text),
+        build_link("/ui/checkpoint", id=text, checkpoint=text, channel=text),
+        build_link("/ui/compare", id=text, a=f"c{text}", b=text),
+        build_link("/ui/prune", id=text, last=1),
+        build_link("/ui/delete", id=text),
     ):
-        shown_harmless(tab, client, path)
-    assert client.get(link("/ui/thread", id=f"no {text}")).status_code == 404
-    harmless(client.get(link("/ui/thread", id=f"no {text}"), headers=HTML).text)
-    tab.goto(link("/ui/checkpoint", id=text, checkpoint=text))
+        open_harmless_page(tab, client, path)
+    assert client.get(build_link("/ui/thread", id=f"no {text}")).status_code == 404
+    check_page_is_harmless(client.get(build_link("/ui/thread", id=f"no {text}"), headers=HTML).text)
+    tab.goto(build_link("/ui/checkpoint", id=text, checkpoint=text))
     tab.get_by_role("button", name="Continue from here").click()
     tab.get_by_role("button", name="Compare").click()
     expect(tab.locator("h1")).to_have_text("Comparison of two checkpoints")
@@ -448,11 +459,13 @@ def test_long_lines_and_halves_of_pairs(
 ) -> None:
     said = [HumanMessage(LONG_LINE, id="h"), AIMessage(SURROGATE, id="a")]
     config = put(saver, {"messages": said, "n": SURROGATE}, thread="t")
-    shown_harmless(tab, client, link("/ui/thread", id="t"))
-    assert len(client.get(link("/ui/thread", id="t")).text) < 50_000
+    open_harmless_page(tab, client, build_link("/ui/thread", id="t"))
+    assert len(client.get(build_link("/ui/thread", id="t")).text) < 50_000
     for path in (
-        link("/ui/message", id="t", position=0),
-        link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config)),
-        link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config), channel="messages"),
+        build_link("/ui/message", id="t", position=0),
+        build_link("/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config)),
+        build_link(
+            "/ui/checkpoint", id="t", checkpoint=checkpoint_id_of(config), channel="messages"
+        ),
     ):
-        harmless(client.get(path).text)
+        check_page_is_harmless(client.get(path).text)

@@ -36,8 +36,14 @@ from perdure.server.keys import KeysFileAccess
 from perdure.server.schedule import CronRequest
 from perdure.settings import Settings
 from tests.rounds import rounds
-from tests.server.running import running, until
-from tests.server.talking import Gate, fail, says, talk, who
+from tests.server.running import run_server, wait_until
+from tests.server.talking import (
+    Gate,
+    build_failing_graph,
+    build_identity_graph,
+    build_input,
+    build_talk_graph,
+)
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, entry
 from tests.server.test_runs import GRAPH, texts
@@ -55,7 +61,13 @@ def gate() -> Gate:
 
 @pytest.fixture
 def graphs(gate: Gate) -> Graphs:
-    return Graphs({"talk": talk(gate), "who": who(), "fail": fail()})
+    return Graphs(
+        {
+            "talk": build_talk_graph(gate),
+            "who": build_identity_graph(),
+            "fail": build_failing_graph(),
+        }
+    )
 
 
 @contextmanager
@@ -63,7 +75,7 @@ def served(
     settings: Settings, graphs: Graphs, access: Any = None, key: str | None = None
 ) -> Iterator[SyncLangGraphClient]:
     with (
-        running(create_app(settings, graphs=graphs, access=access)) as url,
+        run_server(create_app(settings, graphs=graphs, access=access)) as url,
         get_sync_client(url=url, api_key=key) as client,
     ):
         yield client
@@ -186,10 +198,14 @@ def test_a_cron_runs_on_its_thread_when_it_is_due(
     sdk: SyncLangGraphClient, settings: Settings
 ) -> None:
     """It is told its next time then; what it missed is made up for once."""
-    asked: Any = {"schedule": "* * * * *", "input": says("wake"), "metadata": {"why": "alarm"}}
+    asked: Any = {
+        "schedule": "* * * * *",
+        "input": build_input("wake"),
+        "metadata": {"why": "alarm"},
+    }
     cron: Any = sdk.crons.create_for_thread("t", "talk", **asked)
     make_due(settings, cron["cron_id"], time.time() - 3600)
-    until(lambda: texts_or_none(sdk) == ["wake", "heard 1"])
+    wait_until(lambda: texts_or_none(sdk) == ["wake", "heard 1"])
     found: Any = sdk.crons.search()[0]
     [run] = runs(sdk)
 
@@ -208,7 +224,7 @@ def test_a_cron_without_a_thread_makes_one_each_time(
 ) -> None:
     sdk.threads.delete("t")
     cron: Any = sdk.crons.create(
-        "talk", schedule=YEARLY, input=says("wake"), on_run_completed=completed
+        "talk", schedule=YEARLY, input=build_input("wake"), on_run_completed=completed
     )
     make_due(settings, cron["cron_id"])
 
@@ -217,8 +233,8 @@ def test_a_cron_without_a_thread_makes_one_each_time(
         done = [thread["status"] for thread in sdk.threads.search()] == ["idle"] * left
         return due is not None and due > datetime.now(UTC).isoformat() and done
 
-    until(is_over)
-    until(lambda: len(sdk.threads.search()) == left)
+    wait_until(is_over)
+    wait_until(lambda: len(sdk.threads.search()) == left)
     for thread in sdk.threads.search():
         assert [run["status"] for run in runs(sdk, thread["thread_id"])] == ["success"]
 
@@ -227,13 +243,13 @@ def test_a_cron_that_rejects_is_left_out_while_its_thread_is_busy(
     sdk: SyncLangGraphClient, settings: Settings, gate: Gate
 ) -> None:
     gate.open.clear()
-    sdk.runs.create("t", "talk", input=says("a"))
+    sdk.runs.create("t", "talk", input=build_input("a"))
     cron: Any = sdk.crons.create_for_thread(
-        "t", "talk", schedule=YEARLY, input=says("b"), multitask_strategy="reject"
+        "t", "talk", schedule=YEARLY, input=build_input("b"), multitask_strategy="reject"
     )
     make_due(settings, cron["cron_id"])
     year = str(datetime.now(UTC).year + 1)
-    until(lambda: str(sdk.crons.search()[0]["next_run_date"]).startswith(year))
+    wait_until(lambda: str(sdk.crons.search()[0]["next_run_date"]).startswith(year))
     gate.open.set()
 
     assert len(runs(sdk)) == 1
@@ -281,7 +297,7 @@ def test_crons_are_searched(sdk: SyncLangGraphClient) -> None:
 def test_a_cron_is_changed(sdk: SyncLangGraphClient) -> None:
     end = datetime(2090, 1, 1, tzinfo=UTC)
     made: Any = sdk.crons.create(
-        "talk", schedule=YEARLY, input=says("a"), metadata={"n": 1}, end_time=end
+        "talk", schedule=YEARLY, input=build_input("a"), metadata={"n": 1}, end_time=end
     )
     key = made["cron_id"]
     renamed = sdk.crons.update(key, metadata={"m": 2})
@@ -291,7 +307,7 @@ def test_a_cron_is_changed(sdk: SyncLangGraphClient) -> None:
     assert renamed["next_run_date"] == made["next_run_date"]
     assert renamed["end_time"] == made["end_time"]
     assert timed["end_time"] is None
-    assert timed["payload"]["input"] == says("a")
+    assert timed["payload"]["input"] == build_input("a")
     assert timed["next_run_date"] != made["next_run_date"]
     with pytest.raises(UnprocessableEntityError, match="schedule is 'no'"):
         sdk.crons.update(key, schedule="no")
@@ -334,12 +350,12 @@ def test_a_cron_is_its_users(settings: Settings, graphs: Graphs, tmp_path: Path)
             with pytest.raises(NotFoundError):
                 call()
         make_due(settings, key)
-        until(lambda: [run["status"] for run in runs(ann)] == ["success"])
+        wait_until(lambda: [run["status"] for run in runs(ann)] == ["success"])
         values: Any = ann.threads.get_state("t")["values"]
         file.write_text(entry(BOB, "bob"))
         time.sleep(1.1)  # keys are read once in a second
         make_due(settings, key)
-        until(lambda: not due(settings, key))
+        wait_until(lambda: not due(settings, key))
 
         assert values["heard"][0] == "ann"
         assert bob.crons.search() == []
@@ -398,7 +414,7 @@ def test_handlers_decide_on_crons(settings: Settings, graphs: Graphs, tmp_path: 
             ann.crons.create_for_thread("t", "talk", schedule="* * * * *")
         cron: Any = ann.crons.create_for_thread("t", "who", schedule=YEARLY, input={})
         make_due(settings, cron["cron_id"])
-        until(lambda: [run["status"] for run in runs(ann)] == ["success"])
+        wait_until(lambda: [run["status"] for run in runs(ann)] == ["success"])
 
         assert cron["metadata"] == {"team": "red"}
         with pytest.raises(PermissionDeniedError):
@@ -415,12 +431,12 @@ def test_of_several_servers_one_begins_the_run(
         here, *_ = [stack.enter_context(served(settings, graphs)) for _ in range(3)]
         here.threads.create(thread_id="t")
         made: list[Any] = [
-            here.crons.create_for_thread("t", "talk", schedule=YEARLY, input=says(f"{n}"))
+            here.crons.create_for_thread("t", "talk", schedule=YEARLY, input=build_input(f"{n}"))
             for n in range(8)
         ]
         for cron in made:
             make_due(settings, cron["cron_id"])
-        until(lambda: [run["status"] for run in runs(here)] == ["success"] * 8)
+        wait_until(lambda: [run["status"] for run in runs(here)] == ["success"] * 8)
         time.sleep(1)  # another sweep
 
         assert len(runs(here)) == 8
@@ -432,13 +448,13 @@ def test_a_cron_that_another_server_begins_is_not_reported(
 ) -> None:
     """The log says nothing while another server has the lock of the cron."""
     caplog.set_level("INFO", "perdure.server.schedule")
-    cron: Any = sdk.crons.create_for_thread("t", "talk", schedule=YEARLY, input=says("a"))
+    cron: Any = sdk.crons.create_for_thread("t", "talk", schedule=YEARLY, input=build_input("a"))
     with SQLiteCheckpointer.open(settings.db) as other:
         with other.lock(f"perdure.cron/{cron['cron_id']}"):
             make_due(settings, cron["cron_id"])
             time.sleep(1)  # a sweep, which finds it due
             assert runs(sdk) == []
-        until(lambda: [run["status"] for run in runs(sdk)] == ["success"])
+        wait_until(lambda: [run["status"] for run in runs(sdk)] == ["success"])
 
     reported = [entry.message for entry in caplog.records if "is due" in entry.message]
     assert reported == []
@@ -463,8 +479,8 @@ def test_a_cron_that_takes_its_time_holds_up_no_other_run(
         monkeypatch.setattr(LocalAccess, "permit", permitting)
         make_due(settings, cron["cron_id"])
         assert asks.wait(60)
-        client.runs.create("t", "talk", input=says("later"), after_seconds=1)
-        until(lambda: [run["status"] for run in runs(client)] == ["success"])
+        client.runs.create("t", "talk", input=build_input("later"), after_seconds=1)
+        wait_until(lambda: [run["status"] for run in runs(client)] == ["success"])
         stands: Any = client.crons.search()
 
     assert stands[0]["next_run_date"] < stands[0]["created_at"]  # it asks still
@@ -483,9 +499,11 @@ def test_what_is_due_runs_once_though_its_server_is_killed(tmp_path: Path, round
         for thread in threads:
             client.threads.create(thread_id=thread)
             crons.append(
-                client.crons.create_for_thread(thread, "made", schedule=YEARLY, input=says("cron"))
+                client.crons.create_for_thread(
+                    thread, "made", schedule=YEARLY, input=build_input("cron")
+                )
             )
-            client.runs.create(thread, "made", input=says("later"), after_seconds=1)
+            client.runs.create(thread, "made", input=build_input("later"), after_seconds=1)
         for cron in crons:
             make_due(settings, cron["cron_id"])
         time.sleep(random.uniform(0, 1.5))
@@ -497,7 +515,7 @@ def test_what_is_due_runs_once_though_its_server_is_killed(tmp_path: Path, round
             return [run["status"] for run in client.runs.list(thread)] == ["success"] * 2
 
         for thread in threads:
-            until(partial(ended, thread))
+            wait_until(partial(ended, thread))
             values: Any = client.threads.get_state(thread)["values"]
             said = [each["content"] for each in values["messages"] if each["type"] == "human"]
 
@@ -512,7 +530,7 @@ def test_a_cron_runs_after_a_clock_was_ahead(
     """Its due time was computed by a clock that was wrong, and is computed again."""
     monkeypatch.setattr("perdure.server.schedule.DUE_CHECK_S", 0)
     end = datetime.now(UTC) + timedelta(days=30)
-    asked: Any = {"schedule": "* * * * *", "input": says("wake"), "end_time": end}
+    asked: Any = {"schedule": "* * * * *", "input": build_input("wake"), "end_time": end}
     cron: Any = sdk.crons.create_for_thread("t", "talk", **asked)
     if ahead == "years":
         make_due(settings, cron["cron_id"], time.time() + 10 * 365 * 86400)
@@ -525,7 +543,7 @@ def test_a_cron_runs_after_a_clock_was_ahead(
         return found[0]["next_run_date"]
 
     soon = (datetime.now(UTC) + timedelta(minutes=2)).isoformat()
-    until(lambda: next_at() is not None and next_at() < soon)
+    wait_until(lambda: next_at() is not None and next_at() < soon)
 
 
 def test_due_times_that_are_right_stay(sdk: SyncLangGraphClient, settings: Settings) -> None:

@@ -14,7 +14,7 @@ from perdure.server import api_crons
 from perdure.server.auth_file import AuthFileAccess
 from perdure.server.webhooks import Webhooks
 from perdure.settings import Settings
-from tests.server.running import until
+from tests.server.running import wait_until
 from tests.server.test_auth_file import written
 from tests.server.test_crons import YEARLY, make_due
 from tests.server.test_person import (
@@ -125,7 +125,7 @@ def test_a_person_sees_and_deletes_crons_on_her_thread(
             desk.client("dora").crons.update(nightly, enabled=False)
         make_due(db, nightly)
         runs = desk.client("dora").runs
-        until(lambda: [each["status"] for each in runs.list(thread)] == ["success"] * 2)
+        wait_until(lambda: [each["status"] for each in runs.list(thread)] == ["success"] * 2)
         desk.client("dora").crons.delete(nightly)
 
         assert listed(desk, "dora") == [own]

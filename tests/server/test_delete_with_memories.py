@@ -13,7 +13,7 @@ from perdure.server import create_app
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.server.test_keys import ANN, BOB, entry
 from tests.talks import store_conversation
 
@@ -45,7 +45,7 @@ def test_rest_keeps_memories_unless_it_is_asked(
     db: Settings, asked: str, status: int, left: int
 ) -> None:
     fill(db)
-    with running(create_app(db)) as url, httpx.Client(base_url=url) as client:
+    with run_server(create_app(db)) as url, httpx.Client(base_url=url) as client:
         deleted = client.delete(f"/threads/t{asked}")
         after = client.get("/threads/t")
 
@@ -56,7 +56,7 @@ def test_rest_keeps_memories_unless_it_is_asked(
 
 def test_the_page_asks_and_erases_by_default(db: Settings) -> None:
     fill(db)
-    with running(create_app(db)) as url, httpx.Client(base_url=url) as client:
+    with run_server(create_app(db)) as url, httpx.Client(base_url=url) as client:
         asked = client.get("/ui/delete?id=t").text
         data = {"memories": "keep"}
         kept = client.post("/ui/delete?id=t", data=data), count(db, "ann")
@@ -77,7 +77,7 @@ def test_a_user_erases_own_memories_only(settings: Settings, tmp_path: Path) -> 
     keys.chmod(0o600)
     app = create_app(settings, access=KeysFileAccess(keys))
     headers = {"x-api-key": ANN}
-    with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
+    with run_server(app) as url, httpx.Client(base_url=url, headers=headers) as client:
         deleted = client.delete("/threads/t?memories=erase")
 
     assert deleted.status_code == 204

@@ -14,7 +14,7 @@ from perdure.server import create_app
 from perdure.server.auth_file import AuthFileAccess
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 
 BLANKS = ["", " ", "\u200b", "\u2060\u3164\ufe0f \xad", "."]
 """Nothing, a space, characters that are displayed as nothing, and a part of no path."""
@@ -97,7 +97,7 @@ def test_a_handler_names_somebody(identity: str, tmp_path: Path, settings: Setti
     """An identity without a name is no authentication."""
     (tmp_path / "nameless.py").write_text(AUTH)
     access = AuthFileAccess(f"{tmp_path}/nameless.py:auth")
-    with running(create_app(settings, access=access)) as url:
+    with run_server(create_app(settings, access=access)) as url:
         headers = {b"Authorization": f"Bearer{identity}".encode("latin-1")}
         replies = [httpx.get(f"{url}/memories", headers=headers).status_code]
         replies += [

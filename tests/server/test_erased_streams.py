@@ -17,11 +17,11 @@ from perdure.server import api_runs, create_app, runs
 from perdure.server.graphs import Graphs
 from perdure.server.run import Run
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, build_input, build_talk_graph
 
 SECRET = "the harbour safe opens at nine"
-BODY = {"assistant_id": "talk", "input": says(SECRET), "stream_mode": ["values", "messages"]}
+BODY = {"assistant_id": "talk", "input": build_input(SECRET), "stream_mode": ["values", "messages"]}
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def servers(settings: Settings, gate: Gate) -> Iterator[list[httpx.Client]]:
     with ExitStack() as stack:
         clients = []
         for _ in range(2):
-            app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
-            url = stack.enter_context(running(app))
+            app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
+            url = stack.enter_context(run_server(app))
             clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=60)))
         clients[0].post("/threads", json={"thread_id": "t"})
         yield clients
@@ -169,7 +169,7 @@ def test_a_later_run_of_the_thread_is_read(
     gate.open.set()
     began(servers[0], "stream")
     erase(settings)
-    body: Any = {**BODY, "input": says("a question about ships")}
+    body: Any = {**BODY, "input": build_input("a question about ships")}
     streamed = servers[0].post("/threads/t/runs/stream", json=body)
     run = servers[0].get("/threads/t/runs").json()[0]["run_id"]
     again = servers[0].get(f"/threads/t/runs/{run}/stream").text
@@ -188,11 +188,13 @@ def test_events_of_a_thread_are_dropped(
     order = {
         "id": 1,
         "method": "run.start",
-        "params": {"assistant_id": "talk", "input": says(SECRET)},
+        "params": {"assistant_id": "talk", "input": build_input(SECRET)},
     }
     wanted = {"channels": ["values", "messages", "lifecycle"], "since": 0}
     servers[0].post("/threads/t/commands", json=order)
-    until(lambda: [r["status"] for r in servers[0].get("/threads/t/runs").json()] == ["success"])
+    wait_until(
+        lambda: [r["status"] for r in servers[0].get("/threads/t/runs").json()] == ["success"]
+    )
 
     def feed() -> str:
         with servers[0].stream("POST", "/threads/t/stream/events", json=wanted) as stream:

@@ -29,8 +29,8 @@ from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.server.run_log import EventLog
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, State, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, State, build_input, build_talk_graph
 from tests.server.test_keys import ANN, BOB, entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
@@ -82,7 +82,7 @@ def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
         "flood": flood(),
         "paced": paced(made),
         "paused": flood(SIZE, 60, 0.02),
-        "talk": talk(gate),
+        "talk": build_talk_graph(gate),
     }
     limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)
     made["app"] = create_app(
@@ -93,7 +93,7 @@ def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def url(app: Any) -> Iterator[str]:
-    with running(app) as address:
+    with run_server(app) as address:
         yield address
 
 
@@ -105,7 +105,7 @@ def ann(url: str) -> Iterator[httpx.Client]:
 
 
 def asked(graph: str = "flood", **more: Any) -> dict[str, Any]:
-    return {"assistant_id": graph, "input": says("hello"), "stream_mode": ["custom"], **more}
+    return {"assistant_id": graph, "input": build_input("hello"), "stream_mode": ["custom"], **more}
 
 
 class Slow:
@@ -191,7 +191,7 @@ def served(folder: Path) -> Iterator[tuple[str, int]]:
                 except httpx.TransportError:
                     return False
 
-            until(answers)
+            wait_until(answers)
             yield url, process.pid
         finally:
             process.kill()
@@ -233,7 +233,7 @@ def test_memory_returns_after_streams_that_nobody_reads(tmp_path: Path, kind: st
         while_open = resident(process)
         for stream in streams:
             stream.close()
-        until(lambda: resident(process) < before + 200e6)
+        wait_until(lambda: resident(process) < before + 200e6)
 
     assert while_open < before + 250e6
 
@@ -374,7 +374,7 @@ def test_websockets_that_nobody_reads_keep_to_the_limit(
             end_of_runs(ann, f"{number}")
             most = max(most, memory.size)
         # a client that is behind is sent away
-        until(lambda: not sum(app.state.clients._open_requests.values()))
+        wait_until(lambda: not sum(app.state.clients._open_requests.values()))
 
     assert most <= USER_BYTES
 
@@ -388,7 +388,7 @@ def test_little_is_kept_of_runs_that_have_ended(
     monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 100_000)
     plain = Slow(url, "/threads/t/runs/stream", asked("paused")).read()
     stored = Slow(url, "/threads/t/runs/stream", asked("paused", stream_resumable=True)).read()
-    until(lambda: app.state.runs.memory.size <= 100_000)
+    wait_until(lambda: app.state.runs.memory.size <= 100_000)
     newest, oldest = ann.get("/threads/t/runs").json()
     again = Slow(url, f"/threads/t/runs/{newest['run_id']}/stream").read()
     gone = ann.get(f"/threads/t/runs/{oldest['run_id']}/stream")
@@ -407,7 +407,7 @@ def test_a_thread_is_read_after_its_events_were_dropped_and_erased(
     gate.open.set()
 
     def turn(text: str) -> str:
-        params = {"assistant_id": "talk", "input": says(text)}
+        params = {"assistant_id": "talk", "input": build_input(text)}
         order = {"id": 1, "method": "run.start", "params": params}
         ann.post("/threads/t/commands", json=order)
         end_of_runs(ann)

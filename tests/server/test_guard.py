@@ -19,8 +19,8 @@ from perdure.server.app import _require_action_of_each_endpoint
 from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import _MAX_CLIENTS, Limits, RequestLimiter, TooManyRequests
 from perdure.settings import Settings
-from tests.server.probe import probed
-from tests.server.running import running
+from tests.server.probe import add_probe_routes
+from tests.server.running import run_server
 from tests.server.test_keys import entry
 
 BODY = 1_000_000
@@ -31,7 +31,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with small limits."""
     settings = Settings(db=str(tmp_path_factory.mktemp("guard") / "memory.db"))
     limits = Limits(body_bytes=BODY, body_wait_s=0.3, max_concurrent_requests=3)
-    with running(probed(create_app(settings, limits=limits))) as address:
+    with run_server(add_probe_routes(create_app(settings, limits=limits))) as address:
         yield address
 
 
@@ -60,12 +60,12 @@ def test_a_loopback_server_is_called_so(client: httpx.Client, host: str, status:
 
 
 def test_names_can_be_given(settings: Settings) -> None:
-    with running(create_app(settings, hosts=["Mem.example"])) as url:
+    with run_server(create_app(settings, hosts=["Mem.example"])) as url:
         given = [
             httpx.get(f"{url}/ok", headers={"host": host}).status_code
             for host in ("mem.example", "mem.example:443", "localhost", "x.mem.example")
         ]
-    with running(create_app(settings, hosts=None)) as url:
+    with run_server(create_app(settings, hosts=None)) as url:
         anything = httpx.get(f"{url}/ok", headers={"host": "whatever"}).status_code
 
     assert given == [200, 200, 421, 421]
@@ -116,7 +116,7 @@ def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     keys.write_text(entry("ann-key", "ann"))
     settings, origins = Settings(db=str(folder / "memory.db")), [SITE, "https://two.example"]
     app = create_app(settings, access=KeysFileAccess(keys), origins=origins)
-    with running(probed(app)) as address:
+    with run_server(add_probe_routes(app)) as address:
         yield address
 
 
@@ -287,8 +287,8 @@ def test_a_body_that_does_not_arrive(url: str) -> None:
 
 def test_a_stranger_is_refused_before_the_body_is_read(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text("keys = []")
-    with running(
-        probed(create_app(settings, access=KeysFileAccess(tmp_path / "keys.toml")))
+    with run_server(
+        add_probe_routes(create_app(settings, access=KeysFileAccess(tmp_path / "keys.toml")))
     ) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as sent:
@@ -329,7 +329,9 @@ def test_streams_at_once(url: str) -> None:
 
 def test_the_rate_of_an_address(settings: Settings) -> None:
     with (
-        running(probed(create_app(settings, limits=Limits(requests_per_s=0.001, burst=5)))) as url,
+        run_server(
+            add_probe_routes(create_app(settings, limits=Limits(requests_per_s=0.001, burst=5)))
+        ) as url,
         httpx.Client(base_url=url) as client,
     ):
         statuses = [client.get("/ok").status_code for _ in range(7)]

@@ -23,8 +23,8 @@ from perdure.server.access import ADMIN_PERMISSION, Filter, Forbidden, Identity,
 from perdure.server.keys import KeysFileAccess, create_api_key_and_hash
 from perdure.settings import Settings
 from perdure.stores import SQLiteStore
-from tests.server.probe import probed
-from tests.server.running import running
+from tests.server.probe import add_probe_routes
+from tests.server.running import run_server
 from tests.talks import store_conversation
 
 ANN, BOB, ROOT = (f"key-of-{name}" for name in ("ann", "bob", "root"))
@@ -58,7 +58,7 @@ def file(folder: Path) -> Path:
 def url(folder: Path, file: Path) -> Iterator[str]:
     """The address of a server that asks for keys."""
     settings = Settings(db=str(folder / "memory.db"))
-    with running(probed(create_app(settings, access=KeysFileAccess(file)))) as address:
+    with run_server(add_probe_routes(create_app(settings, access=KeysFileAccess(file)))) as address:
         yield address
 
 
@@ -353,7 +353,7 @@ def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
             )
     headers = {"x-api-key": ANN}
     app = create_app(settings, access=KeysFileAccess(file))
-    with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
+    with run_server(app) as url, httpx.Client(base_url=url, headers=headers) as client:
         client.post("/threads", json={"thread_id": "t"})
         client.put("/store/items", json={"namespace": ["own", user], "key": "k", "value": {}})
         for prefix in (None, [], ["*"], ["*", user]):

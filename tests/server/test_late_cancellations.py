@@ -16,8 +16,8 @@ from perdure.errors import RunEnded
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, build_input, build_talk_graph
 
 SECRET = "the harbour safe opens at nine"
 
@@ -26,29 +26,29 @@ def test_a_rollback_that_another_server_accepted(db: Settings) -> None:
     """A program that waits for the lock of the thread does not go on from the run's state."""
     gate, free = Gate(), Gate()
     free.open.set()
-    apps = [create_app(db, graphs=Graphs({"talk": talk(gate)})) for _ in range(2)]
+    apps = [create_app(db, graphs=Graphs({"talk": build_talk_graph(gate)})) for _ in range(2)]
     found: list[str] = []
 
     def take_turn() -> None:
         async def turn() -> None:
             with open_checkpointer(db.db) as saver:
-                graph = talk(free).compile(checkpointer=saver)
+                graph = build_talk_graph(free).compile(checkpointer=saver)
                 async with saver.lock("t", timeout_s=30):
                     config: Any = {"configurable": {"thread_id": "t"}}
-                    given: Any = says("program")
+                    given: Any = build_input("program")
                     values = await graph.ainvoke(given, config)
                     found.extend(message.text for message in values["messages"])
 
         asyncio.run(turn())
 
     with (
-        running(apps[0]) as one,
-        running(apps[1]) as other,
+        run_server(apps[0]) as one,
+        run_server(apps[1]) as other,
         httpx.Client(base_url=one, timeout=30) as first,
         httpx.Client(base_url=other, timeout=30) as second,
     ):
         first.post("/threads", json={"thread_id": "t"})
-        body = {"assistant_id": "talk", "input": says(SECRET)}
+        body = {"assistant_id": "talk", "input": build_input(SECRET)}
         run = first.post("/threads/t/runs", json=body).json()["run_id"]
         assert gate.reached.wait(30)
         program = threading.Thread(target=take_turn)
@@ -56,7 +56,7 @@ def test_a_rollback_that_another_server_accepted(db: Settings) -> None:
         cancelled = second.post(f"/threads/t/runs/{run}/cancel", params={"action": "rollback"})
         gate.open.set()
         program.join(60)
-        until(lambda: first.get("/threads/t/runs").json() == [])
+        wait_until(lambda: first.get("/threads/t/runs").json() == [])
         values = first.get("/threads/t/state").json()["values"]
 
     assert cancelled.status_code == 202
@@ -71,16 +71,16 @@ def test_the_feed_of_a_thread_that_nobody_read_before(settings: Settings, under_
     gate = Gate()
     if not under_way:
         gate.open.set()
-    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
-    with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+    app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         client.post("/threads", json={"thread_id": "t"})
-        params = {"assistant_id": "talk", "input": says(SECRET)}
+        params = {"assistant_id": "talk", "input": build_input(SECRET)}
         command = {"id": 1, "method": "run.start", "params": params}
         client.post("/threads/t/commands", json=command).raise_for_status()
         if under_way:
             assert gate.reached.wait(30)
         else:
-            until(lambda: client.get("/threads/t/runs").json()[0]["status"] == "success")
+            wait_until(lambda: client.get("/threads/t/runs").json()[0]["status"] == "success")
         with open_checkpointer(settings.db) as saver:
             ids = [str(e.value.id) for e in saver.history("t") if SECRET in e.value.text]
             saver.erase("t", ids)

@@ -21,8 +21,8 @@ from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests import postgres_server
-from tests.server.running import running, until
-from tests.server.talking import says, who
+from tests.server.running import run_server, wait_until
+from tests.server.talking import build_identity_graph, build_input
 
 DAY_S = 86_400
 
@@ -42,7 +42,7 @@ def sdk(db: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncLangGraph
     """Return the client of a server that checks due times in every sweep."""
     monkeypatch.setattr("perdure.server.schedule.DUE_CHECK_S", 0)
     with (
-        running(create_app(db, graphs=Graphs({"who": who()}))) as url,
+        run_server(create_app(db, graphs=Graphs({"who": build_identity_graph()}))) as url,
         get_sync_client(url=url) as client,
     ):
         client.threads.create(thread_id="t")
@@ -51,7 +51,7 @@ def sdk(db: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncLangGraph
 
 def create_cron(sdk: SyncLangGraphClient, schedule: str, **options: Any) -> str:
     cron: Any = sdk.crons.create_for_thread(
-        "t", "who", schedule=schedule, input=says("wake"), **options
+        "t", "who", schedule=schedule, input=build_input("wake"), **options
     )
     return str(cron["cron_id"])
 
@@ -85,7 +85,7 @@ def test_a_due_time_that_is_too_late_is_set_anew(
     cron_id = create_cron(sdk, schedule)
     set_due(db, cron_id, at + late_s)
 
-    until(lambda: read_cron(db, cron_id).next_at == at)
+    wait_until(lambda: read_cron(db, cron_id).next_at == at)
 
 
 def test_a_cron_with_an_end_is_due_again_after_a_clock_was_past_the_end(
@@ -95,7 +95,7 @@ def test_a_cron_with_an_end_is_due_again_after_a_clock_was_past_the_end(
     cron_id = create_cron(sdk, schedule, end_time=datetime.now(UTC) + timedelta(days=3))
     set_due(db, cron_id, None)
 
-    until(lambda: read_cron(db, cron_id).next_at == at)
+    wait_until(lambda: read_cron(db, cron_id).next_at == at)
 
 
 def test_a_cron_that_a_fast_clock_has_begun_does_not_run_again_at_its_time(
@@ -124,8 +124,8 @@ def test_a_damaged_cron_stops_no_other(sdk: SyncLangGraphClient, db: Settings) -
     set_due(db, late, right + 5 * 365 * DAY_S)
     set_due(db, due, time.time() - 1)
 
-    until(lambda: read_cron(db, late).next_at == right)
-    until(lambda: len(sdk.runs.list("t")) == 1)
+    wait_until(lambda: read_cron(db, late).next_at == right)
+    wait_until(lambda: len(sdk.runs.list("t")) == 1)
 
 
 @pytest.mark.parametrize("change", ["disable", "delete", "begin"])

@@ -15,8 +15,8 @@ from perdure.server.auth_file import AuthFileAccess
 from perdure.server.keys import KeysFileAccess
 from perdure.server.sessions import Sessions
 from perdure.settings import Settings
-from tests.server.probe import probed
-from tests.server.running import running
+from tests.server.probe import add_probe_routes
+from tests.server.running import run_server
 from tests.server.test_auth_file import GUIDE, written
 from tests.server.test_keys import ANN, BOB, entry
 
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(settings: Settings, file: Path) -> Iterator[str]:
     """The address of a server that asks for keys."""
-    with running(probed(create_app(settings, access=KeysFileAccess(file)))) as address:
+    with run_server(add_probe_routes(create_app(settings, access=KeysFileAccess(file)))) as address:
         yield address
 
 
@@ -154,7 +154,7 @@ def test_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_secure_cookie(settings: Settings, file: Path) -> None:
     """As a proxy on this machine says that it speaks https."""
-    with running(create_app(settings, access=KeysFileAccess(file))) as url:
+    with run_server(create_app(settings, access=KeysFileAccess(file))) as url:
         headers = {"x-forwarded-proto": "https", **SAME}
         done = httpx.post(f"{url}/ui/login", data={"key": ANN}, headers=headers)
 
@@ -164,7 +164,7 @@ def test_a_secure_cookie(settings: Settings, file: Path) -> None:
 def test_a_token_for_handlers(settings: Settings, tmp_path: Path) -> None:
     access = AuthFileAccess(written(tmp_path, GUIDE))
     with (
-        running(probed(create_app(settings, access=access))) as url,
+        run_server(add_probe_routes(create_app(settings, access=access))) as url,
         httpx.Client(base_url=url) as client,
     ):
         assert login(client, "wrong").status_code == 401
@@ -174,7 +174,7 @@ def test_a_token_for_handlers(settings: Settings, tmp_path: Path) -> None:
 
 
 def test_there_is_nothing_to_log_in_to(settings: Settings) -> None:
-    with running(create_app(settings)) as url:
+    with run_server(create_app(settings)) as url:
         assert httpx.get(f"{url}/ui/login").headers["location"] == "/ui/threads"
 
 
@@ -196,7 +196,7 @@ def test_forms_work_at_an_address_without_tls_that_is_not_this_machine(
     browser: Browser, settings: Settings, file: Path
 ) -> None:
     """There browsers send no Sec-Fetch-Site; http://0.0.0.0 stands for such an address."""
-    with running(create_app(settings, access=KeysFileAccess(file), hosts=None)) as url:
+    with run_server(create_app(settings, access=KeysFileAccess(file), hosts=None)) as url:
         context = browser.new_context()
         tab = context.new_page()
         tab.goto(url.replace("127.0.0.1", "0.0.0.0") + "/ui/login")

@@ -16,7 +16,7 @@ from perdure.memory.reducers import messages
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 
 BAD: list[Any] = [
     [{"role": "nobody", "content": "x"}],
@@ -78,7 +78,7 @@ def asking_graph() -> Any:
 def client(db: Settings) -> Any:
     """A client of a server, on a file and on Postgres."""
     app = create_app(db, graphs=Graphs({"chat": graph(), "ask": asking_graph()}))
-    with running(app) as url, httpx.Client(base_url=url, timeout=60) as made:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as made:
         yield made
 
 

@@ -39,8 +39,8 @@ from perdure.server.mcp_tools import TOOLS, read_thread, search_threads
 from perdure.server.mcp_tools import remember as remember_tool
 from perdure.settings import Settings
 from perdure.stores import open_store
-from tests.server.graphs import ask
-from tests.server.running import running
+from tests.server.graphs import run_asking_graph
+from tests.server.running import run_server
 
 NAMES = {"recall", "remember", "forget", "search_threads", "read_thread"}
 Ask = Callable[..., Any]
@@ -214,7 +214,7 @@ def test_a_memory_is_corrected_over_stdio(settings: Settings) -> None:
 
 
 def test_a_memory_is_corrected_over_http(settings: Settings) -> None:
-    with running(create_app(settings)) as url:
+    with run_server(create_app(settings)) as url:
         run(f"{url}/mcp", corrections)
 
 
@@ -285,7 +285,7 @@ def call_tool(settings: Settings, action: Action, tool: Any, **arguments: Any) -
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_every_tool_over_http(filled: Settings, mode: str) -> None:
-    with running(create_app(filled)) as url:
+    with run_server(create_app(filled)) as url:
         run(f"{url}/mcp", everything, mode=mode)
 
 
@@ -293,7 +293,7 @@ def test_every_tool_over_http(filled: Settings, mode: str) -> None:
 def shared(filled: Settings, tmp_path: Path) -> Iterator[str]:
     """The address of a server of several users."""
     audit = Audit(tmp_path / "audit")
-    with running(create_app(filled, access=Users(), audit=audit)) as url:
+    with run_server(create_app(filled, access=Users(), audit=audit)) as url:
         yield url
 
 
@@ -372,7 +372,7 @@ def test_reading_goes_on_beyond_branches(filled: Settings) -> None:
 
 def test_what_a_thread_waits_for_is_told(settings: Settings) -> None:
     """A thread of a program of one's own: search names its status, reading the question."""
-    ask(settings, "asks")
+    run_asking_graph(settings, "asks")
 
     async def course() -> tuple[Any, Any]:
         databases = Databases(settings)

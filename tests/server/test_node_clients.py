@@ -32,7 +32,7 @@ from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from tests.programs import NODE
-from tests.server.running import running
+from tests.server.running import run_server
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 SCRIPTS = Path(__file__).parent.parent / "node"
@@ -111,7 +111,7 @@ def url(settings: Settings) -> Iterator[str]:
     model = Writer(messages=iter([]), disable_streaming=True)
     agent = create_agent(model, [send], middleware=[review])
     graphs = Graphs({"chat": chat_graph(), "review": agent, "steps": take_steps()})
-    with running(create_app(settings, graphs=graphs)) as address:
+    with run_server(create_app(settings, graphs=graphs)) as address:
         yield address
 
 

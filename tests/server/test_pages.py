@@ -13,7 +13,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.server.pages import HEADERS, render_text_with_hidden_characters_shown
 from perdure.settings import Settings
 from perdure.stores import open_store
-from tests.server.graphs import ask
+from tests.server.graphs import run_asking_graph
 from tests.talks import store_conversation
 
 HTML = {"Accept": "text/html"}
@@ -68,7 +68,7 @@ def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: 
 
 def test_what_waits_for_an_answer_is_on_the_pages(client: httpx.Client, settings: Settings) -> None:
     """Of a thread of a program of one's own: its status, the question, and the node to run."""
-    ask(settings, "t")
+    run_asking_graph(settings, "t")
     for path in ("/ui/thread?id=t", "/ui/checkpoints?id=t"):
         page = client.get(path, headers=HTML).text
         assert '<span class="tag">interrupted</span>' in page

@@ -25,8 +25,8 @@ from tests.cli.commands import invoke, run
 from tests.people import hold_conversation as talk_of
 from tests.people import list_markers, make_marker, open_people, store_all_kinds
 from tests.server.graphs import Chats
-from tests.server.running import running
-from tests.server.talking import Gate, says, talk
+from tests.server.running import run_server
+from tests.server.talking import Gate, build_input, build_talk_graph
 from tests.server.test_auth_file import written
 from tests.server.test_keys import ANN, BOB, ROOT, entry
 
@@ -54,7 +54,7 @@ def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
     keys.chmod(0o600)
     graphs: Any = Chats()
-    with running(create_app(db, access=KeysFileAccess(keys), graphs=graphs)) as url:
+    with run_server(create_app(db, access=KeysFileAccess(keys), graphs=graphs)) as url:
         yield Place(url, db)
 
 
@@ -210,10 +210,10 @@ def test_an_admin_is_told_what_belongs_to_others(place: Place) -> None:
 
 def test_a_run_is_cancelled_before(db: Settings, gate: Gate) -> None:
     """A run that is under way ends, stores nothing more, and its events are gone."""
-    graphs = Graphs({"talk": talk(gate)})
-    with running(create_app(db, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+    graphs = Graphs({"talk": build_talk_graph(gate)})
+    with run_server(create_app(db, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         sdk.threads.create(thread_id="t")
-        run = sdk.runs.create("t", "talk", input=says(make_marker("ann", "question")))
+        run = sdk.runs.create("t", "talk", input=build_input(make_marker("ann", "question")))
         assert gate.reached.wait(60)
         with httpx.Client(base_url=url, timeout=60) as client:
             done = client.delete("/people/ann").json()
@@ -272,7 +272,7 @@ def test_a_namespace_that_may_not_be_reached_refuses_all(
     access = AuthFileAccess(written(tmp_path, DENIES))
     headers = {"x-api-key": ANN}
     with (
-        running(create_app(settings, access=access)) as url,
+        run_server(create_app(settings, access=access)) as url,
         httpx.Client(base_url=url, headers=headers, timeout=60) as client,
     ):
         paths = (("GET", "/people/ann"), ("GET", "/people/ann/export"), ("DELETE", "/people/ann"))
@@ -306,7 +306,7 @@ async def store(ctx, value):
 def test_an_organisation_is_no_person(db: Settings, tmp_path: Path) -> None:
     """Its threads are nobody's by REST, on the page, and later on the command line by default."""
     access = AuthFileAccess(written(tmp_path, ORGANISATION))
-    with running(create_app(db, access=access)) as url:
+    with run_server(create_app(db, access=access)) as url:
         for key in ("key-of-ann", "key-of-acme", "key-of-root"):
             with httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=60) as client:
                 if key == "key-of-ann":

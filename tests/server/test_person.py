@@ -31,8 +31,8 @@ from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
-from tests.server.running import running, until
-from tests.server.talking import says
+from tests.server.running import run_server, wait_until
+from tests.server.talking import build_input
 from tests.server.test_auth_file import written
 from tests.server.test_crons import make_due
 from tests.server.test_keys import entry
@@ -80,9 +80,9 @@ class Model(OpenAIServer):
         super().__init__(self._answer)
         self._next: list[Callable[[Answer | str], Reply]] = []
 
-    def hold(self, until: threading.Event) -> None:
+    def hold(self, released: threading.Event) -> None:
         """Hold back the next reply."""
-        self._next.append(lambda answer: Held(answer, until))
+        self._next.append(lambda answer: Held(answer, released))
 
     def fail_next(self) -> None:
         """Refuse the next request."""
@@ -180,7 +180,7 @@ def served(
         for user, secret in SECRETS.items():
             Collection(store, ("memories", user)).insert(secret)
     graphs = Graphs({"desk": make or agent(model)})
-    with running(create_app(settings, graphs=graphs, access=access)) as url:
+    with run_server(create_app(settings, graphs=graphs, access=access)) as url:
         desk = Desk(url, settings, model)
         with desk.clients:
             yield desk
@@ -244,7 +244,7 @@ def answer_on_the_page(desk: Desk, user: str, thread_id: str) -> None:
     form = {"assistant": "desk", "of": question["id"], "answer": "yes", "how": "text"}
     replied = desk.post(user, f"/ui/answer?id={thread_id}", data=form)
     assert replied.status_code == 303, replied.text
-    until(lambda: client.threads.get(thread_id)["status"] == "idle")
+    wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
 
 
 def answer_by_commands(desk: Desk, user: str, thread_id: str) -> None:
@@ -255,7 +255,7 @@ def answer_by_commands(desk: Desk, user: str, thread_id: str) -> None:
     sent = {"id": 1, "method": "input.respond", "params": params}
     replied = desk.post(user, f"/threads/{thread_id}/commands", json=sent)
     assert replied.json()["type"] == "success", replied.text
-    until(lambda: client.threads.get(thread_id)["status"] == "idle")
+    wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
 
 
 Way = Callable[[Desk, str, str], None]
@@ -319,7 +319,7 @@ def test_a_message_of_a_colleague_neither_recalls_nor_remembers(team: Desk) -> N
     assert "said by tom" in team.page("mia", f"/ui/thread?id={thread_id}")
 
     # the person goes on as before, and the turn of the colleague is not remembered later
-    team.client("mia").runs.wait(thread_id, "desk", input=says("Thank you, says Otter."))
+    team.client("mia").runs.wait(thread_id, "desk", input=build_input("Thank you, says Otter."))
 
     assert "Magpie" in team.prompts(before + 1)
     later = "\n".join(team.memories("mia"))
@@ -427,8 +427,8 @@ def test_a_cron_uses_the_memories_of_the_person(
             thread_id, "desk", schedule="0 0 1 1 *", input=MORE
         )
         make_due(settings, made["cron_id"])
-        until(lambda: len(client.runs.list(thread_id)) == 3)
-        until(lambda: client.threads.get(thread_id)["status"] == "idle")
+        wait_until(lambda: len(client.runs.list(thread_id)) == 3)
+        wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
 
         shown, head = desk.prompts(before), desk.head(thread_id)
         known = {user: secret.split()[-1] for user, secret in SECRETS.items()}
@@ -454,10 +454,10 @@ def test_a_run_that_is_taken_over_keeps_its_person(
         client = first.client("tom")
         what: Any = {"input": MORE} if sends else {"command": YES}
         run = client.runs.create(thread_id, "desk", **what)
-        until(lambda: len(model.requests) > before)
+        wait_until(lambda: len(model.requests) > before)
     held.set()
     app = create_app(db, graphs=Graphs({"desk": agent(model)}), access=access)
-    with running(app) as url:
+    with run_server(app) as url:
         second = Desk(url, db, model)
         with second.clients:
             second.client("mia").runs.join(thread_id, run["run_id"])
@@ -483,7 +483,7 @@ def test_who_goes_on_with_a_run_uses_the_memories_of_the_person(desk: Desk) -> N
     replied = desk.post("boss", f"/ui/again?id={thread_id}", data={"assistant": "desk"})
 
     assert replied.status_code == 303, replied.text
-    until(lambda: dora.threads.get(thread_id)["status"] == "idle")
+    wait_until(lambda: dora.threads.get(thread_id)["status"] == "idle")
     shown = desk.prompts(before)
     assert ("Heron" in shown, "Walrus" in shown) == (True, False)
     assert desk.memories("boss") == [SECRETS["boss"]]
@@ -500,7 +500,7 @@ def test_a_message_of_a_colleague_on_the_page_neither_recalls_nor_remembers(team
     replied = team.post("tom", f"/ui/say?id={thread_id}", data=form)
 
     assert replied.status_code == 303, replied.text
-    until(lambda: team.client("mia").threads.get(thread_id)["status"] == "idle")
+    wait_until(lambda: team.client("mia").threads.get(thread_id)["status"] == "idle")
     shown = team.prompts(before)
     assert ("Magpie" in shown, "Toad" in shown) == (False, False)
     assert (team.memories("mia"), team.memories("tom")) == (known, [SECRETS["tom"]])
@@ -532,7 +532,7 @@ def test_messages_of_a_colleague_in_any_form_are_not_remembered(team: Desk, mess
     tom.runs.wait(thread_id, "desk", input={"messages": messages})
     tom.threads.update_state(thread_id, {"messages": messages})
     tom.runs.wait(thread_id, "desk", command={"update": {"messages": messages}})
-    team.client("mia").runs.wait(thread_id, "desk", input=says("Thank you, says Otter."))
+    team.client("mia").runs.wait(thread_id, "desk", input=build_input("Thank you, says Otter."))
     values: Any = tom.threads.get_state(thread_id)["values"]
 
     later = "\n".join(team.memories("mia"))
@@ -606,7 +606,7 @@ def test_messages_that_a_colleague_adds_to_the_state_are_not_remembered(team: De
 
     team.client("tom").threads.update_state(thread_id, {"messages": added})
     shown = team.page("mia", f"/ui/thread?id={thread_id}")
-    team.client("mia").runs.wait(thread_id, "desk", input=says("Thank you, says Otter."))
+    team.client("mia").runs.wait(thread_id, "desk", input=build_input("Thank you, says Otter."))
 
     assert "changed by tom" in shown
     later = "\n".join(team.memories("mia"))
@@ -638,7 +638,7 @@ def test_a_message_that_is_sent_again_is_its_authors(
         replied = team.post(other, f"/ui/again?id={thread_id}", data={"assistant": "desk"})
 
         assert replied.status_code == 303, replied.text
-        until(lambda: team.client("mia").threads.get(thread_id)["status"] == "idle")
+        wait_until(lambda: team.client("mia").threads.get(thread_id)["status"] == "idle")
         is_hers, shown = author == "mia", team.prompts(before)
         assert ("Magpie" in shown, "Toad" in shown) == (is_hers, False)
         assert any("Kayak" in each for each in team.memories("mia")) is is_hers

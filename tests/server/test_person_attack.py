@@ -15,8 +15,8 @@ import pytest
 from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
-from tests.server.running import until
-from tests.server.talking import says
+from tests.server.running import wait_until
+from tests.server.talking import build_input
 from tests.server.test_acting import acting
 from tests.server.test_keys import entry
 from tests.server.test_person import (
@@ -69,13 +69,19 @@ def work(desk: Desk) -> dict[str, str]:
     for user, other in (("dora", "kim"), ("kim", "dora")):
         threads[user] = thread_id = begun(desk, user)
         answer_on_the_page(desk, "boss", thread_id)
-        desk.client(user).runs.wait(thread_id, "desk", input=says(SAID[user]))
-        acting(desk, "desk", user).runs.wait(thread_id, "desk", input=says("Is the refund there?"))
-        desk.client("boss").runs.wait(thread_id, "desk", input=says("The refund is on its way."))
+        desk.client(user).runs.wait(thread_id, "desk", input=build_input(SAID[user]))
+        acting(desk, "desk", user).runs.wait(
+            thread_id, "desk", input=build_input("Is the refund there?")
+        )
+        desk.client("boss").runs.wait(
+            thread_id, "desk", input=build_input("The refund is on its way.")
+        )
         context: Any = {"user_id": user}
-        desk.client("desk").runs.wait(None, "desk", input=says("Any refund?"), context=context)
+        desk.client("desk").runs.wait(
+            None, "desk", input=build_input("Any refund?"), context=context
+        )
         cron: Any = desk.client("boss").crons.create_for_thread(
-            thread_id, "desk", schedule="0 0 1 1 *", input=says("Sum up the refund.")
+            thread_id, "desk", schedule="0 0 1 1 *", input=build_input("Sum up the refund.")
         )
         assert cron["thread_id"] == thread_id
         for sender, person in ((other, ""), ("desk", other)):  # what is not theirs to touch
@@ -179,7 +185,7 @@ def test_nothing_of_one_person_shows_up_with_another(
     monkeypatch.setattr("tests.server.test_person.SECRETS", SECRETS)
     with caplog.at_level(logging.INFO), served(db, keys(tmp_path), model) as desk:
         threads = work(desk)
-        until(
+        wait_until(
             lambda: all(each["status"] != "busy" for each in desk.client("boss").threads.search())
         )
         prompts = [json.dumps(each["messages"]) for each in model.requests]

@@ -22,7 +22,7 @@ from perdure.server import create_app
 from perdure.server.access import public
 from perdure.server.logs import Audit, log_to_stderr
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 
 CANARY = "canary-of-content"
 
@@ -46,7 +46,7 @@ def test_a_line_has_the_route_and_no_id(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "perdure.requests")
-    with running(made(settings)) as url, httpx.Client(base_url=url) as client:
+    with run_server(made(settings)) as url, httpx.Client(base_url=url) as client:
         streamed = client.get(f"/things/{CANARY}?q={CANARY}", headers={"x-request-id": "abc.1"})
         assert streamed.text == "data: 1\n\ndata: 2\n\n"
         assert streamed.headers["x-request-id"] == "abc.1"
@@ -88,7 +88,7 @@ def test_a_404_names_its_path(
 ) -> None:
     """As it was sent: no line is forged, and queries, ids and keys are left out."""
     caplog.set_level(logging.INFO, "perdure.requests")
-    with running(create_app(settings)) as url:
+    with run_server(create_app(settings)) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             head = f"GET {sent} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"

@@ -20,8 +20,8 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, State, says
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, State, build_input
 
 SECRET = "the harbour safe opens at nine"
 
@@ -94,7 +94,7 @@ def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
     makers |= {"counts": counts, "quotes": quotes}
     graphs = {name: make(gate) for name, make in makers.items()}
     app = create_app(settings, graphs=Graphs(graphs))
-    with running(app) as url, get_sync_client(url=url) as client:
+    with run_server(app) as url, get_sync_client(url=url) as client:
         yield client
 
 
@@ -125,7 +125,7 @@ def test_the_answer_of_a_run_that_was_rolled_back_is_not_heard(
         run = client.runs.create("t", graph, command=yes)["run_id"]
         assert gate.reached.wait(60)
         with open_checkpointer(db.db) as saver:
-            until(lambda: has_asked(saver, "two?"))
+            wait_until(lambda: has_asked(saver, "two?"))
         if how == "strategy":
             values = client.runs.wait("t", graph, command=no, multitask_strategy="rollback")
         elif how == "cancel":
@@ -135,7 +135,7 @@ def test_the_answer_of_a_run_that_was_rolled_back_is_not_heard(
             client.runs.cancel("t", run, action="rollback", wait=True)
         gate.open.set()
         if how != "strategy":
-            until(lambda: len(client.runs.list("t")) == 1)
+            wait_until(lambda: len(client.runs.list("t")) == 1)
             assert client.threads.get("t")["interrupts"] == before["interrupts"]
             values = client.runs.wait("t", graph, input=None)
             assert {each["value"] for each in values["__interrupt__"]} == {"one?", "wait?"}
@@ -155,7 +155,7 @@ def test_a_plain_answer_and_its_update_are_rolled_back(db: Settings, gate: Gate)
         run = client.runs.create("t", "gated", command=both)["run_id"]
         assert gate.reached.wait(60)
         client.runs.cancel("t", run, action="rollback", wait=True)
-        until(lambda: len(client.runs.list("t")) == 1)
+        wait_until(lambda: len(client.runs.list("t")) == 1)
         gate.open.set()
         asked: Any = client.runs.wait("t", "gated", input=None)
         values: Any = client.runs.wait("t", "gated", command={"resume": "no"})
@@ -173,9 +173,9 @@ def test_results_of_a_run_that_went_on_are_rolled_back(db: Settings, gate: Gate)
         assert gate.reached.wait(60)
         with open_checkpointer(db.db) as saver:
             config: Any = {"configurable": {"thread_id": "t"}}
-            until(lambda: has_written(saver.get_tuple(config), "heard"))
+            wait_until(lambda: has_written(saver.get_tuple(config), "heard"))
         client.runs.cancel("t", run, action="rollback", wait=True)
-        until(lambda: len(client.runs.list("t")) == 1)
+        wait_until(lambda: len(client.runs.list("t")) == 1)
         gate.open.set()
         values: Any = client.runs.wait("t", "counts", input=None)
 
@@ -189,7 +189,7 @@ def has_written(stored: Any, channel: str) -> bool:
 def test_an_erased_question_is_not_kept_for_a_rollback(db: Settings, gate: Gate) -> None:
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        client.runs.wait("t", "quotes", input=says(SECRET))
+        client.runs.wait("t", "quotes", input=build_input(SECRET))
         client.runs.create("t", "quotes", command={"resume": "yes"})
         assert gate.reached.wait(60)
         before = SECRET.encode() in read_rows(db.db)

@@ -11,7 +11,7 @@ from langgraph.types import interrupt
 from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.server.graphs import Graphs
-from tests.server.talking import Gate, State, says, talk
+from tests.server.talking import Gate, State, build_input, build_talk_graph
 from tests.server.test_runs import texts
 
 QUESTION = "Send it?"
@@ -26,7 +26,7 @@ EMPTY: list[Any] = [
     {"update": None, "resume": None, "goto": None},
     {"unknown": 1},
 ]
-BESIDE: list[Any] = [None, {}, says("the transcript"), [], "text"]
+BESIDE: list[Any] = [None, {}, build_input("the transcript"), [], "text"]
 
 
 def review() -> Any:
@@ -42,7 +42,7 @@ def review() -> Any:
 @pytest.fixture
 def graphs(gate: Gate) -> Graphs:
     gate.open.set()
-    return Graphs({"talk": talk(gate), "review": review()})
+    return Graphs({"talk": build_talk_graph(gate), "review": review()})
 
 
 def run(client: httpx.Client, graph: str, thread_id: str = "t", **body: Any) -> Any:
@@ -56,7 +56,7 @@ def run(client: httpx.Client, graph: str, thread_id: str = "t", **body: Any) -> 
 def test_an_empty_command_is_none(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
     """The input beside it is run."""
     for number, command in enumerate(EMPTY):
-        values = run(client, "talk", f"t{number}", input=says("hello"), command=command)
+        values = run(client, "talk", f"t{number}", input=build_input("hello"), command=command)
 
         assert values["heard"] == ["hello"], command
         assert texts(sdk, f"t{number}") == ["hello", "heard 1"], command
@@ -69,7 +69,7 @@ def test_a_command_wins_over_the_input_beside_it(
     """The question is answered, and the input is not applied a second time."""
     for number, beside in enumerate(BESIDE):
         thread_id = f"t{number}"
-        run(client, "review", thread_id, input=says("send"))
+        run(client, "review", thread_id, input=build_input("send"))
 
         values = run(client, "review", thread_id, input=beside, command={"resume": answer})
 
@@ -82,7 +82,7 @@ def test_an_update_and_an_answer_stand_in_one_command(client: httpx.Client) -> N
     run(client, "review", input={})
 
     command = {"update": {"heard": ["noted"]}, "resume": "yes", "goto": None}
-    values = run(client, "review", input=says("x"), command=command)
+    values = run(client, "review", input=build_input("x"), command=command)
 
     assert values["heard"] == ["noted", "yes", "after"]
 
@@ -94,7 +94,7 @@ def test_going_to_the_end_leaves_the_question(
     """As on langgraph's server: the task that waits is not taken back by `goto`."""
     run(client, "review", input={})
 
-    values = run(client, "review", input=says("x"), command={"goto": goto})
+    values = run(client, "review", input=build_input("x"), command={"goto": goto})
 
     assert [each["value"] for each in values["__interrupt__"]] == [QUESTION]
     assert values.get("heard", []) == []
@@ -106,7 +106,7 @@ def test_every_way_to_begin_a_run_takes_both(
     sdk: SyncLangGraphClient, client: httpx.Client, path: str
 ) -> None:
     run(client, "review", input={})
-    body: Any = {"assistant_id": "review", "input": says("x"), "command": {"resume": "yes"}}
+    body: Any = {"assistant_id": "review", "input": build_input("x"), "command": {"resume": "yes"}}
 
     asked = [{**body, "thread_id": "t"}] if path == "/runs/batch" else body
     assert client.post(path, json=asked).status_code == 200

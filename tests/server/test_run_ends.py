@@ -22,8 +22,8 @@ from perdure.server import create_app, threads
 from perdure.server import run as server_run
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, State, fail, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, State, build_failing_graph, build_input, build_talk_graph
 
 SECRET = "the harbour safe opens at nine"
 Servers = tuple[httpx.Client, httpx.Client]
@@ -60,15 +60,17 @@ def served(db: Settings) -> Iterator[Servers]:
     with ExitStack() as stack:
         clients = []
         for _ in range(2):
-            app = create_app(db, graphs=Graphs({"talk": talk(free), "fail": fail()}))
-            url = stack.enter_context(running(app))
+            app = create_app(
+                db, graphs=Graphs({"talk": build_talk_graph(free), "fail": build_failing_graph()})
+            )
+            url = stack.enter_context(run_server(app))
             clients.append(stack.enter_context(httpx.Client(base_url=url, timeout=60)))
         clients[0].post("/threads", json={"thread_id": "t"}).raise_for_status()
         yield clients[0], clients[1]
 
 
 def started(client: httpx.Client, text: str, graph: str = "talk") -> str:
-    body = {"assistant_id": graph, "input": says(text)}
+    body = {"assistant_id": graph, "input": build_input(text)}
     reply = client.post("/threads/t/runs", json=body).raise_for_status()
     return str(reply.json()["run_id"])
 
@@ -100,11 +102,11 @@ def test_a_program_does_not_go_on_from_a_run_that_is_rolled_back(
 
         async def turn() -> None:
             with open_checkpointer(db.db) as saver:
-                graph = talk(free).compile(checkpointer=saver)
+                graph = build_talk_graph(free).compile(checkpointer=saver)
                 async with saver.lock("t", timeout_s=60):
                     has_lock.set()
                     config: Any = {"configurable": {"thread_id": "t"}}
-                    given: Any = says("program")
+                    given: Any = build_input("program")
                     values = await graph.ainvoke(given, config)
                     heard.extend(message.text for message in values["messages"])
 
@@ -119,7 +121,7 @@ def test_a_program_does_not_go_on_from_a_run_that_is_rolled_back(
         has_lock.wait(1)  # it gets the lock at once if the run has released it
         gate.open.set()
         program.join(60)
-        until(lambda: servers[0].get("/threads/t/runs").json() == [])
+        wait_until(lambda: servers[0].get("/threads/t/runs").json() == [])
         values = servers[0].get("/threads/t/state").json()["values"]
 
     assert answer == 202
@@ -133,8 +135,8 @@ def test_the_lock_of_a_thread_is_held_until_the_rollback_is_stored(
     """By then the thread is cleaned up."""
     hold_end(monkeypatch, gate)
     blocked = Gate()
-    app = create_app(db, graphs=Graphs({"talk": talk(blocked)}))
-    with running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+    app = create_app(db, graphs=Graphs({"talk": build_talk_graph(blocked)}))
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         client.post("/threads", json={"thread_id": "t"}).raise_for_status()
         run = started(client, SECRET)
         assert blocked.reached.wait(60)
@@ -145,7 +147,7 @@ def test_the_lock_of_a_thread_is_held_until_the_rollback_is_stored(
             with pytest.raises(StorageUnavailable), saver.lock("t", timeout_s=0):
                 pass
         gate.open.set()
-        until(lambda: client.get("/threads/t/runs").json() == [])
+        wait_until(lambda: client.get("/threads/t/runs").json() == [])
 
     assert answer == 202
     assert left == []
@@ -201,14 +203,14 @@ def test_the_last_event_tells_of_a_late_cancellation(
     hold_end(monkeypatch, gate)
     told = ""
     with served(db) as servers:
-        params = {"assistant_id": "talk", "input": says("one")}
+        params = {"assistant_id": "talk", "input": build_input("one")}
         command = {"id": 1, "method": "run.start", "params": params}
         reply = servers[0].post("/threads/t/commands", json=command).raise_for_status()
         run = reply.json()["result"]["run_id"]
         assert gate.reached.wait(60)
         answer = cancelled(servers[1], run, "interrupt")
         gate.open.set()
-        until(lambda: status_of(servers[1], run) == "interrupted")
+        wait_until(lambda: status_of(servers[1], run) == "interrupted")
         body = {"channels": ["lifecycle"], "since": 0}
         try:
             with servers[1].stream(
@@ -268,7 +270,7 @@ def test_a_failed_run_does_not_keep_the_state_of_its_graph(
     monkeypatch.setattr(server_run, "_LOGGER", logging.Logger("quiet", logging.CRITICAL))
     builder = StateGraph(State).add_node("stumble", stumble).add_edge(START, "stumble")
     app = create_app(settings, graphs=Graphs({"talk": builder}))
-    with running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         client.post("/threads", json={"thread_id": "t"}).raise_for_status()
         run_id = started(client, "one")
         joined = client.get(f"/threads/t/runs/{run_id}/join").json()
@@ -277,7 +279,7 @@ def test_a_failed_run_does_not_keep_the_state_of_its_graph(
             gc.collect()
             return states[0]() is None
 
-        until(is_freed, patience_s=10)
+        wait_until(is_freed, timeout_s=10)
 
     assert joined["__error__"]["error"] == "ExceptionGroup"
 
@@ -303,7 +305,11 @@ def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
         started(client, "first")
         assert gate.reached.wait(60)
         started(client, SECRET)
-        body = {"assistant_id": "talk", "input": says("third"), "multitask_strategy": "rollback"}
+        body = {
+            "assistant_id": "talk",
+            "input": build_input("third"),
+            "multitask_strategy": "rollback",
+        }
         values = client.post("/threads/t/runs/wait", json=body).raise_for_status().json()
 
     assert values["heard"] == ["third"]

@@ -31,8 +31,14 @@ from perdure.server.limits import Limits
 from perdure.server.run_log import EventLog
 from perdure.server.runs import RETAINED_FEEDS, Runs
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, ask, fail, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import (
+    Gate,
+    build_asking_graph,
+    build_failing_graph,
+    build_input,
+    build_talk_graph,
+)
 from tests.server.test_keys import ANN, BOB, entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
@@ -117,10 +123,22 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(settings: Settings, keys: Path, gate: Gate) -> Iterator[str]:
-    asking = {"ask": ask(), "questions": questions(State), "objects": questions(Record)}
-    graphs = Graphs({"talk": talk(gate), "fail": fail(), "large": large(), "odd": odd(), **asking})
+    asking = {
+        "ask": build_asking_graph(),
+        "questions": questions(State),
+        "objects": questions(Record),
+    }
+    graphs = Graphs(
+        {
+            "talk": build_talk_graph(gate),
+            "fail": build_failing_graph(),
+            "large": large(),
+            "odd": odd(),
+            **asking,
+        }
+    )
     limits = Limits(max_concurrent_requests=AT_ONCE)
-    with running(
+    with run_server(
         create_app(settings, access=KeysFileAccess(keys), graphs=graphs, limits=limits)
     ) as address:
         yield address
@@ -151,7 +169,7 @@ def ok(reply: httpx.Response) -> Any:
 
 
 def body(text: str = SECRET) -> dict[str, Any]:
-    return {"assistant_id": "talk", "input": says(text)}
+    return {"assistant_id": "talk", "input": build_input(text)}
 
 
 def start(text: str = SECRET) -> dict[str, Any]:
@@ -221,7 +239,7 @@ def test_a_reader_that_falls_behind_does_not_cancel_the_run(
     monkeypatch.setattr(run_log, "RETAINED_BYTES", 0)
     monkeypatch.setattr(run_log, "BACKLOG_BYTES", 0)
     monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 60)  # none is stored meanwhile
-    run = sdk.runs.create("t", "talk", input=says("hello"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("hello"))["run_id"]
     assert gate.reached.wait(60)
 
     [lost] = sdk.runs.join_stream("t", run, last_event_id="0", cancel_on_disconnect=True)
@@ -261,7 +279,7 @@ def test_a_thread_stands_after_a_rollback_as_before(
 ) -> None:
     if before == "interrupted":
         sdk.runs.wait("t", "ask", input={})
-    run = sdk.runs.create("t", "talk", input=says("one"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("one"))["run_id"]
     assert gate.reached.wait(60)
     sdk.runs.cancel("t", run, action="rollback", wait=True)
 
@@ -273,7 +291,7 @@ def test_a_last_event_id_of_many_digits_is_no_place(
     sdk: SyncLangGraphClient, ann: httpx.Client, gate: Gate
 ) -> None:
     gate.open.set()
-    run = sdk.runs.create("t", "talk", input=says("one"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("one"))["run_id"]
 
     for digits in ("9" * 19, "9" * 5000):
         reply = ann.get(f"/threads/t/runs/{run}/stream", headers={"Last-Event-ID": digits})
@@ -283,7 +301,7 @@ def test_a_last_event_id_of_many_digits_is_no_place(
 def test_the_log_has_nothing_of_what_a_graph_raised(
     ann: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = {"assistant_id": "fail", "input": says("hello")}
+    asked = {"assistant_id": "fail", "input": build_input("hello")}
     ok(ann.post("/threads/new/runs/wait", json={**asked, "if_not_exists": "create"}))
 
     [record] = [each for each in caplog.records if each.name == "perdure.server.runs"]
@@ -352,7 +370,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(
     with ann.stream("POST", "/threads/t/runs/stream", json=asked) as events:
         assert events.status_code == 200
         assert gate.reached.wait(60)
-        until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
+        wait_until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
 
 
 class Flaky(LocalAccess):
@@ -372,7 +390,9 @@ def test_a_run_goes_on_when_nobody_can_tell_who_reads_it(
     monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
     access, asked = Flaky("ann"), {**body(), "on_disconnect": "cancel"}
     with (
-        running(create_app(settings, access=access, graphs=Graphs({"talk": talk(gate)}))) as url,
+        run_server(
+            create_app(settings, access=access, graphs=Graphs({"talk": build_talk_graph(gate)}))
+        ) as url,
         httpx.Client(base_url=url, timeout=30) as client,
     ):
         ok(client.post("/threads", json={"thread_id": "t"}))
@@ -477,5 +497,5 @@ def test_runs_in_the_background_are_limited(
     assert (refused.status_code, new.status_code) == (429, 429)
     assert "at most 3 runs under way" in refused.text
     assert ann.get("/threads/new").status_code == 404
-    until(lambda: {each["status"] for each in ok(ann.get("/threads/t/runs"))} == {"success"})
+    wait_until(lambda: {each["status"] for each in ok(ann.get("/threads/t/runs"))} == {"success"})
     ok(ann.post("/threads/t/runs/wait", json=body()))

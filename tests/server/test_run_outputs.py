@@ -19,8 +19,8 @@ from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.server.run import Run
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, State, says
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, State, build_input
 from tests.server.test_keys import ANN, BOB, entry
 
 USER_BYTES, ALL_BYTES = 1_000_000, 1_500_000
@@ -72,7 +72,7 @@ def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def url(app: Any) -> Iterator[str]:
-    with running(app) as address:
+    with run_server(app) as address:
         yield address
 
 
@@ -83,12 +83,12 @@ def ann(url: str) -> Iterator[httpx.Client]:
 
 
 def asked(text: str = "hello", graph: str = "report", **more: Any) -> dict[str, Any]:
-    return {"assistant_id": graph, "input": says(text), **more}
+    return {"assistant_id": graph, "input": build_input(text), **more}
 
 
 def ended_runs(app: Any) -> list[Run]:
     """Return the runs that the server keeps after their end, once all have ended."""
-    until(lambda: not app.state.runs._under_way)
+    wait_until(lambda: not app.state.runs._under_way)
     return [run for runs in app.state.runs._by_tenant.values() for run in runs._ended_runs]
 
 
@@ -101,7 +101,7 @@ def begin_on_thread(client: httpx.Client, **more: Any) -> str:
 
 def wait_for_end(client: httpx.Client, path: str) -> None:
     """Wait until a run has ended, without asking for its values."""
-    until(lambda: client.get(path).json()["status"] not in ("pending", "running"))
+    wait_until(lambda: client.get(path).json()["status"] not in ("pending", "running"))
 
 
 def prevent_reading_values(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ def test_all_who_wait_for_a_run_without_a_thread_receive_its_state(
         path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/join"
         joins = [clients.submit(ann.get, path) for _ in range(4)]
         live = app.state.runs._under_way
-        until(lambda: len(live) == 7)
-        until(lambda: sum(run._output_requests for run in live) == 10)
+        wait_until(lambda: len(live) == 7)
+        wait_until(lambda: sum(run._output_requests for run in live) == 10)
         gate.open.set()
         replies = [each.result().json()["heard"] for each in waits]
         joined = [each.result().json()["heard"] for each in joins]
@@ -172,7 +172,7 @@ def test_a_state_is_freed_after_the_client_that_waited_has_gone(
         ann.post("/runs/wait", json=asked(graph="gated"), timeout=0.5)
     assert gate.reached.wait(60)
     [run] = app.state.runs._under_way
-    until(lambda: run._output_requests == 0)
+    wait_until(lambda: run._output_requests == 0)
     gate.open.set()
 
     assert [each.output for each in ended_runs(app)] == [None]

@@ -23,14 +23,14 @@ from perdure.server.access import Action, Filter, Identity, LocalAccess
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
-from tests.server.running import running, until
-from tests.server.talking import Gate, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, build_input, build_talk_graph
 from tests.server.test_runs import texts
 
 
 @pytest.fixture
 def graphs(gate: Gate) -> Graphs:
-    return Graphs({"talk": talk(gate)})
+    return Graphs({"talk": build_talk_graph(gate)})
 
 
 def statuses(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
@@ -41,9 +41,9 @@ def test_a_delayed_run_lets_others_pass(
     settings: Settings, sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
     gate.open.set()
-    delayed = sdk.runs.create("t", "talk", input=says("later"), after_seconds=3600)
+    delayed = sdk.runs.create("t", "talk", input=build_input("later"), after_seconds=3600)
     stands = sdk.threads.get("t")["status"], delayed["status"]
-    sdk.runs.wait("t", "talk", input=says("now"))
+    sdk.runs.wait("t", "talk", input=build_input("now"))
     before = texts(sdk)
     with SQLiteCheckpointer(settings.db) as saver:
         saver.database.write(lambda: fetch_rows("UPDATE runs SET not_before = 0"))
@@ -57,7 +57,7 @@ def test_a_delayed_run_lets_others_pass(
 
 def test_a_delayed_run_is_streamed_once_it_is_due(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
-    parts = list(sdk.runs.stream("t", "talk", input=says("later"), after_seconds=1))
+    parts = list(sdk.runs.stream("t", "talk", input=build_input("later"), after_seconds=1))
 
     assert parts[0].event == "metadata"
     assert parts[-1].data["heard"] == ["later"]
@@ -81,7 +81,7 @@ def test_many_delayed_runs_hold_up_no_other_work(
 
     monkeypatch.setattr(RunTable, "list_live_runs", looking)
     monkeypatch.setattr(RunTable, "queue_delayed_run_that_is_due", beginning)
-    delayed: Any = {"assistant_id": "talk", "input": says("later"), "after_seconds": 1}
+    delayed: Any = {"assistant_id": "talk", "input": build_input("later"), "after_seconds": 1}
     delayed["thread_id"] = "t"
     for run in sdk.runs.create_batch([delayed] * 5):
         sdk.runs.join("t", run["run_id"])
@@ -93,11 +93,11 @@ def test_many_delayed_runs_hold_up_no_other_work(
 def test_a_delayed_run_survives_its_server(settings: Settings, graphs: Graphs, gate: Gate) -> None:
     gate.open.set()
     app = create_app(settings, graphs=graphs)
-    with running(app) as url, get_sync_client(url=url) as sdk:
+    with run_server(app) as url, get_sync_client(url=url) as sdk:
         sdk.threads.create(thread_id="t")
-        run = sdk.runs.create("t", "talk", input=says("later"), after_seconds=3)["run_id"]
+        run = sdk.runs.create("t", "talk", input=build_input("later"), after_seconds=3)["run_id"]
         left = statuses(sdk)
-    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+    with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         values: Any = sdk.runs.join("t", run)
 
         assert left == ["pending"]
@@ -105,7 +105,7 @@ def test_a_delayed_run_survives_its_server(settings: Settings, graphs: Graphs, g
 
 
 def test_a_delayed_run_is_cancelled_while_it_is_read(sdk: SyncLangGraphClient) -> None:
-    run = sdk.runs.create("t", "talk", input=says("never"), after_seconds=3600)["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("never"), after_seconds=3600)["run_id"]
     path = f"/threads/t/runs/{run}/stream"
     with sdk.http.client.stream("GET", path) as stream:
         lines = stream.iter_lines()
@@ -116,7 +116,7 @@ def test_a_delayed_run_is_cancelled_while_it_is_read(sdk: SyncLangGraphClient) -
 
 
 def test_the_page_of_runs_shows_when_one_begins(sdk: SyncLangGraphClient, url: str) -> None:
-    sdk.runs.create("t", "talk", input=says("later"), after_seconds=86_400)
+    sdk.runs.create("t", "talk", input=build_input("later"), after_seconds=86_400)
     day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86_400))
     shown = httpx.get(f"{url}/ui/runs").text
 
@@ -131,9 +131,10 @@ def test_the_page_of_runs_shows_when_one_begins(sdk: SyncLangGraphClient, url: s
 def test_a_batch_of_runs(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     asked: Any = [
-        {"assistant_id": "talk", "input": says(text), "on_completion": "keep"} for text in "ab"
+        {"assistant_id": "talk", "input": build_input(text), "on_completion": "keep"}
+        for text in "ab"
     ]
-    asked.append({"assistant_id": "talk", "thread_id": "t", "input": says("c")})
+    asked.append({"assistant_id": "talk", "thread_id": "t", "input": build_input("c")})
     made = sdk.runs.create_batch(asked)
     values: Any = [sdk.runs.join(run["thread_id"], run["run_id"]) for run in made]
 
@@ -147,7 +148,7 @@ def test_a_batch_of_runs(sdk: SyncLangGraphClient, gate: Gate) -> None:
 def test_a_batch_with_a_run_that_is_refused_writes_nothing(
     sdk: SyncLangGraphClient, wrong: dict[str, Any]
 ) -> None:
-    right = {"assistant_id": "talk", "thread_id": "t", "input": says("a")}
+    right = {"assistant_id": "talk", "thread_id": "t", "input": build_input("a")}
     asked: Any = [right, right | wrong]
     with pytest.raises(APIStatusError):
         sdk.runs.create_batch(asked)
@@ -160,7 +161,7 @@ def test_a_batch_with_a_run_that_is_refused_writes_nothing(
 
 
 def test_runs_of_a_thread_are_cancelled_by_their_ids(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    runs = [sdk.runs.create("t", "talk", input=says(text))["run_id"] for text in "abc"]
+    runs = [sdk.runs.create("t", "talk", input=build_input(text))["run_id"] for text in "abc"]
     assert gate.reached.wait(60)
     sdk.runs.cancel_many(thread_id="t", run_ids=runs[:2])
     gate.open.set()
@@ -185,11 +186,11 @@ def test_runs_are_cancelled_by_how_they_stand(
     sdk: SyncLangGraphClient, gate: Gate, status: Any, left: list[str]
 ) -> None:
     for text in "ab":
-        sdk.runs.create("t", "talk", input=says(text))
-    sdk.runs.create("t", "talk", input=says("c"), after_seconds=3600)
+        sdk.runs.create("t", "talk", input=build_input(text))
+    sdk.runs.create("t", "talk", input=build_input("c"), after_seconds=3600)
     assert gate.reached.wait(60)
     sdk.runs.cancel_many(status=status)
-    until(lambda: statuses(sdk) == left)
+    wait_until(lambda: statuses(sdk) == left)
 
     gate.open.set()
 
@@ -204,12 +205,12 @@ class Only(LocalAccess):
 
 
 def test_runs_of_others_are_not_cancelled(settings: Settings, graphs: Graphs, gate: Gate) -> None:
-    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+    with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         for owner in ("ann", "bob"):
             sdk.threads.create(thread_id=owner, metadata={"owner": owner})
-            sdk.runs.create(owner, "talk", input=says("hi"), after_seconds=3600)
+            sdk.runs.create(owner, "talk", input=build_input("hi"), after_seconds=3600)
         with (
-            running(create_app(settings, access=Only("ann"), graphs=graphs)) as hers,
+            run_server(create_app(settings, access=Only("ann"), graphs=graphs)) as hers,
             get_sync_client(url=hers) as ann,
         ):
             ann.runs.cancel_many(status="all")
@@ -234,7 +235,7 @@ def test_a_cancellation_of_nothing_certain_is_refused(
             {"assistant_id": "talk", "feedback_keys": ["k"]},
             "feedback_keys is ['k'], and this server",
         ),
-        ({"input": says("a" * 100)}, "body.assistant_id is missing"),
+        ({"input": build_input("a" * 100)}, "body.assistant_id is missing"),
         ({"assistant_id": "talk", "after_seconds": -1}, "body.after_seconds is -1: Input should"),
     ],
 )
@@ -250,7 +251,7 @@ def test_what_is_wrong_with_a_request_is_told_without_the_rest_of_it(
 
 def test_a_run_that_has_ended_is_not_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
-    run = sdk.runs.create("t", "talk", input=says("a"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("a"))["run_id"]
     sdk.runs.join("t", run)
     with pytest.raises(NotFoundError, match="its status is 'success'"):
         sdk.runs.cancel("t", run)
@@ -263,7 +264,7 @@ def test_a_run_that_has_ended_is_not_cancelled(sdk: SyncLangGraphClient, gate: G
 
 def test_a_run_is_deleted_once_it_has_ended(sdk: SyncLangGraphClient, gate: Gate) -> None:
     """What was said in it stays in the thread."""
-    run = sdk.runs.create("t", "talk", input=says("a"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("a"))["run_id"]
     assert gate.reached.wait(60)
     with pytest.raises(ConflictError, match="has not ended"):
         sdk.runs.delete("t", run)
@@ -280,7 +281,7 @@ def test_a_run_is_deleted_once_it_has_ended(sdk: SyncLangGraphClient, gate: Gate
 
 def test_fields_of_runs_are_selected(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
-    run = sdk.runs.create("t", "talk", input=says("a"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("a"))["run_id"]
     sdk.runs.join("t", run)
 
     listed: Any = sdk.runs.list("t", select=["run_id", "status"])

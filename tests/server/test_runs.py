@@ -36,15 +36,29 @@ from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooManyRequests
 from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, ask, fail, model, says, stubborn, talk, who
+from tests.server.running import run_server, wait_until
+from tests.server.talking import (
+    Gate,
+    build_asking_graph,
+    build_failing_graph,
+    build_identity_graph,
+    build_input,
+    build_model_graph,
+    build_talk_graph,
+    build_uncancellable_graph,
+)
 from tests.talks import store_conversation as conversation
 
 
 @pytest.fixture
 def graphs(gate: Gate) -> Graphs:
-    made = {"ask": ask().compile(), "fail": fail(), "model": model(), "who": lambda: who()}
-    return Graphs({"talk": talk(gate), "chat": chat_graph(), **made})
+    made = {
+        "ask": build_asking_graph().compile(),
+        "fail": build_failing_graph(),
+        "model": build_model_graph(),
+        "who": lambda: build_identity_graph(),
+    }
+    return Graphs({"talk": build_talk_graph(gate), "chat": chat_graph(), **made})
 
 
 def texts(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[str]:
@@ -53,7 +67,7 @@ def texts(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[str]:
 
 
 def body(text: str = "hello", **options: Any) -> dict[str, Any]:
-    return {"assistant_id": "talk", "input": says(text), **options}
+    return {"assistant_id": "talk", "input": build_input(text), **options}
 
 
 # -- what is streamed
@@ -65,7 +79,7 @@ def test_a_stream_begins_with_its_run_and_ends_with_its_values(
     gate.open.set()
 
     parts = list(
-        sdk.runs.stream("t", "talk", input=says("hello"), stream_mode=["values", "custom"])
+        sdk.runs.stream("t", "talk", input=build_input("hello"), stream_mode=["values", "custom"])
     )
 
     events = [part.event for part in parts]
@@ -79,7 +93,7 @@ def test_messages_are_streamed_as_they_grow(sdk: SyncLangGraphClient) -> None:
     def told(*modes: Any) -> list[tuple[str, Any]]:
         parts = [
             *sdk.runs.stream(
-                "t", "model", input=says("go"), stream_mode=[*modes], stream_subgraphs=True
+                "t", "model", input=build_input("go"), stream_mode=[*modes], stream_subgraphs=True
             )
         ]
         assert all("|inner:" in part.event for part in parts if part.event.startswith("messages"))
@@ -111,7 +125,9 @@ def test_events_of_langchain_are_streamed_beside_other_modes(
         for number, asked in enumerate((modes, [*modes, "events"], "events")):
             sdk.threads.create(thread_id=f"{thread_id}{number}")
             options: Any = {"stream_mode": asked, "stream_subgraphs": True}
-            parts = sdk.runs.stream(f"{thread_id}{number}", graph, input=says("go"), **options)
+            parts = sdk.runs.stream(
+                f"{thread_id}{number}", graph, input=build_input("go"), **options
+            )
             told.append([part for part in parts if part.event != "metadata"])
         without, both, alone = told
 
@@ -129,7 +145,7 @@ def test_events_of_langchain_are_streamed_beside_other_modes(
 
 
 def test_a_run_that_streams_events_is_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    run = sdk.runs.create("t", "talk", input=says("go"), stream_mode="events")["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("go"), stream_mode="events")["run_id"]
     assert gate.reached.wait(60)
 
     sdk.runs.cancel("t", run, wait=True)
@@ -144,13 +160,13 @@ def test_the_former_name_of_durability_counts(
 ) -> None:
     gate.open.set()
     with pytest.warns(DeprecationWarning, match="checkpoint_during"):
-        sdk.runs.wait("t", "talk", input=says("go"), checkpoint_during=during)
+        sdk.runs.wait("t", "talk", input=build_input("go"), checkpoint_during=during)
 
     assert len(sdk.threads.get_history("t")) == stored
 
 
 def test_what_the_model_saw_is_recorded(sdk: SyncLangGraphClient, settings: Settings) -> None:
-    sdk.runs.wait("t", "chat", input=says("I like figs"))
+    sdk.runs.wait("t", "chat", input=build_input("I like figs"))
 
     with SQLiteCheckpointer.open(settings.db) as saver:
         [view] = views(saver, "t")
@@ -162,7 +178,7 @@ def test_streams_tell_nothing_of_the_login(
     settings: Settings, graphs: Graphs, more: list[Any]
 ) -> None:
     with (
-        running(create_app(settings, graphs=graphs, access=Named())) as url,
+        run_server(create_app(settings, graphs=graphs, access=Named())) as url,
         get_sync_client(url=url, headers={"x-user": "ann"}) as client,
     ):
         parts = client.runs.stream(
@@ -178,23 +194,23 @@ def test_streams_tell_nothing_of_the_login(
 
 
 def test_a_graph_that_fails_says_what_and_not_where(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    parts = list(sdk.runs.stream("t", "fail", input=says("hello")))
+    parts = list(sdk.runs.stream("t", "fail", input=build_input("hello")))
 
     error = {"error": "ZeroDivisionError", "message": "one by none"}
     assert [part.data for part in parts if part.event == "error"] == [error]
     assert parts[-1].event == "error"
     assert sdk.runs.get("t", parts[0].data["run_id"])["status"] == "error"
     with pytest.raises(Exception, match=r"^ZeroDivisionError: one by none$"):
-        sdk.runs.wait("t", "fail", input=says("again"))
+        sdk.runs.wait("t", "fail", input=build_input("again"))
     assert sdk.threads.get("t")["status"] == "error"
     gate.open.set()
-    values: Any = sdk.runs.wait("t", "talk", input=says("and now"))
+    values: Any = sdk.runs.wait("t", "talk", input=build_input("and now"))
     assert values["heard"] == ["hello", "again", "and now"]
     assert sdk.threads.get("t")["status"] == "idle"
 
 
 def test_an_interrupt_is_answered_by_a_command(sdk: SyncLangGraphClient) -> None:
-    waiting: Any = sdk.runs.wait("t", "ask", input=says("buy"))
+    waiting: Any = sdk.runs.wait("t", "ask", input=build_input("buy"))
 
     assert [each["value"] for each in waiting["__interrupt__"]] == ["Are you sure?"]
     assert [run["status"] for run in sdk.runs.list("t")] == ["interrupted"]
@@ -215,7 +231,9 @@ def test_a_run_that_stops_before_a_node_is_interrupted(
     sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
     gate.open.set()
-    stopped: Any = sdk.runs.wait("t", "talk", input=says("hello"), interrupt_before=["answer"])
+    stopped: Any = sdk.runs.wait(
+        "t", "talk", input=build_input("hello"), interrupt_before=["answer"]
+    )
 
     assert stopped["heard"] == ["hello"]
     assert sdk.threads.get("t")["status"] == "interrupted"
@@ -226,10 +244,10 @@ def test_a_run_that_stops_before_a_node_is_interrupted(
 def test_a_run_goes_on_from_a_checkpoint(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     for text in ("one", "two"):
-        sdk.runs.wait("t", "talk", input=says(text))
+        sdk.runs.wait("t", "talk", input=build_input(text))
     after_one = next(s for s in sdk.threads.get_history("t") if len(s["values"]["messages"]) == 2)  # type: ignore[call-overload]
 
-    sdk.runs.wait("t", "talk", input=says("other"), checkpoint=after_one["checkpoint"])
+    sdk.runs.wait("t", "talk", input=build_input("other"), checkpoint=after_one["checkpoint"])
 
     assert texts(sdk) == ["one", "heard 1", "other", "heard 2"]
 
@@ -244,8 +262,8 @@ def test_the_user_is_whoever_asks(sdk: SyncLangGraphClient) -> None:
 
 def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
-    parts = list(sdk.runs.stream(None, "talk", input=says("hello")))
-    values: Any = sdk.runs.wait(None, "talk", input=says("hello"))
+    parts = list(sdk.runs.stream(None, "talk", input=build_input("hello")))
+    values: Any = sdk.runs.wait(None, "talk", input=build_input("hello"))
 
     assert parts[-1].data["heard"] == values["heard"] == ["hello"]
     assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
@@ -264,7 +282,7 @@ def test_a_run_at_an_unknown_checkpoint_is_refused(
     sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate, place: dict[str, Any]
 ) -> None:
     gate.open.set()
-    sdk.runs.wait("t", "talk", input=says("one"))
+    sdk.runs.wait("t", "talk", input=build_input("one"))
 
     answer = client.post("/threads/t/runs/wait", json=body("two", **place))
 
@@ -277,7 +295,7 @@ def test_a_served_graph_is_a_node_of_another(sdk: SyncLangGraphClient, gate: Gat
     remote = RemoteGraph("talk", sync_client=sdk)
     outer = StateGraph(MessagesState).add_node("remote", remote).add_edge(START, "remote").compile()
 
-    given: Any = says("hello")
+    given: Any = build_input("hello")
     found = outer.invoke(given)
 
     assert [message.text for message in found["messages"]][-1] == "heard 1"
@@ -289,7 +307,7 @@ def test_a_client_does_not_say_what_the_server_does(sdk: SyncLangGraphClient, ga
     said: Any = {"user_id": "bob", "owner": "bob", "run_id": "r", "langgraph_step": 1, "n": 1}
     config: Any = {"metadata": said | {"m": 2}}
 
-    sdk.runs.wait("t", "talk", input=says("hello"), metadata=said, config=config)
+    sdk.runs.wait("t", "talk", input=build_input("hello"), metadata=said, config=config)
 
     stored: Any = sdk.threads.get_state("t")["metadata"]
     run: Any = sdk.runs.list("t")[0]
@@ -310,10 +328,12 @@ def test_null_is_as_good_as_nothing(client: httpx.Client, gate: Gate) -> None:
 
 
 def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    made = [sdk.runs.create("t", "talk", input=says(text)) for text in ("one", "two", "three")]
+    made = [
+        sdk.runs.create("t", "talk", input=build_input(text)) for text in ("one", "two", "three")
+    ]
     assert gate.reached.wait(60)
     with pytest.raises(ConflictError, match="under way"):
-        sdk.runs.create("t", "talk", input=says("no"), multitask_strategy="reject")
+        sdk.runs.create("t", "talk", input=build_input("no"), multitask_strategy="reject")
     with pytest.raises(ConflictError):
         sdk.threads.update_state("t", {"heard": ["no"]})
     assert sdk.threads.get("t")["status"] == "busy"
@@ -334,12 +354,12 @@ def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gat
 def test_a_turn_may_stop_the_one_before(
     sdk: SyncLangGraphClient, gate: Gate, strategy: Any, left: list[str]
 ) -> None:
-    first = sdk.runs.create("t", "talk", input=says("one"))
+    first = sdk.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
-    second = sdk.runs.create("t", "talk", input=says("two"), multitask_strategy=strategy)
+    second = sdk.runs.create("t", "talk", input=build_input("two"), multitask_strategy=strategy)
     kept = {first["run_id"]: "interrupted"} if strategy == "interrupt" else {}
     known = {second["run_id"]: "running"}
-    until(lambda: {run["run_id"]: run["status"] for run in sdk.runs.list("t")} == kept | known)
+    wait_until(lambda: {run["run_id"]: run["status"] for run in sdk.runs.list("t")} == kept | known)
     gate.open.set()
     sdk.runs.join("t", second["run_id"])
 
@@ -350,22 +370,22 @@ def test_a_turn_may_stop_the_one_before(
 
 
 def test_a_cancelled_run_leaves_what_it_had_stored(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    run = sdk.runs.create("t", "talk", input=says("one"))
-    waiting = sdk.runs.create("t", "talk", input=says("never"))
+    run = sdk.runs.create("t", "talk", input=build_input("one"))
+    waiting = sdk.runs.create("t", "talk", input=build_input("never"))
     assert gate.reached.wait(60)
     sdk.runs.cancel("t", waiting["run_id"])
     sdk.runs.cancel("t", run["run_id"], wait=True)
 
     assert sdk.runs.get("t", run["run_id"])["status"] == "interrupted"
     gate.open.set()
-    sdk.runs.wait("t", "talk", input=says("two"))
+    sdk.runs.wait("t", "talk", input=build_input("two"))
     assert texts(sdk) == ["one", "two", "heard 2"]
 
 
 def test_a_thread_that_is_deleted_in_a_run_stays_deleted(
     sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
-    sdk.runs.create("t", "talk", input=says("one"))
+    sdk.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
     sdk.threads.delete("t")
     gate.open.set()
@@ -378,7 +398,7 @@ def test_a_thread_that_is_deleted_in_a_run_stays_deleted(
 def test_a_page_deletes_a_thread_in_a_run_as_rest_does(
     sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
 ) -> None:
-    run = sdk.runs.create("t", "talk", input=says("one"))
+    run = sdk.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
     deleted = client.post("/ui/delete?id=t")
 
@@ -419,7 +439,7 @@ def test_a_thread_that_another_server_runs_is_not_deleted_under_it(
     client.post("/threads", json={"thread_id": "t"})
     with (
         client.stream("POST", "/threads/t/runs/stream", json=body("one")) as events,
-        running(create_app(settings, graphs=graphs)) as other,
+        run_server(create_app(settings, graphs=graphs)) as other,
         concurrent.futures.ThreadPoolExecutor() as pool,
     ):
         assert gate.reached.wait(60)
@@ -436,10 +456,10 @@ def test_a_run_that_is_sent_during_a_deletion_does_not_bring_the_thread_back(
     settings: Settings, gate: Gate
 ) -> None:
     second, told = Gate(), threading.Event()
-    served = Graphs({"stubborn": stubborn(gate, second, told)})
+    served = Graphs({"stubborn": build_uncancellable_graph(gate, second, told)})
     asked = {"assistant_id": "stubborn", "input": {}}
     with (
-        running(create_app(settings, graphs=served)) as url,
+        run_server(create_app(settings, graphs=served)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
         concurrent.futures.ThreadPoolExecutor() as pool,
     ):
@@ -447,10 +467,10 @@ def test_a_run_that_is_sent_during_a_deletion_does_not_bring_the_thread_back(
         client.post("/threads/t/runs", json=asked)
         assert gate.reached.wait(60)
         deletion = pool.submit(httpx.delete, f"{url}/threads/t", timeout=60)
-        until(lambda: deletion.done() or told.is_set())  # it waits for the first run
+        wait_until(lambda: deletion.done() or told.is_set())  # it waits for the first run
         with client.stream("POST", "/threads/t/runs/stream", json=asked) as events:
             gate.open.set()
-            until(lambda: deletion.done() or second.reached.is_set())
+            wait_until(lambda: deletion.done() or second.reached.is_set())
             second.open.set()
             events.read()
         status = deletion.result().status_code
@@ -480,10 +500,10 @@ def test_an_update_does_not_bring_a_deleted_thread_back(settings: Settings) -> N
     def make() -> StateGraph[Any]:  # as slow as a deletion
         if where:
             httpx.delete(where[0], timeout=60).raise_for_status()
-        return ask()
+        return build_asking_graph()
 
     with (
-        running(create_app(settings, graphs=Graphs({"ask": make}))) as url,
+        run_server(create_app(settings, graphs=Graphs({"ask": make}))) as url,
         get_sync_client(url=url) as sdk,
     ):
         sdk.threads.create(thread_id="t", graph_id="ask")
@@ -509,10 +529,10 @@ def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
         return rows
 
     monkeypatch.setattr(RunTable, "list_live_runs", late)
-    served = Graphs({"stubborn": stubborn(gate, second, told)})
+    served = Graphs({"stubborn": build_uncancellable_graph(gate, second, told)})
     asked = {"assistant_id": "stubborn", "input": {}}
     with (
-        running(create_app(settings, graphs=served)) as url,
+        run_server(create_app(settings, graphs=served)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         client.post("/threads", json={"thread_id": "t"})
@@ -534,9 +554,9 @@ def test_a_thread_whose_run_does_not_end_is_not_deleted(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "END_TIMEOUT_S", 0.05)
-    served = Graphs({"stubborn": stubborn(gate, Gate(), threading.Event())})
+    served = Graphs({"stubborn": build_uncancellable_graph(gate, Gate(), threading.Event())})
     with (
-        running(create_app(settings, graphs=served)) as url,
+        run_server(create_app(settings, graphs=served)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         client.post("/threads", json={"thread_id": "t"})
@@ -553,7 +573,7 @@ def test_a_thread_whose_run_does_not_end_is_not_deleted(
 def test_a_thread_that_is_rewound_asks_no_more(
     sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
-    sdk.runs.wait("t", "ask", input=says("buy"))
+    sdk.runs.wait("t", "ask", input=build_input("buy"))
     before = sdk.threads.get("t")["status"]
     first: Any = sdk.threads.get_history("t")[-1]["checkpoint"]
     params = {"id": "t", "checkpoint": first["checkpoint_id"]}
@@ -583,9 +603,9 @@ def test_the_turn_after_a_left_one_has_everything(
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/threads/t/runs/wait", json=asked, timeout=0.5)
     if mode == "cancel":
-        until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
+        wait_until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
     gate.open.set()
-    sdk.runs.wait("t", "talk", input=says("two"))
+    sdk.runs.wait("t", "talk", input=build_input("two"))
 
     assert texts(sdk) == left
 
@@ -594,7 +614,7 @@ def test_a_head_of_a_stream_leaves_its_run(
     sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
 ) -> None:
     """It is answered while the run is under way, and cancels nothing."""
-    run = sdk.runs.create("t", "talk", input=says("hello"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("hello"))["run_id"]
     assert gate.reached.wait(60)
     path = f"/threads/t/runs/{run}/stream"
     reply = client.head(path, params={"cancel_on_disconnect": True})
@@ -606,7 +626,7 @@ def test_a_head_of_a_stream_leaves_its_run(
 
 
 def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    run = sdk.runs.create("t", "talk", input=says("hello"), stream_resumable=True)
+    run = sdk.runs.create("t", "talk", input=build_input("hello"), stream_resumable=True)
     assert gate.reached.wait(60)
     first = next(part for part in sdk.runs.join_stream("t", run["run_id"]) if part.id)
     gate.open.set()
@@ -627,7 +647,7 @@ def test_the_oldest_runs_are_forgotten(
     gate.open.set()
     made = []
     for text in ("1", "2", "3"):
-        begins, *_ = list(sdk.runs.stream("t", "talk", input=says(text)))
+        begins, *_ = list(sdk.runs.stream("t", "talk", input=build_input(text)))
         made.append(begins.data["run_id"])
     last: Any = sdk.runs.join("t", made[-1])
 
@@ -696,7 +716,7 @@ def test_an_unknown_choice_in_a_query_is_refused(
     sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
 ) -> None:
     gate.open.set()
-    run = sdk.runs.create("t", "talk", input=says("one"))
+    run = sdk.runs.create("t", "talk", input=build_input("one"))
 
     path = f"/threads/t/runs/{run['run_id']}/stream"
     assert client.get(path, params={"stream_mode": "nope"}).status_code == 422
@@ -705,7 +725,7 @@ def test_an_unknown_choice_in_a_query_is_refused(
 
 def test_what_is_unknown_is_not_found(sdk: SyncLangGraphClient, gate: Gate) -> None:
     for call in (
-        lambda: sdk.runs.wait("none", "talk", input=says("hello")),
+        lambda: sdk.runs.wait("none", "talk", input=build_input("hello")),
         lambda: sdk.runs.get("t", "none"),
         lambda: sdk.runs.cancel("t", "none"),
         lambda: list(sdk.runs.join_stream("t", "none")),
@@ -714,7 +734,7 @@ def test_what_is_unknown_is_not_found(sdk: SyncLangGraphClient, gate: Gate) -> N
         with pytest.raises((NotFoundError, httpx.HTTPStatusError), match=r"404|no "):
             call()
     gate.open.set()
-    sdk.runs.wait("a/b", "talk", input=says("hello"), if_not_exists="create")
+    sdk.runs.wait("a/b", "talk", input=build_input("hello"), if_not_exists="create")
     assert texts(sdk, "a/b") == ["hello", "heard 1"]
 
 
@@ -737,12 +757,12 @@ class Named(LocalAccess):
 
 def test_runs_of_others_are_unknown(settings: Settings, graphs: Graphs, gate: Gate) -> None:
     with (
-        running(create_app(settings, graphs=graphs, access=Named())) as url,
+        run_server(create_app(settings, graphs=graphs, access=Named())) as url,
         get_sync_client(url=url, headers={"x-user": "ann"}) as ann,
         get_sync_client(url=url, headers={"x-user": "bob"}) as bob,
     ):
         ann.threads.create(thread_id="t")
-        run = ann.runs.create("t", "talk", input=says("secret"), stream_resumable=True)
+        run = ann.runs.create("t", "talk", input=build_input("secret"), stream_resumable=True)
         path = f"/threads/t/runs/{run['run_id']}"
         with httpx.Client(base_url=url, headers={"x-user": "bob"}) as client:
             tries = [
@@ -785,7 +805,7 @@ def test_a_run_leaves_a_thread_to_its_owner(settings: Settings, graphs: Graphs, 
     with SQLiteCheckpointer.open(settings.db) as saver:
         conversation(saver, "agent", user_id="ann")
     with (
-        running(create_app(settings, graphs=graphs, access=Team())) as url,
+        run_server(create_app(settings, graphs=graphs, access=Team())) as url,
         get_sync_client(url=url, headers={"x-user": "root"}) as root,
         get_sync_client(url=url, headers={"x-user": "bob"}) as bob,
     ):
@@ -795,14 +815,14 @@ def test_a_run_leaves_a_thread_to_its_owner(settings: Settings, graphs: Graphs, 
             return found["owner"]
 
         bob.threads.create(thread_id="t", graph_id="talk")
-        root.runs.wait("agent", "talk", input=says("look"))
+        root.runs.wait("agent", "talk", input=build_input("look"))
         threads: Any = bob.threads  # of which the annotations say that a copy returns nothing
         copied = threads.copy("agent")["thread_id"]
         again = threads.copy(copied)["thread_id"]
         for change in (
             lambda: bob.threads.update_state("t", {"heard": ["x"]}, as_node="hear"),
-            lambda: bob.runs.wait("t", "talk", input=says("hi")),
-            lambda: root.runs.wait("t", "talk", input=says("look")),
+            lambda: bob.runs.wait("t", "talk", input=build_input("hi")),
+            lambda: root.runs.wait("t", "talk", input=build_input("look")),
             lambda: root.threads.update_state("t", {"heard": ["x"]}, as_node="hear"),
         ):
             change()
@@ -824,7 +844,7 @@ def test_a_thread_is_streamed_by_channels(url: str) -> None:
             get_client(url=url) as client,
             client.threads.stream(assistant_id="ask") as thread,
         ):
-            await thread.run.start(input=says("buy"))
+            await thread.run.start(input=build_input("buy"))
             shown = [values async for values in thread.values]
             assert shown
             assert thread.interrupted
@@ -832,7 +852,7 @@ def test_a_thread_is_streamed_by_channels(url: str) -> None:
             await thread.run.respond("yes")
             assert (await thread.output)["heard"] == ["yes"]
 
-    asyncio.run(talk())
+    asyncio.run(build_talk_graph())
 
 
 @v3
@@ -844,12 +864,12 @@ def test_a_second_session_is_not_told_of_the_first_ones_end(url: str, gate: Gate
             get_client(url=url) as client,
             client.threads.stream("t", assistant_id="talk") as thread,
         ):
-            await thread.run.start(input=says(text))
+            await thread.run.start(input=build_input(text))
             return (await thread.output)["heard"]
 
-    assert asyncio.run(talk("one")) == ["one"]
-    assert asyncio.run(talk("two")) == ["one", "two"]
-    assert asyncio.run(talk("three")) == ["one", "two", "three"]
+    assert asyncio.run(build_talk_graph("one")) == ["one"]
+    assert asyncio.run(build_talk_graph("two")) == ["one", "two"]
+    assert asyncio.run(build_talk_graph("three")) == ["one", "two", "three"]
 
 
 COMMANDS: list[tuple[str, Any, str]] = [
@@ -876,15 +896,15 @@ def test_a_command_is_refused_by_its_code(sdk: SyncLangGraphClient, client: http
 def test_a_server_that_stops_leaves_its_runs_to_the_next(
     settings: Settings, graphs: Graphs, gate: Gate
 ) -> None:
-    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
+    with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
         client.threads.create(thread_id="t")
-        client.runs.create("t", "talk", input=says("one"))
+        client.runs.create("t", "talk", input=build_input("one"))
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
         assert [item.value.text for item in saver.history("t")] == ["one"]
     gate.open.set()
-    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
-        client.runs.wait("t", "talk", input=says("two"))
+    with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
+        client.runs.wait("t", "talk", input=build_input("two"))
         assert texts(client) == ["one", "heard 1", "two", "heard 2"]
 
 
@@ -909,7 +929,7 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
     async def use() -> None:
         databases = Databases(settings)
         limits = Limits(max_concurrent_requests=1)
-        known = runs.Runs(Graphs({"ask": ask()}), limits, databases, {"run": Slow})
+        known = runs.Runs(Graphs({"ask": build_asking_graph()}), limits, databases, {"run": Slow})
         call = Call(Identity("ann"), "threads:create_run", LocalAccess("ann"), databases)
         await call.authorize_arguments()
         await call.threads.create("t")
@@ -953,8 +973,8 @@ def test_a_thread_goes_on_after_kill_9(tmp_path: Path) -> None:
     (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"made": "./made.py:make"}}))
     with served(tmp_path) as (process, url), get_sync_client(url=url) as client:
         client.threads.create(thread_id="t")
-        client.runs.create("t", "made", input=says("wait"))
-        until(lambda: len(client.threads.get_state("t")["values"].get("messages", ())) == 2)  # type: ignore[union-attr]
+        client.runs.create("t", "made", input=build_input("wait"))
+        wait_until(lambda: len(client.threads.get_state("t")["values"].get("messages", ())) == 2)  # type: ignore[union-attr]
         assert client.threads.get("t")["status"] == "busy"
         process.kill()
         process.wait(20)
@@ -962,7 +982,7 @@ def test_a_thread_goes_on_after_kill_9(tmp_path: Path) -> None:
         assert texts(client) == ["wait", "heard 1"]
         assert client.threads.get("t")["status"] == "busy"
         (tmp_path / "go on").touch()
-        client.runs.wait("t", "made", input=says("go on"))
+        client.runs.wait("t", "made", input=build_input("go on"))
         assert texts(client) == ["wait", "heard 1", "done", "go on", "heard 4", "done"]
         assert [run["status"] for run in client.runs.list("t")] == ["success"] * 2
 
@@ -987,7 +1007,7 @@ def served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
 
     with subprocess.Popen(command, cwd=folder) as process:
         try:
-            until(answers)
+            wait_until(answers)
             yield process, url
         finally:
             process.kill()

@@ -14,7 +14,7 @@ from perdure.server import create_app
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
 from perdure.stores import open_store
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.server.test_mcp import Users
 from tests.talks import store_conversation
 
@@ -50,7 +50,7 @@ def test_the_page_shows_what_was_said(client: httpx.Client) -> None:
 
 
 def test_a_user_finds_what_was_said_to_them_alone(settings: Settings) -> None:
-    with running(create_app(settings, access=Users())) as url:
+    with run_server(create_app(settings, access=Users())) as url:
         for user in ("ann", "bob", "zoe"):
             with httpx.Client(base_url=url, headers={"x-api-key": user}) as client:
                 found = client.get("/ui/threads.json?q=canoe").json()["said"]
@@ -60,7 +60,7 @@ def test_a_user_finds_what_was_said_to_them_alone(settings: Settings) -> None:
 
 def test_it_is_turned_off(settings: Settings) -> None:
     """Then nothing is read or kept."""
-    with running(create_app(replace(settings, search_threads=False))) as url:
+    with run_server(create_app(replace(settings, search_threads=False))) as url:
         found = httpx.get(f"{url}/ui/threads.json?q=canoe").json()
     with open_checkpointer(settings.db) as saver, open_store(settings.db):
         kept = saver.database.read(lambda: fetch_rows("SELECT * FROM transcript_progress"))

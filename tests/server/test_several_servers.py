@@ -27,8 +27,8 @@ from perdure.server.run import Run
 from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
 from perdure.storage.flow import Statement, fetch_rows
-from tests.server.running import running, until
-from tests.server.talking import Gate, State, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, State, build_input, build_talk_graph
 from tests.server.test_runs import texts
 
 
@@ -45,8 +45,8 @@ def asks(gate: Gate) -> StateGraph[State]:
 
 @contextmanager
 def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
-    app = create_app(settings, graphs=Graphs({"talk": talk(gate), "asks": asks(gate)}))
-    with running(app) as url, get_sync_client(url=url) as client:
+    app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate), "asks": asks(gate)}))
+    with run_server(app) as url, get_sync_client(url=url) as client:
         yield client
 
 
@@ -69,11 +69,11 @@ def statuses(client: SyncLangGraphClient) -> Any:
 
 def test_a_run_is_known_to_all(both: list[SyncLangGraphClient], gate: Gate) -> None:
     here, there = both
-    first = here.runs.create("t", "talk", input=says("one"))
-    second = there.runs.create("t", "talk", input=says("two"))
+    first = here.runs.create("t", "talk", input=build_input("one"))
+    second = there.runs.create("t", "talk", input=build_input("two"))
     assert gate.reached.wait(60)
     with pytest.raises(ConflictError, match=f"run '{second['run_id']}' is under way"):
-        there.runs.create("t", "talk", input=says("no"), multitask_strategy="reject")
+        there.runs.create("t", "talk", input=build_input("no"), multitask_strategy="reject")
     stands = [client.threads.get("t")["status"] for client in both], statuses(there)
     gate.open.set()
     values: list[Any] = [client.runs.join("t", second["run_id"]) for client in both]
@@ -92,11 +92,11 @@ def test_a_turn_may_stop_the_one_of_another_server(
     both: list[SyncLangGraphClient], gate: Gate, strategy: Any, left: list[str]
 ) -> None:
     here, there = both
-    here.runs.create("t", "talk", input=says("one"))
+    here.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
-    second = there.runs.create("t", "talk", input=says("two"), multitask_strategy=strategy)
+    second = there.runs.create("t", "talk", input=build_input("two"), multitask_strategy=strategy)
     kept = ["interrupted"] if strategy == "interrupt" else []
-    until(lambda: statuses(there) == [*kept, "running"])
+    wait_until(lambda: statuses(there) == [*kept, "running"])
     gate.open.set()
     there.runs.join("t", second["run_id"])
 
@@ -105,7 +105,9 @@ def test_a_turn_may_stop_the_one_of_another_server(
 
 def test_a_run_of_another_server_is_cancelled(both: list[SyncLangGraphClient], gate: Gate) -> None:
     here, there = both
-    runs = [here.runs.create("t", "talk", input=says(text))["run_id"] for text in ("one", "two")]
+    runs = [
+        here.runs.create("t", "talk", input=build_input(text))["run_id"] for text in ("one", "two")
+    ]
     assert gate.reached.wait(60)
     for run in reversed(runs):
         there.runs.cancel("t", run, wait=True)
@@ -118,12 +120,12 @@ def test_a_run_of_another_server_is_cancelled_when_its_reader_leaves(
     both: list[SyncLangGraphClient], gate: Gate
 ) -> None:
     here, there = both
-    run = here.runs.create("t", "talk", input=says("one"))["run_id"]
+    run = here.runs.create("t", "talk", input=build_input("one"))["run_id"]
     assert gate.reached.wait(60)
     path, leaving = f"/threads/t/runs/{run}/stream", {"cancel_on_disconnect": True}
     with there.http.client.stream("GET", path, params=leaving) as stream:
         next(stream.iter_lines())
-    until(lambda: statuses(here) == ["interrupted"])
+    wait_until(lambda: statuses(here) == ["interrupted"])
 
     assert here.threads.get("t")["status"] == "interrupted"
 
@@ -132,7 +134,7 @@ def test_a_thread_that_another_server_runs_is_deleted(
     both: list[SyncLangGraphClient], gate: Gate
 ) -> None:
     here, there = both
-    here.runs.create("t", "talk", input=says("one"))
+    here.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
     there.threads.delete("t")
     gate.open.set()
@@ -143,7 +145,7 @@ def test_a_thread_that_another_server_runs_is_deleted(
 def test_runs_go_on_in_order_when_a_server_stops(settings: Settings, gate: Gate) -> None:
     with served(settings, gate) as client:
         client.threads.create(thread_id="t")
-        runs = [client.runs.create("t", "talk", input=says(text)) for text in ("one", "two")]
+        runs = [client.runs.create("t", "talk", input=build_input(text)) for text in ("one", "two")]
         assert gate.reached.wait(60)
     gate.open.set()
     with served(settings, gate) as client:
@@ -157,11 +159,11 @@ def test_a_run_that_ends_with_its_reader_outlives_its_server(
     settings: Settings, gate: Gate
 ) -> None:
     """It is the server that ends the connection, not the reader."""
-    body = {"assistant_id": "talk", "input": says("one"), "if_not_exists": "create"}
+    body = {"assistant_id": "talk", "input": build_input("one"), "if_not_exists": "create"}
     kinds, replies = ("wait", "stream"), list[httpx.Response]()
 
     async def end() -> None:
-        app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+        app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
         async with (
             app.router.lifespan_context(app),
             httpx.AsyncClient(
@@ -198,14 +200,14 @@ def test_a_run_that_ends_with_its_reader_outlives_its_server(
 def test_a_rollback_is_done_after_a_restart(settings: Settings, gate: Gate) -> None:
     with served(settings, gate) as client:
         client.threads.create(thread_id="t")
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
         changed(saver, saver._sql("cancel_runs", "t", run, 0, "rollback", 0.0))
         assert saver.history("t") != []
     gate.open.set()
     with served(settings, gate) as client:
-        until(lambda: "pending" not in statuses(client) and "running" not in statuses(client))
+        wait_until(lambda: "pending" not in statuses(client) and "running" not in statuses(client))
 
         assert client.threads.get_state("t")["values"] == {}
         assert client.threads.get("t")["status"] == "idle"
@@ -233,7 +235,7 @@ def test_an_update_of_a_command_is_made_once(settings: Settings, gate: Gate) -> 
     with served(settings, gate) as client:
         client.threads.create(thread_id="t")
         gate.open.set()
-        client.runs.wait("t", "talk", input=says("one"))
+        client.runs.wait("t", "talk", input=build_input("one"))
         gate.open.clear()
         gate.reached.clear()
         run = client.runs.create("t", "talk", command=order)["run_id"]
@@ -251,7 +253,7 @@ def test_a_run_whose_server_dies_again_and_again_is_an_error(
 ) -> None:
     with served(settings, gate) as client:
         client.threads.create(thread_id="t")
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
         died = "UPDATE runs SET status = 'running', owner = 'dead', attempt = 3"
@@ -273,7 +275,7 @@ def test_a_run_whose_end_cannot_be_stored_is_not_run_again(settings: Settings) -
     graph = StateGraph(State).add_node(fail).add_edge(START, "fail")
     full = "BEFORE UPDATE OF status ON runs BEGIN SELECT RAISE(FAIL, 'no room'); END"
     app = create_app(settings, graphs=Graphs({"fail": graph}))
-    with running(app) as url, get_sync_client(url=url) as client:
+    with run_server(app) as url, get_sync_client(url=url) as client:
         client.threads.create(thread_id="t")
         with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
             conn.execute(f"CREATE TRIGGER full {full}")
@@ -291,7 +293,7 @@ def test_a_run_that_cannot_be_read_stops_no_other(settings: Settings, gate: Gate
         runs = []
         for thread in ("t", "u"):
             client.threads.create(thread_id=thread)
-            runs += [client.runs.create(thread, "talk", input=says("one")) for _ in range(2)]
+            runs += [client.runs.create(thread, "talk", input=build_input("one")) for _ in range(2)]
         assert gate.reached.wait(60)
     gate.open.set()
     with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
@@ -300,7 +302,7 @@ def test_a_run_that_cannot_be_read_stops_no_other(settings: Settings, gate: Gate
     with served(settings, gate) as client:
         client.runs.join("u", runs[3]["run_id"])
         said = texts(client, "u")
-        until(lambda: client.threads.get("t")["status"] != "busy")
+        wait_until(lambda: client.threads.get("t")["status"] != "busy")
     with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
         stored = conn.execute("SELECT status FROM runs WHERE run_id IN (?, ?)", damaged).fetchall()
 
@@ -318,7 +320,7 @@ def test_a_run_whose_thread_cannot_be_rolled_back_ends(
 
     with served(settings, gate) as client:
         client.threads.create(thread_id="t")
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
         monkeypatch.setattr(SQLiteCheckpointer, "adelete_for_runs", refused)
         client.runs.cancel("t", run, action="rollback")
@@ -333,15 +335,15 @@ def test_a_run_whose_graph_nobody_serves_any_more_can_be_cancelled(
 ) -> None:
     with served(settings, gate) as client:
         client.threads.create(thread_id="t")
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
         changed(saver, Statement("UPDATE runs SET status = 'running', owner = 'dead'"))
     app = create_app(settings, graphs=Graphs({"asks": asks(gate)}))
-    with running(app) as url, get_sync_client(url=url) as client:
+    with run_server(app) as url, get_sync_client(url=url) as client:
         before = client.threads.get("t")["status"]
         client.runs.cancel("t", run)
-        until(lambda: statuses(client) == ["interrupted"])
+        wait_until(lambda: statuses(client) == ["interrupted"])
         client.threads.delete("t")
 
         assert before == "busy"
@@ -349,11 +351,13 @@ def test_a_run_whose_graph_nobody_serves_any_more_can_be_cancelled(
 
 
 def test_a_server_that_ends_accepts_no_run(settings: Settings, gate: Gate) -> None:
-    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
-    with running(app) as url, httpx.Client(base_url=url) as client:
+    app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
+    with run_server(app) as url, httpx.Client(base_url=url) as client:
         client.post("/threads", json={"thread_id": "t"})
         app.state.runs._is_draining = True
-        reply = client.post("/threads/t/runs", json={"assistant_id": "talk", "input": says("a")})
+        reply = client.post(
+            "/threads/t/runs", json={"assistant_id": "talk", "input": build_input("a")}
+        )
 
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         assert client.get("/threads/t/runs").json() == []
@@ -368,7 +372,7 @@ def test_a_database_without_locks_is_refused(
         raise ConfigurationError("the DSN is pooled: give direct=")
 
     monkeypatch.setattr("perdure.storage.sqlite.SQLiteDatabase.lock", refused)
-    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+    app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
 
     async def start() -> None:
         async with app.router.lifespan_context(app):

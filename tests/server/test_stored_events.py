@@ -21,8 +21,15 @@ from perdure.server import create_app, run_events, run_log, run_queue
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
-from tests.server.running import running, until
-from tests.server.talking import Gate, State, ask, fail, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import (
+    Gate,
+    State,
+    build_asking_graph,
+    build_failing_graph,
+    build_input,
+    build_talk_graph,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 SECRET = "SECRET of ann"
@@ -44,9 +51,14 @@ def counts(gate: Gate) -> StateGraph[State]:
 
 @contextmanager
 def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
-    graphs = {"talk": talk(gate), "counts": counts(gate), "fail": fail(), "ask": ask()}
+    graphs = {
+        "talk": build_talk_graph(gate),
+        "counts": counts(gate),
+        "fail": build_failing_graph(),
+        "ask": build_asking_graph(),
+    }
     with (
-        running(create_app(settings, graphs=Graphs(graphs))) as url,
+        run_server(create_app(settings, graphs=Graphs(graphs))) as url,
         get_sync_client(url=url) as client,
     ):
         yield client
@@ -62,7 +74,7 @@ def both(db: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
 
 
 def begun(client: SyncLangGraphClient, graph: str = "counts", **options: Any) -> str:
-    asked = {"input": says("hello"), "stream_mode": ["custom", "values"], **options}
+    asked = {"input": build_input("hello"), "stream_mode": ["custom", "values"], **options}
     return client.runs.create("t", graph, **asked)["run_id"]
 
 
@@ -135,7 +147,7 @@ def test_the_events_of_a_thread_are_read_on_another_server(
         ]
         heard: list[list[Any]] = [[], []]
         for number, client in enumerate((here, there, here)):
-            asked = {"assistant_id": "counts", "input": says("hello")}
+            asked = {"assistant_id": "counts", "input": build_input("hello")}
             order = {"id": 1, "method": "run.start", "params": asked}
             reply = client.http.client.post("/threads/t/commands", json=order).json()
             for events, of in zip(heard, lines, strict=True):
@@ -166,7 +178,7 @@ def test_a_question_is_heard_on_another_server(both: list[SyncLangGraphClient]) 
     here, there = both
     wanted = {"channels": ["input", "lifecycle"]}
     with there.http.client.stream("POST", "/threads/t/stream/events", json=wanted) as stream:
-        asked = {"assistant_id": "ask", "input": says("hello")}
+        asked = {"assistant_id": "ask", "input": build_input("hello")}
         order = {"id": 1, "method": "run.start", "params": asked}
         here.http.client.post("/threads/t/commands", json=order)
         events = []
@@ -190,8 +202,10 @@ def test_a_run_that_ended_is_read_after_a_restart(db: Settings, gate: Gate) -> N
         run = begun(client)
         client.runs.join("t", run)
         before = told(client, run)
-        kept = [*client.runs.stream("t", "counts", input=says("kept"), stream_resumable=True)]
-        plain = [*client.runs.stream("t", "counts", input=says("not kept"))]
+        kept = [
+            *client.runs.stream("t", "counts", input=build_input("kept"), stream_resumable=True)
+        ]
+        plain = [*client.runs.stream("t", "counts", input=build_input("not kept"))]
     with served(db, gate) as client:
         assert told(client, run) == before
         assert told(client, run, last_event_id=before[3][0]) == before[4:]
@@ -242,7 +256,7 @@ def test_events_are_removed_some_time_after_the_end(
         assert stored(db) == 1
         monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
         monkeypatch.setattr(run_queue, "CLEANUP_INTERVAL_S", 0)
-        until(lambda: stored(db) == 0)
+        wait_until(lambda: stored(db) == 0)
     with served(db, gate) as client, pytest.raises(APIStatusError, match="no longer kept"):
         told(client, run)
 
@@ -251,9 +265,9 @@ def test_events_are_removed_some_time_after_the_end(
 def test_events_go_with_what_they_quote(db: Settings, gate: Gate, how: str) -> None:
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = begun(client, "talk", input=says(SECRET))
+        run = begun(client, "talk", input=build_input(SECRET))
         assert gate.reached.wait(60)
-        until(lambda: stored(db) > 0)
+        wait_until(lambda: stored(db) > 0)
         if how == "roll back":
             client.runs.cancel("t", run, wait=True, action="rollback")
         else:
@@ -275,7 +289,7 @@ def test_a_run_under_way_is_not_stored_after_an_erasure(db: Settings, gate: Gate
         client.threads.create(thread_id="t")
         run = begun(client)
         assert gate.reached.wait(60)
-        until(lambda: stored(db) > 0)
+        wait_until(lambda: stored(db) > 0)
         with open_checkpointer(db.db) as saver:
             saver.erase("t", ["of nobody"])
         gate.open.set()
@@ -298,7 +312,7 @@ def test_who_reads_a_thread_reads_no_other_that_has_its_id_later(
         reader.start()
         there.threads.delete("t")
         there.threads.create(thread_id="t")
-        params = {"assistant_id": "talk", "input": says(SECRET)}
+        params = {"assistant_id": "talk", "input": build_input(SECRET)}
         there.http.client.post("/threads/t/commands", json={**begin, "params": params})
         with here.http.client.stream("POST", path, json=wanted) as later:
             heard = next(each for each in later.iter_lines() if SECRET in each)
@@ -321,7 +335,7 @@ def test_of_much_the_newest_is_stored(
         client.threads.create(thread_id="t")
         run = begun(client, "talk", input={"messages": big})
         assert gate.reached.wait(60)
-        until(lambda: stored(db) > 0)
+        wait_until(lambda: stored(db) > 0)
         gate.open.set()
         client.runs.join("t", run)
     with served(db, gate) as client:

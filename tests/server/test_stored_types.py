@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 
 MODULE = """
     from dataclasses import dataclass
@@ -86,7 +86,7 @@ def test_a_served_graph_has_types_and_renamed_classes(
     config: Any = {"configurable": {"thread_id": "t"}}
     with SQLiteCheckpointer.open(settings.db, types=shop.TYPES) as saver:
         shop.builder.compile(checkpointer=saver).invoke({"order": old("figs")}, config)
-    with running(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+    with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         values: Any = sdk.runs.wait("t", "shop", input={})
         state: Any = sdk.threads.get_state("t")
 
@@ -110,7 +110,7 @@ def test_pages_name_the_class_of_a_value_that_they_cannot_rebuild(
         graph = shop.builder.compile(checkpointer=saver)
         graph.invoke({"order": old("figs")}, config)
         uid = graph.get_state(config).config["configurable"]["checkpoint_id"]
-    with running(create_app(settings)) as url:
+    with run_server(create_app(settings)) as url:
         text = httpx.get(f"{url}/ui/checkpoint?id=t&checkpoint={uid}").text
         whole = httpx.get(f"{url}/ui/checkpoint?id=t&checkpoint={uid}&channel=share").text
 

@@ -16,7 +16,14 @@ from langgraph.graph import START, StateGraph
 from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.server.graphs import Graphs
-from tests.server.talking import Gate, State, ask, model, says, talk
+from tests.server.talking import (
+    Gate,
+    State,
+    build_asking_graph,
+    build_input,
+    build_model_graph,
+    build_talk_graph,
+)
 
 
 @pytest.fixture
@@ -24,14 +31,20 @@ def graphs(gate: Gate) -> Graphs:
     gate.open.set()
     graph = StateGraph(State).add_node("say", lambda state: {"heard": ["said"]})
     graph.add_edge(START, "say")
-    made = {"model": model(), "ask": ask(), "named": graph.compile(name="Named")}
-    return Graphs({"talk": talk(gate), "plain": graph, "compiled": graph.compile(), **made})
+    made = {
+        "model": build_model_graph(),
+        "ask": build_asking_graph(),
+        "named": graph.compile(name="Named"),
+    }
+    return Graphs(
+        {"talk": build_talk_graph(gate), "plain": graph, "compiled": graph.compile(), **made}
+    )
 
 
 def stream(client: httpx.Client, graph: str, **body: Any) -> list[tuple[str, Any]]:
     """Return the events of a run on a new thread, without the namespaces of subgraphs."""
     thread_id = client.post("/threads", json={}).json()["thread_id"]
-    asked = {"assistant_id": graph, "input": says("go"), **body}
+    asked = {"assistant_id": graph, "input": build_input("go"), **body}
     reply = client.post(f"/threads/{thread_id}/runs/stream", json=asked)
     assert reply.status_code == 200, reply.text
     return read(reply.text.splitlines())
@@ -122,7 +135,7 @@ def test_a_run_is_joined_with_modes_in_every_form(
 ) -> None:
     """Versions of the JavaScript SDK repeat the parameter or send an array of JSON."""
     modes: Any = ["values", "updates", "messages-tuple"]
-    run_id = sdk.runs.create("t", "talk", input=says("go"), stream_mode=modes)["run_id"]
+    run_id = sdk.runs.create("t", "talk", input=build_input("go"), stream_mode=modes)["run_id"]
     sdk.runs.join("t", run_id)
     forms: list[tuple[Any, set[str]]] = [
         ("", {"values", "updates", "messages"}),
@@ -142,7 +155,7 @@ def test_a_run_is_joined_with_modes_in_every_form(
 
 
 def test_an_unknown_mode_is_refused(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
-    run_id = sdk.runs.create("t", "talk", input=says("go"))["run_id"]
+    run_id = sdk.runs.create("t", "talk", input=build_input("go"))["run_id"]
 
     for path in (f"/threads/t/runs/{run_id}/stream", "/threads/t/stream"):
         for mode in ("nope", '["nope"]', "[", '"values"', "[[1]]"):
@@ -152,7 +165,7 @@ def test_an_unknown_mode_is_refused(sdk: SyncLangGraphClient, client: httpx.Clie
 def test_selected_fields_are_named_in_every_form(
     sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
-    sdk.runs.wait("t", "plain", input=says("go"))
+    sdk.runs.wait("t", "plain", input=build_input("go"))
 
     for select in (["run_id", "status"], '["run_id","status"]'):
         [run] = client.get("/threads/t/runs", params={"select": select}).json()

@@ -48,8 +48,8 @@ from perdure.stores import open_store
 from tests.contracts.erased import read_raw_bytes as read_database
 from tests.openai_server import Answer, OpenAIServer
 from tests.people import People
-from tests.server.running import until
-from tests.server.talking import says
+from tests.server.running import wait_until
+from tests.server.talking import build_input
 from tests.server.test_acting import acting
 from tests.server.test_crons import make_due
 from tests.server.test_keys import entry
@@ -222,13 +222,13 @@ class Program(Front):
         return str(uuid4())
 
     def say(self, customer: Customer, thread_id: str, text: str) -> str:
-        return self._invoke(customer.name, thread_id, says(text))
+        return self._invoke(customer.name, thread_id, build_input(text))
 
     def approve(self, customer: Customer, thread_id: str) -> str:
         return self._invoke(self._user_of(thread_id), thread_id, Command(resume=APPROVED))
 
     def check_nightly(self, customer: Customer, thread_id: str) -> None:
-        self._invoke(self._user_of(thread_id), thread_id, says(NIGHTLY))
+        self._invoke(self._user_of(thread_id), thread_id, build_input(NIGHTLY))
 
     def _user_of(self, thread_id: str) -> str:
         """Return the person of a thread, as whoever works on it next looks it up."""
@@ -276,7 +276,7 @@ class Backend(Front):
         return str(self._client(customer).threads.create()["thread_id"])
 
     def say(self, customer: Customer, thread_id: str, text: str) -> str:
-        values = self._client(customer).runs.wait(thread_id, "desk", input=says(text))
+        values = self._client(customer).runs.wait(thread_id, "desk", input=build_input(text))
         return str(values["messages"][-1]["content"])
 
     def approve(self, customer: Customer, thread_id: str) -> str:
@@ -288,11 +288,11 @@ class Backend(Front):
         boss: Any = self.desk.client("boss")
         before = len(boss.runs.list(thread_id))
         cron = boss.crons.create_for_thread(
-            thread_id, "desk", schedule="0 3 * * *", input=says(NIGHTLY)
+            thread_id, "desk", schedule="0 3 * * *", input=build_input(NIGHTLY)
         )
         make_due(self.db, cron["cron_id"])
-        until(lambda: len(boss.runs.list(thread_id)) == before + 1)
-        until(lambda: boss.threads.get(thread_id)["status"] == "idle")
+        wait_until(lambda: len(boss.runs.list(thread_id)) == before + 1)
+        wait_until(lambda: boss.threads.get(thread_id)["status"] == "idle")
 
     def show(self, customer: Customer, thread_id: str) -> str:
         return everything_shown(self.desk, "desk", thread_id, customer.name)

@@ -25,8 +25,8 @@ from perdure.settings import Settings
 from perdure.storage.flow import Statement
 from perdure.storage.postgres import PostgresDatabase
 from perdure.storage.sqlite import SQLiteDatabase
-from tests.server.running import running, until
-from tests.server.talking import Gate, State, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, State, build_input, build_talk_graph
 from tests.server.test_runs import texts
 from tests.server.test_several_servers import changed, statuses
 
@@ -57,10 +57,10 @@ def steps(count: int = 4) -> StateGraph[State]:
 
 @contextmanager
 def served(settings: Settings, gate: Gate, *names: str) -> Iterator[SyncLangGraphClient]:
-    graphs: dict[str, Any] = {"talk": talk(gate), "asks": asks(gate), "steps": steps()}
+    graphs: dict[str, Any] = {"talk": build_talk_graph(gate), "asks": asks(gate), "steps": steps()}
     chosen = {name: graphs[name] for name in names or graphs}
     app = create_app(settings, graphs=Graphs(chosen))
-    with running(app) as url, get_sync_client(url=url) as client:
+    with run_server(app) as url, get_sync_client(url=url) as client:
         yield client
 
 
@@ -94,7 +94,7 @@ def test_a_run_that_rejects_waits_for_the_lock_of_its_thread(
     db: Settings, gate: Gate, died: bool
 ) -> None:
     """Its client was told that it is accepted, before a program took the lock for a moment."""
-    body: Any = {"input": says("one"), "multitask_strategy": "reject"}
+    body: Any = {"input": build_input("one"), "multitask_strategy": "reject"}
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
         if died:
@@ -124,16 +124,16 @@ def test_an_input_is_not_applied_twice_if_others_wrote(
     """A program changes the thread between two servers; the run ends, and says why."""
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     gate.open.set()
     with open_checkpointer(db.db) as saver:
-        graph = talk(gate).compile(checkpointer=saver)
+        graph = build_talk_graph(gate).compile(checkpointer=saver)
         config: Any = {"configurable": {"thread_id": "t"}}
         if what == "update":
             graph.update_state(config, {"heard": ["told"]})
         else:
-            other: Any = says("other")
+            other: Any = build_input("other")
             asyncio.run(graph.ainvoke(other, config))
         if prunes:
             saver.prune(["t"], strategy="keep_latest")
@@ -210,10 +210,10 @@ def test_a_run_whose_thread_was_rewound_is_not_begun_again(
     gate.open.set()
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        client.runs.wait("t", "talk", input=says("zero"))
+        client.runs.wait("t", "talk", input=build_input("zero"))
         gate.open.clear()
         gate.reached.clear()
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     gate.open.set()
     with open_checkpointer(db.db) as saver:
@@ -237,11 +237,11 @@ def test_an_input_that_was_not_stored_is_applied_after_a_change(db: Settings, ga
     """A run that waited for its turn has not begun, so it begins with what others have written."""
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        runs = [client.runs.create("t", "talk", input=says(text)) for text in ("one", "two")]
+        runs = [client.runs.create("t", "talk", input=build_input(text)) for text in ("one", "two")]
         assert gate.reached.wait(60)
     gate.open.set()
     with open_checkpointer(db.db) as saver:
-        graph = talk(gate).compile(checkpointer=saver)
+        graph = build_talk_graph(gate).compile(checkpointer=saver)
         config: Any = {"configurable": {"thread_id": "t"}}
         graph.update_state(config, {"messages": [HumanMessage("told")]})
     with served(db, gate) as client:
@@ -264,13 +264,13 @@ def test_a_thread_whose_run_lost_its_server_is_not_changed(
     """Its lock is free, but the run is accepted and will go on."""
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        client.runs.create("t", "talk", input=says("one"))
+        client.runs.create("t", "talk", input=build_input("one"))
         assert gate.reached.wait(60)
     with open_checkpointer(db.db) as saver:
         changed(saver, Statement("UPDATE runs SET status = 'running', owner = 'dead'"))
         before = saver.checkpoints("t")
     app = create_app(db, graphs=Graphs({"asks": asks(gate)}))
-    with running(app) as url, httpx.Client(base_url=url) as client:
+    with run_server(app) as url, httpx.Client(base_url=url) as client:
         reply = client.request(method, path, json=body)
     with open_checkpointer(db.db) as saver:
         after = saver.checkpoints("t")
@@ -290,7 +290,7 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
     async def cancel_first(self: RunExecution) -> None:
         run = self._run
         await tidy(self)
-        if not asked and run.request.input == says("two"):
+        if not asked and run.request.input == build_input("two"):
             asked.append(run.run_id)
             await self._runs.table.cancel_runs_and_list_their_ids("t", run.run_id, "rollback")
             if asked_of == "its server":
@@ -299,11 +299,11 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
     monkeypatch.setattr(RunExecution, "_carry_out_cancellation_and_clean_up_thread", cancel_first)
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        client.runs.wait("t", "talk", input=says("one"))
+        client.runs.wait("t", "talk", input=build_input("one"))
         before, checkpoints = texts(client), len(client.threads.get_history("t", limit=100))
-        run = client.runs.create("t", "talk", input=says("two"))["run_id"]
-        until(lambda: [each["run_id"] for each in client.runs.list("t")] != [run] and asked)
-        until(lambda: statuses(client) == ["success"])
+        run = client.runs.create("t", "talk", input=build_input("two"))["run_id"]
+        wait_until(lambda: [each["run_id"] for each in client.runs.list("t")] != [run] and asked)
+        wait_until(lambda: statuses(client) == ["success"])
 
         assert texts(client) == before
         assert len(client.threads.get_history("t", limit=100)) == checkpoints
@@ -312,14 +312,14 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
 def test_a_rollback_leaves_copies_of_the_thread(db: Settings, gate: Gate) -> None:
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
         client.threads.copy("t")
         with open_checkpointer(db.db) as saver:
             [other] = [each.thread_id for each in saver.threads() if each.thread_id != "t"]
             before = saver.checkpoints(other)
         client.runs.cancel("t", run, action="rollback", wait=True)
-        until(lambda: statuses(client) == [])
+        wait_until(lambda: statuses(client) == [])
         with open_checkpointer(db.db) as saver:
             after, gone = saver.checkpoints(other), saver.checkpoints("t")
 
@@ -366,7 +366,7 @@ def test_puts_of_a_cancelled_run_do_not_come_back(
                     raise
                 cancelled.remove(thread)
             else:
-                until(partial(is_without_runs, client, thread))
+                wait_until(partial(is_without_runs, client, thread))
         time.sleep(0.3)  # puts that nobody waits for would be stored by now
         with open_checkpointer(db.db) as saver:
             left = {each.thread_id: each.checkpoints for each in saver.threads()}

@@ -26,8 +26,8 @@ from perdure.server.person import Person, Sender
 from perdure.server.teams import RunTeams
 from perdure.settings import Settings
 from perdure.stores import open_store
-from tests.server.running import running, until
-from tests.server.talking import says
+from tests.server.running import run_server, wait_until
+from tests.server.talking import build_input
 from tests.server.test_auth_file import written
 from tests.server.test_crons import make_due
 from tests.server.test_keys import entry
@@ -93,7 +93,7 @@ class Office:
         """Send a message, on a new thread unless one is given; return the answer."""
         client = self.client(user)
         thread_id = thread_id or str(client.threads.create()["thread_id"])
-        values: Any = client.runs.wait(thread_id, "office", input=says(text), **options)
+        values: Any = client.runs.wait(thread_id, "office", input=build_input(text), **options)
         return str(values["messages"][-1]["content"])
 
     def send(self, user: str, path: str, body: Any, method: str = "POST") -> httpx.Response:
@@ -170,7 +170,7 @@ def office(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Office]:
 def serve(access: Access, db: str, tenant: str | None = None) -> Iterator[Office]:
     """Serve the graph."""
     app = create_app(Settings(db=db), graphs=Graphs({"office": graph()}), access=access)
-    with running(app) as url, ExitStack() as clients:
+    with run_server(app) as url, ExitStack() as clients:
         made = Office(url, db, tenant, clients)
         made.fill()
         yield made
@@ -211,7 +211,7 @@ NAMED: list[Any] = [
 def test_a_run_that_names_another_team_is_refused(office: Office, named: Any) -> None:
     """Neither the config nor the context adds a team."""
     thread_id = office.client("bob").threads.create()["thread_id"]
-    body = {"assistant_id": "office", "input": says("Where is the tea?"), **named}
+    body = {"assistant_id": "office", "input": build_input("Where is the tea?"), **named}
     for path in (f"/threads/{thread_id}/runs/wait", "/runs/wait", f"/threads/{thread_id}/runs"):
         replied = office.send("bob", path, body)
         assert replied.status_code in (400, 403, 422), replied.text
@@ -225,7 +225,11 @@ def test_commands_of_a_stream_name_no_team(office: Office) -> None:
     client = office.client("bob")
     thread_id = client.threads.create()["thread_id"]
     for named in ({"configurable": {"team": "blue"}}, {"configurable": {"teams": ["ann"]}}):
-        params = {"assistant_id": "office", "input": says("Where is the tea?"), "config": named}
+        params = {
+            "assistant_id": "office",
+            "input": build_input("Where is the tea?"),
+            "config": named,
+        }
         sent = {"id": 1, "method": "run.start", "params": params}
         replied = office.send("bob", f"/threads/{thread_id}/commands", sent)
         assert "is not in the team" in replied.text
@@ -235,7 +239,7 @@ def test_commands_of_a_stream_name_no_team(office: Office) -> None:
 def test_a_header_names_no_team(office: Office) -> None:
     """Only the key does."""
     client = office.client("bob")
-    body = {"assistant_id": "office", "input": says("Where is the tea?")}
+    body = {"assistant_id": "office", "input": build_input("Where is the tea?")}
     headers = {"x-api-key": "bob", "x-perdure-team": "blue", "x-perdure-teams": "blue"}
     replied = httpx.post(f"{office.url}/runs/wait", json=body, headers=headers, timeout=60)
     assert words(replied.text) == ["Walrus", "Toad"]
@@ -247,7 +251,7 @@ def test_an_assistant_adds_no_team(office: Office) -> None:
     assistant: Any = office.client("ann").assistants.create(
         "office", config={"configurable": {"team": "blue"}}
     )
-    body = {"assistant_id": assistant["assistant_id"], "input": says("Where is the tea?")}
+    body = {"assistant_id": assistant["assistant_id"], "input": build_input("Where is the tea?")}
     assert words(office.send("ann", "/runs/wait", body).text) == ["Heron", "Newt"]
     shared: Any = office.client("root").assistants.create(
         "office", config={"configurable": {"team": "blue"}}, metadata={"owner": "bob"}
@@ -393,7 +397,7 @@ def test_a_run_uses_the_teams_of_the_person_whoever_may_act_for_her(office: Offi
     """An admin who answers does not add teams, and takes none away."""
     client = office.client("ann")
     thread_id = client.threads.create()["thread_id"]
-    client.runs.wait(thread_id, "office", input=says("ask where the tea is"))
+    client.runs.wait(thread_id, "office", input=build_input("ask where the tea is"))
     assert words(answer(office, "root", thread_id)) == ["Heron", "Toad", "Newt"]
 
 
@@ -403,10 +407,13 @@ def test_a_key_that_lost_a_team_is_seen_by_the_next_run(office: Office, tmp_path
     file = tmp_path / "keys.toml"
     assert words(office.say("bob", "Where is the tea?")) == ["Walrus", "Toad"]
     cron: Any = client.crons.create(
-        "office", schedule="0 0 * * *", input=says("Where is the tea?"), on_run_completed="keep"
+        "office",
+        schedule="0 0 * * *",
+        input=build_input("Where is the tea?"),
+        on_run_completed="keep",
     )
     file.write_text(file.read_text().replace("teams = ['red']\n", "", 1))
-    until(lambda: office.put("bob", ["teams", "red"]) == 403)
+    wait_until(lambda: office.put("bob", ["teams", "red"]) == 403)
     assert words(office.say("bob", "Where is the tea?")) == ["Walrus"]
     if office.tenant is None:
         threads: Any = client.threads.search(limit=20)
@@ -418,7 +425,7 @@ def test_a_key_that_lost_a_team_is_seen_by_the_next_run(office: Office, tmp_path
             made = [each for each in found if each["thread_id"] not in known]
             return [str(each["values"]) for each in made if "Walrus" in str(each["values"])]
 
-        until(lambda: bool(answers()))
+        wait_until(lambda: bool(answers()))
         made = answers()
         assert [words(each) for each in made] == [["Walrus"]]
 
@@ -446,7 +453,7 @@ def test_a_person_forgets_what_she_wrote_into_a_team(office: Office) -> None:
 def test_who_acts_for_a_person_reaches_the_teams_of_the_person(office: Office) -> None:
     """And not those of the caller."""
     headers = {"x-api-key": "desk", "x-perdure-user": "ann"}
-    body: dict[str, Any] = {"assistant_id": "office", "input": says("Where is the tea?")}
+    body: dict[str, Any] = {"assistant_id": "office", "input": build_input("Where is the tea?")}
 
     def run(**more: Any) -> httpx.Response:
         asked = {**body, **more}
@@ -576,7 +583,7 @@ def test_an_answer_by_a_colleague_uses_no_team_that_nobody_vouches_for(
     """A handler tells the teams of who asks only, and not those of the person of the thread."""
     client = organisation.client("ann")
     thread_id = client.threads.create()["thread_id"]
-    client.runs.wait(thread_id, "office", input=says("ask where the tea is"))
+    client.runs.wait(thread_id, "office", input=build_input("ask where the tea is"))
     assert words(answer(organisation, "bob", thread_id)) == ["Heron"]
 
 
@@ -594,7 +601,7 @@ def test_a_colleague_shares_the_teams_that_both_are_in(tmp_path: Path) -> None:
     for office in serve(Shared(tmp_path / "keys.toml"), str(tmp_path / "memory.db")):
         client = office.client("ann")
         thread_id = client.threads.create()["thread_id"]
-        client.runs.wait(thread_id, "office", input=says("ask where the tea is"))
+        client.runs.wait(thread_id, "office", input=build_input("ask where the tea is"))
         assert words(answer(office, "bob", thread_id)) == ["Heron", "Toad"]
         assert words(office.say("red", "Where is the tea?", thread_id)) == []
 

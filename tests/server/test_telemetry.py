@@ -26,7 +26,7 @@ from perdure.server.call import CurrentCall
 from perdure.server.databases import Databases
 from perdure.server.telemetry import Telemetry, _build_tracer
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 
 CANARY = "canary"
 
@@ -68,7 +68,7 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
 
 def test_metrics_count_what_is_done(settings: Settings) -> None:
     app = app_of(settings, Telemetry(metrics=True))
-    with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         for _ in range(2):
             assert client.post(f"/turn/{CANARY}").status_code == 200
         found, end = dict[tuple[str, ...], float](), time.monotonic() + 30
@@ -126,7 +126,7 @@ def test_a_reply_does_not_wait_for_a_long_count(
 
 
 def test_only_an_admin_reads_metrics_and_only_if_they_are_on(settings: Settings) -> None:
-    with running(create_app(settings)) as url:
+    with run_server(create_app(settings)) as url:
         assert httpx.get(f"{url}/metrics").status_code == 404
 
 
@@ -139,7 +139,7 @@ def test_spans_tell_what_is_done_without_content(
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
     telemetry = Telemetry(tracer=provider.get_tracer("test"))
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    with running(app_of(settings, telemetry)) as url:
+    with run_server(app_of(settings, telemetry)) as url:
         headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
         turn = httpx.post(f"{url}/turn/{CANARY}?q={CANARY}", headers=headers)
         assert turn.status_code == 200

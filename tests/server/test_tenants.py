@@ -23,10 +23,10 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests import postgres_server
-from tests.server.probe import probed
-from tests.server.running import running
-from tests.server.talking import Gate, says
-from tests.server.talking import talk as conversation
+from tests.server.probe import add_probe_routes
+from tests.server.running import run_server
+from tests.server.talking import Gate, build_input
+from tests.server.talking import build_talk_graph as conversation
 from tests.server.test_keys import entry
 from tests.talks import store_conversation
 
@@ -61,7 +61,9 @@ def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
         headers = {"x-api-key": f"key-{tenant}"}
         return httpx.get(f"{url}/probe/thread/{thread}", headers=headers).status_code
 
-    with running(probed(create_app(Settings(db=dsn), access=KeysFileAccess(keys)))) as url:
+    with run_server(
+        add_probe_routes(create_app(Settings(db=dsn), access=KeysFileAccess(keys)))
+    ) as url:
         found = {
             (tenant, thread): status(url, tenant, thread)
             for tenant in TENANTS
@@ -92,18 +94,18 @@ def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         Settings(db=dsn), access=KeysFileAccess(keys), graphs=Graphs({"talk": conversation(gate)})
     )
     with (
-        running(app) as url,
+        run_server(app) as url,
         get_sync_client(url=url, api_key="key-acme") as acme,
         get_sync_client(url=url, api_key="key-globex") as globex,
     ):
-        run = acme.runs.create("t", "talk", input=says("boats"), if_not_exists="create")
+        run = acme.runs.create("t", "talk", input=build_input("boats"), if_not_exists="create")
         assert gate.reached.wait(60)
         globex.threads.create(thread_id="t")
         with pytest.raises(NotFoundError):
             globex.runs.get("t", run["run_id"])
         stands = [client.threads.get("t")["status"] for client in (acme, globex)]
         gate.open.set()
-        theirs: Any = globex.runs.wait("t", "talk", input=says("kites"))
+        theirs: Any = globex.runs.wait("t", "talk", input=build_input("kites"))
         ours: Any = acme.runs.join("t", run["run_id"])
 
     assert stands == ["busy", "idle"]
@@ -117,7 +119,7 @@ def test_assistants_of_tenants(dsn: str, tmp_path: Path) -> None:
     keys.write_text("".join(entry(f"key-{of}", "ann", admins.format(of)) for of in TENANTS))
     graphs = Graphs({"talk": conversation(Gate())})
     with (
-        running(create_app(Settings(db=dsn), access=KeysFileAccess(keys), graphs=graphs)) as url,
+        run_server(create_app(Settings(db=dsn), access=KeysFileAccess(keys), graphs=graphs)) as url,
         get_sync_client(url=url, api_key="key-acme") as acme,
         get_sync_client(url=url, api_key="key-globex") as globex,
     ):

@@ -16,8 +16,8 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.server import api_threads, create_app, run_queue
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.server.running import running
-from tests.server.talking import Gate, State, says, talk
+from tests.server.running import run_server
+from tests.server.talking import Gate, State, build_input, build_talk_graph
 
 Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
 
@@ -27,7 +27,9 @@ def url(settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(run_queue, "CLEANUP_INTERVAL_S", 0.2)
     two = StateGraph(State).add_node("one", lambda _: {}).add_node("two", lambda _: {})
     two.add_edge(START, "one").add_edge("one", "two")
-    with running(create_app(settings, graphs=Graphs({"talk": talk(gate), "two": two}))) as address:
+    with run_server(
+        create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate), "two": two}))
+    ) as address:
         yield address
 
 
@@ -104,7 +106,7 @@ def test_a_thread_is_deleted_after_its_minutes(sdk: Sdk, settings: Settings) -> 
 
 def test_a_thread_with_a_run_outlives_its_minutes(sdk: Sdk, gate: Gate) -> None:
     sdk.threads.create(thread_id="t")
-    run = sdk.runs.create("t", "talk", input=says("hello"))["run_id"]
+    run = sdk.runs.create("t", "talk", input=build_input("hello"))["run_id"]
     assert gate.reached.wait(60)
     changed = sdk.threads.update("t", metadata={}, ttl=0.001)
     assert changed["ttl"]["ttl_minutes"] == 0.001
@@ -124,7 +126,7 @@ def test_a_thread_with_a_run_outlives_its_minutes(sdk: Sdk, gate: Gate) -> None:
 def test_the_newest_state_may_stay(sdk: Sdk, gate: Gate) -> None:
     gate.open.set()
     sdk.threads.create(thread_id="t")
-    sdk.runs.wait("t", "talk", input=says("hello"))
+    sdk.runs.wait("t", "talk", input=build_input("hello"))
     assert len(sdk.threads.get_history("t")) > 1
 
     sdk.threads.update("t", metadata={"a": 1}, ttl={"ttl": 0.001, "strategy": "keep_latest"})
@@ -159,7 +161,7 @@ def talked(sdk: Sdk, gate: Gate) -> Sdk:
     gate.open.set()
     for thread_id, text in (("a", "apples"), ("b", "bears")):
         sdk.threads.create(thread_id=thread_id)
-        sdk.runs.wait(thread_id, "talk", input=says(text))
+        sdk.runs.wait(thread_id, "talk", input=build_input(text))
     sdk.threads.create(thread_id="empty")
     return sdk
 

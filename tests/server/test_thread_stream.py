@@ -13,8 +13,8 @@ from perdure.server import create_app, run_queue, thread_stream
 from perdure.server.graphs import Graphs
 from perdure.server.run_log import OWN_PAGES_BYTES
 from perdure.settings import Settings
-from tests.server.running import running
-from tests.server.talking import Gate, fail, says, talk
+from tests.server.running import run_server
+from tests.server.talking import Gate, build_failing_graph, build_input, build_talk_graph
 
 Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
 MODES = ["values", "updates"]
@@ -22,8 +22,8 @@ MODES = ["values", "updates"]
 
 @pytest.fixture
 def url(settings: Settings, gate: Gate) -> Iterator[str]:
-    graphs = Graphs({"talk": talk(gate), "fail": fail()})
-    with running(create_app(settings, graphs=graphs)) as address:
+    graphs = Graphs({"talk": build_talk_graph(gate), "fail": build_failing_graph()})
+    with run_server(create_app(settings, graphs=graphs)) as address:
         yield address
 
 
@@ -40,7 +40,7 @@ def read(stream: Iterator[Any], runs: int) -> list[Any]:
 
 
 def begin(sdk: Sdk, text: str, graph: str = "talk", **more: Any) -> str:
-    run = sdk.runs.create("t", graph, input=says(text), stream_mode=MODES, **more)
+    run = sdk.runs.create("t", graph, input=build_input(text), stream_mode=MODES, **more)
     return str(run["run_id"])
 
 

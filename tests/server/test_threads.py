@@ -25,7 +25,7 @@ from perdure.server.access import Filter, Forbidden, build_predicate_for_json_th
 from perdure.server.threads import Threads
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
-from tests.server.graphs import ask, say
+from tests.server.graphs import run_asking_graph, run_chat_turns
 
 Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
 
@@ -82,8 +82,8 @@ def unfinished(thread: str, step: int) -> tuple[Any, Any, Any, Any]:
 
 
 def test_a_search_by_text_and_time(settings: Settings) -> None:
-    say(settings, "one", "hi", title="The Garden")
-    say(settings, "two", "hi")
+    run_chat_turns(settings, "one", "hi", title="The Garden")
+    run_chat_turns(settings, "two", "hi")
     between = datetime.now(UTC) + timedelta(seconds=0.15)  # a head's time is exact to a tenth
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
@@ -180,7 +180,7 @@ def test_numbers_of_one_hash_are_compared_in_linear_time() -> None:
 def test_a_status_is_written_when_it_changes(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say(settings, "t", "hi")
+    run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         database, written = threads._saver.database, list[object]()
@@ -257,7 +257,7 @@ def test_a_thread_that_another_program_deleted_is_gone(settings: Settings) -> No
             await threads.get("t")
         assert (await threads.create("t", {"new": 1}))["metadata"] == {"new": 1}
 
-    say(settings, "t", "hi")
+    run_chat_turns(settings, "t", "hi")
     run(settings, begin)
     with SQLiteCheckpointer.open(settings.db) as saver:
         saver.delete_thread("t")
@@ -274,7 +274,7 @@ def test_a_thread_that_began_is_listed_once(settings: Settings) -> None:
         assert [info.thread_id for info in await threads._saver.athreads()] == ["t"]
 
     run(settings, begin)
-    say(settings, "t", "hi")
+    run_chat_turns(settings, "t", "hi")
     run(settings, use)
 
 
@@ -284,7 +284,7 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
     """All pages of a search are of one moment."""
     monkeypatch.setattr("perdure.checkpointers.thread_list._PAGE", 2)
     for number in range(6):
-        say(settings, f"t{number}", "hi", n=number)
+        run_chat_turns(settings, f"t{number}", "hi", n=number)
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         opened, deleted = threads._list._decrypt_threads, False
@@ -305,7 +305,7 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
 
 
 def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
-    say(settings, "of-ann", "hi")
+    run_chat_turns(settings, "of-ann", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await Threads(threads._saver, {}).create("x", {"owner": "eve"})
@@ -327,8 +327,8 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
 
 
 def test_what_a_search_by_metadata_and_status_finds(settings: Settings) -> None:
-    ask(settings, "chat", label="a")
-    say(settings, "both", "hi", label="a")
+    run_asking_graph(settings, "chat", label="a")
+    run_chat_turns(settings, "both", "hi", label="a")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("new", {"label": "a", "x.y": "z", "$eq": "no operator"})
@@ -351,7 +351,7 @@ def test_what_a_search_by_metadata_and_status_finds(settings: Settings) -> None:
 
 def test_a_run_that_stops_once_more_is_interrupted(settings: Settings) -> None:
     """A graph may stop before a node, which asks nothing: only the server knows that it waits."""
-    say(settings, "t", "hi")
+    run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         for number in range(2):
@@ -385,8 +385,8 @@ def test_another_program_begins_a_thread_whose_run_failed(settings: Settings) ->
 def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None:
     """After a removal the row of a thread says that it may wait; its head says that it does not."""
     for thread in ("a", "pruned", "b", "runs"):
-        say(settings, thread, "hi")
-    ask(settings, "asks")
+        run_chat_turns(settings, thread, "hi")
+    run_asking_graph(settings, "asks")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads._saver.aprune(["pruned"])
@@ -428,7 +428,7 @@ def test_a_question_of_another_form_is_shown(settings: Settings) -> None:
 
 
 def test_after_all_threads_there_are_none(settings: Settings) -> None:
-    say(settings, "t", "hi")
+    run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         for offset in (1, 1 << 63, 1 << 70):
@@ -439,7 +439,7 @@ def test_after_all_threads_there_are_none(settings: Settings) -> None:
 
 
 def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
-    say(settings, "t", "hi")
+    run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         table, run = await accepted(threads._saver, "t")
@@ -457,7 +457,7 @@ def test_a_thread_is_not_deleted_in_a_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.server.threads._DELETE_WAIT_S", 0)
-    say(settings, "t", "hi")
+    run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         held, over = asyncio.Event(), asyncio.Event()

@@ -17,7 +17,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from tests.server.running import running
+from tests.server.running import run_server
 from tests.server.talking import Gate
 
 AT: Any = {"configurable": {"thread_id": "t"}, "metadata": {"graph_id": "titled"}}
@@ -58,7 +58,7 @@ def test_updates_by_http_during_a_run_of_a_program(db: Settings, asks: bool) -> 
     """The program holds no lock, so the server updates and prunes its thread meanwhile."""
     app = create_app(db, graphs=Graphs({"titled": three_steps(asks=asks)}))
     done: list[Any] = []
-    with running(app) as url, get_sync_client(url=url) as sdk:
+    with run_server(app) as url, get_sync_client(url=url) as sdk:
 
         def during() -> None:
             if not done:
@@ -94,7 +94,7 @@ def test_updates_by_a_program_during_a_run_by_http(db: Settings, durability: Any
         assert gate.open.wait(60)
 
     app = create_app(db, graphs=Graphs({"titled": three_steps(during)}))
-    with running(app) as url, get_sync_client(url=url) as sdk:
+    with run_server(app) as url, get_sync_client(url=url) as sdk:
         sdk.threads.create(thread_id="t", graph_id="titled")
         run = sdk.runs.create("t", "titled", input=ASK, durability=durability)["run_id"]
         assert gate.reached.wait(60)

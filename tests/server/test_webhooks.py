@@ -29,8 +29,8 @@ from perdure.server.run_queue import SWEEP_S
 from perdure.server.webhooks import Webhooks
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
-from tests.server.running import running, until
-from tests.server.talking import Gate, fail, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, build_failing_graph, build_input, build_talk_graph
 from tests.server.test_run_ends import hold_end
 
 SECRET = "a long random text"
@@ -84,9 +84,9 @@ def gate() -> Gate:
 @contextmanager
 def served(settings: Settings, gate: Gate, *hosts: str) -> Iterator[SyncLangGraphClient]:
     settings = Settings(db=settings.db, user="ann", webhook_secret=SECRET)
-    graphs = Graphs({"talk": talk(gate), "fail": fail()})
+    graphs = Graphs({"talk": build_talk_graph(gate), "fail": build_failing_graph()})
     app = create_app(settings, graphs=graphs, webhook_hosts=hosts)
-    with running(app) as url, get_sync_client(url=url) as client:
+    with run_server(app) as url, get_sync_client(url=url) as client:
         client.threads.create(thread_id="t", if_exists="do_nothing")
         yield client
 
@@ -98,8 +98,8 @@ def left(settings: Settings) -> list[Any]:
 
 def test_the_end_of_a_run_is_told_once(settings: Settings, gate: Gate, listener: Listener) -> None:
     with served(settings, gate, listener.url) as sdk:
-        sdk.runs.wait("t", "talk", input=says("hi"), webhook=f"{listener.url}/hook?a=b")
-        until(lambda: not left(settings) and listener.heard)
+        sdk.runs.wait("t", "talk", input=build_input("hi"), webhook=f"{listener.url}/hook?a=b")
+        wait_until(lambda: not left(settings) and listener.heard)
         run = sdk.runs.list("t")[0]
     [(headers, body)] = listener.heard
     told = json.loads(body)
@@ -116,9 +116,9 @@ def test_a_run_that_fails_or_leaves_no_thread_is_told_of(
     settings: Settings, gate: Gate, listener: Listener
 ) -> None:
     with served(settings, gate, listener.url) as sdk:
-        sdk.runs.wait("t", "fail", input=says("hi"), webhook=listener.url, raise_error=False)
-        sdk.runs.wait(None, "talk", input=says("hi"), webhook=listener.url)
-        until(lambda: len(listener.heard) == 2)
+        sdk.runs.wait("t", "fail", input=build_input("hi"), webhook=listener.url, raise_error=False)
+        sdk.runs.wait(None, "talk", input=build_input("hi"), webhook=listener.url)
+        wait_until(lambda: len(listener.heard) == 2)
     told = [json.loads(body) for _, body in listener.heard]
 
     assert sorted(each["status"] for each in told) == ["error", "success"]
@@ -138,14 +138,14 @@ def test_a_webhook_tells_of_a_late_cancellation(
     hold_end(monkeypatch, ending)
     with served(settings, gate, listener.url) as sdk:
         body: Any = {"webhook": listener.url}
-        run = sdk.runs.create("t", "talk", input=says("one"), **body)["run_id"]
+        run = sdk.runs.create("t", "talk", input=build_input("one"), **body)["run_id"]
         assert ending.reached.wait(60)
         time.sleep(2 * SWEEP_S)  # a webhook that is stored by now is sent
         sdk.runs.cancel("t", run, action=action)
         ending.open.set()
-        after = sdk.runs.create("t", "talk", input=says("two"), **body)["run_id"]
-        until(lambda: [each["status"] for each in sdk.runs.list("t")][:1] == ["success"])
-        until(lambda: not left(settings))
+        after = sdk.runs.create("t", "talk", input=build_input("two"), **body)["run_id"]
+        wait_until(lambda: [each["status"] for each in sdk.runs.list("t")][:1] == ["success"])
+        wait_until(lambda: not left(settings))
     told = {each["run_id"]: each["status"] for each in map(json.loads, bodies(listener))}
 
     first = {run: "interrupted"} if action == "interrupt" else {}
@@ -162,12 +162,12 @@ def test_a_webhook_is_tried_again_by_the_next_server(
     listener.status = 500
     monkeypatch.setattr(webhooks, "RETRY_DELAYS_S", (0.2,) * 100)
     with served(settings, gate, listener.url) as sdk:
-        sdk.runs.wait("t", "talk", input=says("hi"), webhook=listener.url)
-        until(lambda: listener.heard)
+        sdk.runs.wait("t", "talk", input=build_input("hi"), webhook=listener.url)
+        wait_until(lambda: listener.heard)
     kept, before = left(settings), len(listener.heard)
     listener.status = 204
     with served(settings, gate, listener.url):
-        until(lambda: not left(settings))
+        wait_until(lambda: not left(settings))
 
     assert len(kept) == 1
     assert len(listener.heard) > before
@@ -180,8 +180,8 @@ def test_a_webhook_is_given_up(
     listener.status = 307
     monkeypatch.setattr(webhooks, "RETRY_DELAYS_S", (0.0,) * 3)
     with served(settings, gate, listener.url) as sdk:
-        sdk.runs.wait("t", "talk", input=says("hi"), webhook=listener.url)
-        until(lambda: not left(settings) and listener.heard)
+        sdk.runs.wait("t", "talk", input=build_input("hi"), webhook=listener.url)
+        wait_until(lambda: not left(settings) and listener.heard)
 
     assert len(listener.heard) == 4
 
@@ -215,7 +215,9 @@ def test_hosts_that_are_not_named_are_refused(url: str) -> None:
 def test_a_run_for_a_host_that_is_not_named_is_refused(settings: Settings, gate: Gate) -> None:
     with served(settings, gate) as sdk:
         with pytest.raises(UnprocessableEntityError, match="calls no host"):
-            sdk.runs.create("t", "talk", input=says("hi"), webhook="https://hooks.example.com/")
+            sdk.runs.create(
+                "t", "talk", input=build_input("hi"), webhook="https://hooks.example.com/"
+            )
         with pytest.raises(UnprocessableEntityError, match="calls no host"):
             sdk.crons.create("talk", schedule="@daily", webhook="https://hooks.example.com/")
 

@@ -24,8 +24,8 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.settings import Settings
-from tests.server.running import running, until
-from tests.server.talking import Gate, ask, says, talk
+from tests.server.running import run_server, wait_until
+from tests.server.talking import Gate, build_asking_graph, build_input, build_talk_graph
 from tests.server.test_keys import ANN, BOB, entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
@@ -42,14 +42,14 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app(settings: Settings, keys: Path, gate: Gate) -> Any:
-    graphs = Graphs({"talk": talk(gate), "ask": ask()})
+    graphs = Graphs({"talk": build_talk_graph(gate), "ask": build_asking_graph()})
     limits = Limits(body_bytes=BODY, max_concurrent_requests=3)
     return create_app(settings, access=KeysFileAccess(keys), graphs=graphs, limits=limits)
 
 
 @pytest.fixture
 def url(app: Any) -> Iterator[str]:
-    with running(app) as address:
+    with run_server(app) as address:
         with get_sync_client(url=address, api_key=ANN) as client:
             client.threads.create(thread_id="t")
         yield address
@@ -99,7 +99,7 @@ def test_it_has_the_events_that_sse_has(url: str, ann: httpx.Client, gate: Gate)
         sock.send(subscribe(since=0))
         told = received(sock)
         assert (told["type"], told["id"], [*told["result"]]) == ("success", 1, ["subscription_id"])
-        sock.send(command("run.start", 2, assistant_id="talk", input=says("hello")))
+        sock.send(command("run.start", 2, assistant_id="talk", input=build_input("hello")))
         first, events = list[Any](), list[Any]()
         while not events or events[-1]["params"]["data"].get("event") != "completed":
             each = received(sock)
@@ -124,7 +124,7 @@ def test_a_question_is_answered_over_it(url: str, ann: httpx.Client) -> None:
     with opened(url) as sock:
         sock.send(subscribe("input", since=0))
         received(sock)
-        sock.send(command("run.start", 2, assistant_id="ask", input=says("hello")))
+        sock.send(command("run.start", 2, assistant_id="ask", input=build_input("hello")))
         received(sock)
         asked = received(sock)["params"]["data"]
         sock.send(subscribe("lifecycle", id=3))
@@ -146,7 +146,7 @@ def test_the_client_of_langgraph_streams_by_it(url: str, gate: Gate) -> None:
                 "t", assistant_id="talk", headers=own, transport="websocket"
             )
             async with stream as thread:
-                await thread.run.start(input=says("hello"))
+                await thread.run.start(input=build_input("hello"))
                 values = [each async for each in thread.values]
                 return values, await thread.output
 
@@ -196,7 +196,7 @@ def test_a_subscription_ends_and_there_are_not_too_many(
         assert received(sock)["type"] == "success"
         sock.send(subscribe("custom", id=4))
         assert received(sock)["type"] == "success"
-        sock.send(command("run.start", 5, assistant_id="talk", input=says("hello")))
+        sock.send(command("run.start", 5, assistant_id="talk", input=build_input("hello")))
         methods = {received(sock).get("method") for _ in range(2)}
 
     assert (refused["id"], refused["error"]) == (2, "invalid_argument")
@@ -231,7 +231,7 @@ def test_a_refused_one_leaves_no_error_in_the_log(
 ) -> None:
     with (
         caplog.at_level(logging.INFO, "perdure.requests"),
-        running(create_app(settings, access=KeysFileAccess(keys))) as address,
+        run_server(create_app(settings, access=KeysFileAccess(keys))) as address,
     ):
         uvicorn = logging.getLogger("uvicorn.error")  # it does not propagate
         uvicorn.addHandler(caplog.handler)
@@ -315,7 +315,7 @@ def test_a_key_that_is_revoked_ends_it(
         reads.send(subscribe())
         received(reads)
         keys.write_text(entry(BOB, "bob"))
-        commands.send(command("run.start", assistant_id="talk", input=says("hello")))
+        commands.send(command("run.start", assistant_id="talk", input=build_input("hello")))
         ends = [closed(reads), closed(commands)]
 
     for code, said in ends:
@@ -347,7 +347,7 @@ def test_nobody_reads_another_thread_that_has_its_id_later(
     with opened(url) as sock, get_sync_client(url=url, api_key=BOB) as bob:
         assert ann.delete("/threads/t").status_code == 204
         bob.threads.create(thread_id="t")
-        begin = {"assistant_id": "talk", "input": says("a secret of bob")}
+        begin = {"assistant_id": "talk", "input": build_input("a secret of bob")}
         bob.http.post("/threads/t/commands", json={"id": 1, "method": "run.start", "params": begin})
         for sent in (subscribe(since=0), command("subscription.unsubscribe", 2)):
             sock.send(sent)
@@ -374,12 +374,12 @@ def test_who_does_not_read_is_left(
         feed = app.state.runs.get_feed(None, "t", 1)
         kind = {"method": "custom", "params": {"namespace": [], "data": {"name": None}}}
         # until all buffers between are full
-        until(lambda: feed.add("custom", "x" * 1_000_000, kind) or not sum(under_way.values()))
+        wait_until(lambda: feed.add("custom", "x" * 1_000_000, kind) or not sum(under_way.values()))
 
 
 def test_it_ends_with_the_server(app: Any) -> None:
     with ExitStack() as stack:
-        with running(app) as url:
+        with run_server(app) as url:
             with get_sync_client(url=url, api_key=ANN) as client:
                 client.threads.create(thread_id="t")
             opened_one = stack.enter_context(opened(url))
