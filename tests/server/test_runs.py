@@ -852,7 +852,7 @@ def test_a_thread_is_streamed_by_channels(url: str) -> None:
             await thread.run.respond("yes")
             assert (await thread.output)["heard"] == ["yes"]
 
-    asyncio.run(build_talk_graph())
+    asyncio.run(talk())
 
 
 @v3
@@ -867,9 +867,9 @@ def test_a_second_session_is_not_told_of_the_first_ones_end(url: str, gate: Gate
             await thread.run.start(input=build_input(text))
             return (await thread.output)["heard"]
 
-    assert asyncio.run(build_talk_graph("one")) == ["one"]
-    assert asyncio.run(build_talk_graph("two")) == ["one", "two"]
-    assert asyncio.run(build_talk_graph("three")) == ["one", "two", "three"]
+    assert asyncio.run(talk("one")) == ["one"]
+    assert asyncio.run(talk("two")) == ["one", "two"]
+    assert asyncio.run(talk("three")) == ["one", "two", "three"]
 
 
 COMMANDS: list[tuple[str, Any, str]] = [
