@@ -259,7 +259,7 @@ def ask(place: Place, url: str, route: Route, key: str = "") -> httpx.Response:
 
 
 @pytest.mark.parametrize("route", ASKED, ids=lambda route: route.name)
-def test_strangers(place: Place, route: Route) -> None:
+def test_routes_refuse_strangers_and_change_nothing(place: Place, route: Route) -> None:
     seed(place)
     before = of_ann(place)
     nobody = ask(place, place.keys, route)
@@ -288,7 +288,7 @@ def body(reply: httpx.Response) -> str:
 @pytest.mark.parametrize(
     "route", [each for each in ASKED if each.action != "admin"], ids=lambda route: route.name
 )
-def test_the_examples_are_real(place: Place, route: Route) -> None:
+def test_routes_answer_their_examples_for_owner(place: Place, route: Route) -> None:
     """Ann, whose things they are about, is not refused: so the strangers were."""
     seed(place)
     reply = ask(place, place.keys, route, ANN)

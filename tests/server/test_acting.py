@@ -85,7 +85,7 @@ def acting(desk: Desk, user: str, person: str) -> SyncLangGraphClient:
 
 
 @pytest.mark.parametrize("user", ["desk", "boss"])
-def test_what_is_made_for_a_person_is_the_persons(
+def test_person_owns_what_caller_creates_for_them(
     db: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -115,7 +115,7 @@ def test_what_is_made_for_a_person_is_the_persons(
         assert theirs.store.get_item(["notes", "dora"], "k")["value"] == {"text": "likes oars"}
 
 
-def test_a_person_is_exported_and_forgotten_by_who_acts_for_them(desk: Desk) -> None:
+def test_caller_exports_and_deletes_only_person_acted_for(desk: Desk) -> None:
     """And nobody else is, also if the caller is an admin."""
     begun(desk, "dora")
     for user in ("desk", "boss"):
@@ -132,7 +132,7 @@ def test_a_person_is_exported_and_forgotten_by_who_acts_for_them(desk: Desk) -> 
     assert desk.client("dora").threads.search() == []
 
 
-def test_a_name_of_other_letters_is_sent_in_utf_8(desk: Desk) -> None:
+def test_user_header_accepts_non_ascii_name_in_utf_8(desk: Desk) -> None:
     headers = [(b"x-api-key", b"desk"), (b"x-perdure-user", "Åsa".encode())]
     made = httpx.post(f"{desk.url}/threads", headers=headers, json={}, timeout=60).json()
 
@@ -140,7 +140,7 @@ def test_a_name_of_other_letters_is_sent_in_utf_8(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("user", ["desk", "boss"])
-def test_the_context_of_a_run_names_the_person(desk: Desk, user: str) -> None:
+def test_run_belongs_to_person_named_in_its_context(desk: Desk, user: str) -> None:
     """On a new thread, on one that the caller made and that had no turn, and without a thread."""
     client, context = desk.client(user), {"user_id": "emil"}
     own = client.threads.create()["thread_id"]
@@ -159,7 +159,9 @@ def test_the_context_of_a_run_names_the_person(desk: Desk, user: str) -> None:
         desk.client("dora").threads.get(own)
 
 
-def test_without_keys_everybody_may_act(settings: Settings, model: Model) -> None:  # noqa: F811
+def test_anybody_may_act_for_person_on_server_without_keys(
+    settings: Settings, model: Model
+) -> None:  # noqa: F811
     with served(settings, LocalAccess("boss"), model) as desk:
         client: Any = desk.client("anybody")
         thread_id = client.threads.create()["thread_id"]
@@ -173,7 +175,7 @@ def test_without_keys_everybody_may_act(settings: Settings, model: Model) -> Non
 
 
 @pytest.mark.parametrize("user", ["desk", "boss"])
-def test_who_acts_for_a_person_reaches_what_is_the_persons(desk: Desk, user: str) -> None:
+def test_caller_acting_for_person_reaches_only_data_of_person(desk: Desk, user: str) -> None:
     """And nothing of others, also if the caller is an admin."""
     thread_id = begun(desk, "dora")
     client = acting(desk, user, "emil")
@@ -205,7 +207,7 @@ BODIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_not_allowed_is_refused(desk: Desk, path: str) -> None:
+def test_invalid_or_forbidden_user_headers_are_refused(desk: Desk, path: str) -> None:
     """A blank person, one of another tenant, two, no text, and a caller without the permission."""
 
     def status(user: str, *names: bytes) -> int:
@@ -229,7 +231,7 @@ def test_what_is_not_allowed_is_refused(desk: Desk, path: str) -> None:
     assert len(desk.model.requests) == (1 if path == "/runs/wait" else 0)
 
 
-def test_a_context_that_is_not_allowed_is_refused(desk: Desk) -> None:
+def test_invalid_or_forbidden_user_in_context_is_refused(desk: Desk) -> None:
     def status(user: str, context: Any, **headers: str) -> int:
         body = {"assistant_id": "desk", "input": MORE, "context": context}
         headers = {"x-api-key": user, **headers}
@@ -245,7 +247,7 @@ def test_a_context_that_is_not_allowed_is_refused(desk: Desk) -> None:
     assert desk.model.requests == []
 
 
-def test_a_thread_of_another_person_is_refused(
+def test_run_on_thread_of_another_person_is_refused(
     settings: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -259,7 +261,7 @@ def test_a_thread_of_another_person_is_refused(
             acting(desk, "desk", "emil").runs.wait(thread_id, "desk", command=YES)
 
 
-def test_handlers_see_the_caller_and_the_person(
+def test_auth_handlers_receive_caller_and_person(
     settings: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -277,7 +279,7 @@ def test_handlers_see_the_caller_and_the_person(
         assert "Heron" in desk.prompts()
 
 
-def test_a_tenant_that_a_file_cannot_keep_apart_is_refused(
+def test_tenant_from_handler_is_refused_on_sqlite_file(
     settings: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -292,7 +294,7 @@ def test_a_tenant_that_a_file_cannot_keep_apart_is_refused(
             assert (replied.status_code, "need a Postgres database" in replied.text) == (422, True)
 
 
-def test_handlers_see_the_person_beside_a_user_of_another_class(
+def test_auth_handlers_receive_person_with_custom_user_class(
     settings: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -327,7 +329,7 @@ class Staff:
     assert own == {"owner": "desk", "sent_by": "desk", "team": "redred"}
 
 
-def test_the_audit_log_names_both(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_names_caller_and_person(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "perdure.audit"):
         acting(desk, "desk", "dora").threads.create(thread_id="t")
 
@@ -337,7 +339,7 @@ def test_the_audit_log_names_both(desk: Desk, caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("by_context", [False, True])
-def test_a_cron_for_a_person_is_forgotten_with_the_person(desk: Desk, by_context: bool) -> None:
+def test_deleting_person_deletes_crons_made_for_them(desk: Desk, by_context: bool) -> None:
     """It makes a new thread for each run, so only the cron itself says for whom it is."""
     context: Any = {"user_id": "dora"} if by_context else None
     client = desk.client("desk") if by_context else acting(desk, "desk", "dora")
@@ -354,7 +356,7 @@ def test_a_cron_for_a_person_is_forgotten_with_the_person(desk: Desk, by_context
     assert [each["user_id"] for each in left] == ["desk"]
 
 
-def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
+def test_cron_for_person_stops_when_caller_loses_permission_to_act(
     desk: Desk, settings: Settings, tmp_path: Path
 ) -> None:
     client: Any = acting(desk, "desk", "dora")
@@ -381,7 +383,7 @@ def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
 HEADERS = {"x-api-key": "desk", "x-perdure-user": "dora"}
 
 
-def test_keys_know_the_tenants_of_a_person(tmp_path: Path) -> None:
+def test_keys_file_refuses_acting_for_person_of_another_tenant(tmp_path: Path) -> None:
     access = keys(tmp_path)
     caller = Identity("x", "other", frozenset({ACT_PERMISSION}))
 

@@ -116,7 +116,7 @@ def filled(site: Site) -> list[Any]:
 
 
 @pytest.mark.parametrize("user", ["desk", "root"])
-def test_a_person_of_another_tenant_is_another_person(
+def test_acting_for_user_id_of_another_tenant_does_not_reach_their_data(
     dsn: str,  # noqa: F811
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -158,7 +158,7 @@ def test_a_person_of_another_tenant_is_another_person(
     assert after == before
 
 
-def test_handlers_that_know_the_tenants_of_people_refuse(
+def test_auth_handlers_can_refuse_acting_for_people_of_other_tenants(
     dsn: str,  # noqa: F811
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -181,7 +181,7 @@ def test_handlers_that_know_the_tenants_of_people_refuse(
     assert (reached.status_code, reached.json()) == (200, [])
 
 
-def test_nobody_acts_without_the_permission_or_without_a_tenant(
+def test_acting_requires_permission_and_tenant(
     dsn: str,  # noqa: F811
     tmp_path: Path,
     model: Model,  # noqa: F811

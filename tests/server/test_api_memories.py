@@ -22,7 +22,9 @@ def add(client: httpx.Client, text: str, **more: str) -> str:
     return str(answer["key"])
 
 
-def test_a_memory_is_added_and_found_with_why(client: httpx.Client, settings: Settings) -> None:
+def test_memory_search_explains_scores_of_added_memories(
+    client: httpx.Client, settings: Settings
+) -> None:
     key = add(client, "I am allergic to peanuts.")
     add(client, "I live in Lyon.")
     add(client, "Likes green.", kind="taste")
@@ -51,7 +53,7 @@ def test_a_memory_is_added_and_found_with_why(client: httpx.Client, settings: Se
         assert len(store.search(("memories", "ann"))) == 3
 
 
-def test_what_the_gate_rejects_is_told(client: httpx.Client) -> None:
+def test_adding_memory_reports_duplicates_and_rejected_secrets(client: httpx.Client) -> None:
     key = add(client, "I live in Lyon.")
 
     again = client.post("/memories", json={"memory": "i live in  Lyon"}).json()
@@ -63,7 +65,9 @@ def test_what_the_gate_rejects_is_told(client: httpx.Client) -> None:
     assert texts(client) == ["I live in Lyon."]
 
 
-def test_a_memory_is_changed_and_forgotten(client: httpx.Client, settings: Settings) -> None:
+def test_memory_is_corrected_superseded_and_erased_by_key(
+    client: httpx.Client, settings: Settings
+) -> None:
     add(client, "I live in Lyon.", key="home")
     past = datetime.now(UTC)
 
@@ -92,7 +96,7 @@ def test_a_memory_is_changed_and_forgotten(client: httpx.Client, settings: Setti
         assert store.history(("memories", "ann"), "home") == []
 
 
-def test_a_key_may_be_any_text(client: httpx.Client) -> None:
+def test_memory_key_in_path_may_be_any_text(client: httpx.Client) -> None:
     for number, key in enumerate(["a/b", "..", "ü 💬", "a?b#c", "history"]):
         path = "/memories/" + quote(key, safe="").replace(".", "%2E")
         add(client, f"My friend number {number} is called {key!r}.", key=key)

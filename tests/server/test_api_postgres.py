@@ -42,7 +42,7 @@ def settings() -> Iterator[Settings]:
         yield Settings(db=dsn, user="ann")
 
 
-def test_threads_and_items_on_postgres(settings: Settings) -> None:
+def test_threads_and_store_items_work_on_postgres(settings: Settings) -> None:
     run_chat_turns(settings, "a/b", "one", "two", title="Numbers", graph_id="chat")
     graphs: Any = Chats()
     app = create_app(settings, graphs=graphs)
@@ -78,7 +78,7 @@ def end_sessions(settings: Settings) -> None:
         )
 
 
-def test_a_run_outlives_any_number_of_lost_sessions(settings: Settings) -> None:
+def test_run_survives_repeated_loss_of_database_sessions(settings: Settings) -> None:
     """Its server lives all the time, so it is not taken for one that kills servers."""
     gate = Gate()
     app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
@@ -97,7 +97,7 @@ def test_a_run_outlives_any_number_of_lost_sessions(settings: Settings) -> None:
         assert client.runs.get("t", run)["status"] == "success"
 
 
-def test_a_run_of_a_cron_outlives_lost_sessions(settings: Settings) -> None:
+def test_run_of_cron_survives_loss_of_database_sessions(settings: Settings) -> None:
     """Of the locks under which it was begun none is its own."""
     gate = Gate()
     app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))

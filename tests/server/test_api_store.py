@@ -28,7 +28,7 @@ def keys(found: Any) -> list[str]:
     return [item["key"] for item in found["items"]]
 
 
-def test_an_item_is_put_and_read_and_deleted(store: SyncStoreClient) -> None:
+def test_store_item_is_put_read_and_deleted(store: SyncStoreClient) -> None:
     store.put_item(["notes", "ünï"], "k/1", {"text": "Hello", "n": 2**60})
 
     item = store.get_item(["notes", "ünï"], "k/1")
@@ -40,7 +40,7 @@ def test_an_item_is_put_and_read_and_deleted(store: SyncStoreClient) -> None:
     assert store.get_item(["notes", "ünï"], "k/1") is None
 
 
-def test_items_are_searched(store: SyncStoreClient) -> None:
+def test_store_search_supports_prefix_filter_query_and_paging(store: SyncStoreClient) -> None:
     for number, text in enumerate(["red apples", "green pears", "blue cars"]):
         value = {"text": text, "n": number}
         store.put_item(["notes", "a"], f"k{number}", value, index=False if number == 2 else None)
@@ -55,7 +55,7 @@ def test_items_are_searched(store: SyncStoreClient) -> None:
     assert "k2" not in keys(store.search_items(["notes"], query="cars"))
 
 
-def test_an_item_may_expire(store: SyncStoreClient, client: httpx.Client) -> None:
+def test_store_item_expires_after_its_ttl(store: SyncStoreClient, client: httpx.Client) -> None:
     store.put_item(["notes"], "k", {"a": 1}, ttl=5)
     assert store.get_item(["notes"], "k", refresh_ttl=True)["value"] == {"a": 1}
     item = {"namespace": ["notes"], "key": "k", "value": {"a": 2}}
@@ -64,7 +64,7 @@ def test_an_item_may_expire(store: SyncStoreClient, client: httpx.Client) -> Non
         assert (store.get_item(["notes"], "k") is None) == (ttl < 1)
 
 
-def test_namespaces_are_listed(store: SyncStoreClient) -> None:
+def test_namespaces_are_listed_by_prefix_suffix_and_depth(store: SyncStoreClient) -> None:
     for namespace in (["a", "b", "c"], ["a", "x"], ["b", "c"]):
         store.put_item(namespace, "k", {})
 
@@ -76,7 +76,7 @@ def test_namespaces_are_listed(store: SyncStoreClient) -> None:
     assert store.list_namespaces(suffix=["c"], limit=1, offset=1)["namespaces"] == [["b", "c"]]
 
 
-def test_labels_with_dots_are_given_one_by_one(client: httpx.Client) -> None:
+def test_namespace_labels_with_dots_are_passed_as_repeated_parameters(client: httpx.Client) -> None:
     where = {"namespace": ["v1.2", "a"], "key": "k"}
     client.put("/store/items", json={**where, "value": {"a": 1}})
 
@@ -146,7 +146,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]
 
 
 @pytest.mark.parametrize(("method", "path", "body"), BAD)
-def test_bad_input_is_answered_with_a_sentence(
+def test_store_requests_with_invalid_input_are_refused_with_detail(
     standing: httpx.Client, method: str, path: str, body: Any
 ) -> None:
     sent = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -175,7 +175,7 @@ class Own(Access):
         return {}
 
 
-def test_the_namespace_is_what_the_access_says(settings: Settings) -> None:
+def test_access_can_rewrite_namespace_of_store_requests(settings: Settings) -> None:
     app = create_app(settings, access=Own())
     with run_server(app) as url, get_sync_client(url=url, api_key=None) as sdk:
         store = sdk.store
@@ -202,7 +202,7 @@ class Open(Own):
         return {}
 
 
-def test_the_records_of_threads_are_the_servers_own(settings: Settings) -> None:
+def test_store_requests_for_thread_records_of_server_are_refused(settings: Settings) -> None:
     records = ["perdure", "server", "threads"]
     requests: list[tuple[str, str, Any]] = [
         ("PUT", "items", {"namespace": records, "key": "k", "value": {}}),
@@ -222,7 +222,7 @@ def test_the_records_of_threads_are_the_servers_own(settings: Settings) -> None:
             assert (far.status_code, "at most 10,000" in far.text) == (422, True)
 
 
-def test_perdures_own_namespaces_are_written_by_nobody(client: httpx.Client) -> None:
+def test_writes_to_internal_namespaces_are_refused_even_for_admins(client: httpx.Client) -> None:
     """An admin included: a record of another form would break each list of threads."""
     client.post("/threads", json={"thread_id": "t"})
     for namespace in (["perdure", "server", "threads"], ["perdure", "quarantine"]):

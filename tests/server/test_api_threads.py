@@ -76,7 +76,7 @@ def ids(threads: Any) -> list[str]:
 # -- threads
 
 
-def test_a_thread_is_created_and_found_and_deleted(sdk: Sdk) -> None:
+def test_thread_is_created_read_and_deleted(sdk: Sdk) -> None:
     made = sdk.threads.create(metadata={"label": "one"}, graph_id="chat")
     found = sdk.threads.get(made["thread_id"])
 
@@ -92,7 +92,7 @@ def test_a_thread_is_created_and_found_and_deleted(sdk: Sdk) -> None:
     assert sdk.threads.search() == []
 
 
-def test_an_id_is_taken_once(sdk: Sdk) -> None:
+def test_creating_thread_with_taken_id_conflicts_or_returns_it(sdk: Sdk) -> None:
     sdk.threads.create(thread_id="mine", metadata={"n": 1})
 
     again = sdk.threads.create(thread_id="mine", metadata={"n": 2}, if_exists="do_nothing")
@@ -108,7 +108,7 @@ async def created(url: str, times: int) -> list[Any]:
         return list(await asyncio.gather(*making, return_exceptions=True))
 
 
-def test_of_several_at_once_one_creates_a_thread(url: str) -> None:
+def test_only_one_of_concurrent_creations_of_thread_succeeds(url: str) -> None:
     found = asyncio.run(created(url, 12))
 
     assert sum(not isinstance(each, Exception) for each in found) == 1
@@ -128,7 +128,9 @@ MOST = {"a": [[[[[[[1]]]]]]], "text": "x" * 63_000}
         ({"a": [{"b": 2**64}]}, "integer of 65 bits"),
     ],
 )
-def test_metadata_is_bounded(metadata: Any, limit: str, standing: Standing) -> None:
+def test_requests_with_too_large_or_deep_metadata_are_refused(
+    metadata: Any, limit: str, standing: Standing
+) -> None:
     """Of a new thread, of a change, of a run and in a run's config: nothing is written."""
     sdk, client = standing
     run = {"assistant_id": "chat", "input": {"messages": []}, "if_not_exists": "create"}
@@ -147,7 +149,7 @@ def test_metadata_is_bounded(metadata: Any, limit: str, standing: Standing) -> N
     assert client.get("/threads/new").status_code == 404
 
 
-def test_labels_of_a_run_are_bounded(standing: Standing) -> None:
+def test_run_with_too_large_configurable_is_refused(standing: Standing) -> None:
     """langgraph stores texts of `configurable` in the metadata of checkpoints."""
     body = {"assistant_id": "chat", "input": {}, "config": {"configurable": LARGE}}
     refused = standing[1].post("/threads/t/runs", json=body)
@@ -155,7 +157,7 @@ def test_labels_of_a_run_are_bounded(standing: Standing) -> None:
     assert (refused.status_code, "at most 64000" in refused.text) == (422, True)
 
 
-def test_metadata_does_not_grow_beyond_its_bound(sdk: Sdk) -> None:
+def test_thread_update_is_refused_if_merged_metadata_is_too_large(sdk: Sdk) -> None:
     """A change is refused if what is there and what is added are too much together."""
     sdk.threads.create(thread_id="t", metadata=MOST)
     with pytest.raises(UnprocessableEntityError, match="at most 64000"):
@@ -165,7 +167,7 @@ def test_metadata_does_not_grow_beyond_its_bound(sdk: Sdk) -> None:
     assert sdk.threads.update("t", metadata={"text": "x"})["metadata"]["text"] == "x"
 
 
-def test_a_filter_has_few_lists_within_lists(standing: Standing) -> None:
+def test_search_filter_with_too_many_nested_lists_is_refused(standing: Standing) -> None:
     """Each of them may be compared with all that a stored list has."""
     sdk, client = standing
     asked: Any = {"a": [[n] for n in range(11)]}
@@ -176,7 +178,7 @@ def test_a_filter_has_few_lists_within_lists(standing: Standing) -> None:
     assert sdk.threads.search(metadata={"a": list(range(10_000))}) == []
 
 
-def test_metadata_is_merged(sdk: Sdk) -> None:
+def test_thread_update_merges_metadata_at_top_level(sdk: Sdk) -> None:
     sdk.threads.create(thread_id="t", metadata={"a": 1, "b": {"c": 2}})
 
     changed = sdk.threads.update("t", metadata={"b": 3, "d": [4]})
@@ -193,14 +195,14 @@ async def updated(url: str, times: int) -> None:
         await asyncio.gather(*changes)
 
 
-def test_changes_at_once_are_all_kept(url: str, sdk: Sdk) -> None:
+def test_concurrent_metadata_updates_are_all_kept(url: str, sdk: Sdk) -> None:
     asyncio.run(updated(url, 6))
 
     assert sdk.threads.get("t")["metadata"] == {f"k{n}": n for n in range(6)}
 
 
 @pytest.mark.parametrize("thread_id", ODD)
-def test_an_id_may_be_any_text(standing: Standing, thread_id: str) -> None:
+def test_thread_id_may_be_any_text(standing: Standing, thread_id: str) -> None:
     threads = standing[0].threads
     threads.create(thread_id=thread_id, metadata={"x": 1}, graph_id="chat")
     threads.update_state(thread_id, {"messages": [{"role": "user", "content": "hi"}]})
@@ -214,7 +216,7 @@ def test_an_id_may_be_any_text(standing: Standing, thread_id: str) -> None:
 
 
 @pytest.mark.parametrize("thread_id", ["a\0b", "\ud800", "x" * 5000])
-def test_an_id_that_cannot_be_stored_is_refused(standing: Standing, thread_id: str) -> None:
+def test_thread_id_that_cannot_be_stored_is_refused(standing: Standing, thread_id: str) -> None:
     body, headers = json.dumps({"thread_id": thread_id}), {"content-type": "application/json"}
 
     answer = standing[1].post("/threads", content=body.encode(), headers=headers)
@@ -226,7 +228,9 @@ def test_an_id_that_cannot_be_stored_is_refused(standing: Standing, thread_id: s
 # -- threads that another program made
 
 
-def test_a_thread_of_another_program_is_one_too(settings: Settings, sdk: Sdk) -> None:
+def test_thread_written_by_another_program_is_read_updated_and_deleted(
+    settings: Settings, sdk: Sdk
+) -> None:
     run_chat_turns(settings, "chat-1", "hello", title="Greetings", graph_id="chat")
 
     thread = sdk.threads.get("chat-1")
@@ -242,7 +246,9 @@ def test_a_thread_of_another_program_is_one_too(settings: Settings, sdk: Sdk) ->
     assert sdk.threads.count() == 0
 
 
-def test_a_thread_without_a_graph_has_a_state(settings: Settings, sdk: Sdk) -> None:
+def test_thread_without_graph_has_state_and_history_but_refuses_updates(
+    settings: Settings, sdk: Sdk
+) -> None:
     run_chat_turns(settings, "chat-1", "one", "two")
 
     state, states = sdk.threads.get_state("chat-1"), sdk.threads.get_history("chat-1", limit=3)
@@ -259,7 +265,9 @@ def test_a_thread_without_a_graph_has_a_state(settings: Settings, sdk: Sdk) -> N
 # -- many
 
 
-def test_threads_are_searched(settings: Settings, sdk: Sdk) -> None:
+def test_thread_search_supports_metadata_ids_sorting_and_paging(
+    settings: Settings, sdk: Sdk
+) -> None:
     for number in range(5):
         sdk.threads.create(
             thread_id=f"t{number}", metadata={"n": number, "even": not number % 2, "in": {"a": 1}}
@@ -278,7 +286,7 @@ def test_threads_are_searched(settings: Settings, sdk: Sdk) -> None:
     assert sdk.threads.count(metadata={"even": True}) == 3
 
 
-def test_a_search_returns_what_is_selected(settings: Settings, sdk: Sdk) -> None:
+def test_thread_search_returns_selected_fields(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "t1", "hello", "you")
 
     [plain] = sdk.threads.search(select=["thread_id", "status"])
@@ -288,7 +296,7 @@ def test_a_search_returns_what_is_selected(settings: Settings, sdk: Sdk) -> None
     assert texts(whole)[0] == "hello"
 
 
-def test_pages_of_a_search_have_each_thread_once(settings: Settings, sdk: Sdk) -> None:
+def test_pages_of_thread_search_contain_each_thread_once(settings: Settings, sdk: Sdk) -> None:
     for number in range(30):
         if number % 3:
             sdk.threads.create(thread_id=f"t{number:02}")
@@ -302,7 +310,7 @@ def test_pages_of_a_search_have_each_thread_once(settings: Settings, sdk: Sdk) -
     assert len(found) == sdk.threads.count()
 
 
-def test_a_copy_has_the_states_and_the_metadata(settings: Settings, sdk: Sdk) -> None:
+def test_copied_thread_has_states_and_metadata_of_original(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "chat-1", "hello", graph_id="chat")
     sdk.threads.update("chat-1", metadata={"x": 1})
 
@@ -316,7 +324,7 @@ def test_a_copy_has_the_states_and_the_metadata(settings: Settings, sdk: Sdk) ->
     )
 
 
-def test_threads_are_not_pruned_in_a_turn(settings: Settings, sdk: Sdk) -> None:
+def test_prune_is_refused_while_thread_is_locked(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "t", "one", "two")
     before = len(sdk.threads.get_history("t"))
 
@@ -330,7 +338,7 @@ def test_threads_are_not_pruned_in_a_turn(settings: Settings, sdk: Sdk) -> None:
     assert len(sdk.threads.get_history("t")) == before > 1
 
 
-def test_threads_are_pruned(settings: Settings, sdk: Sdk) -> None:
+def test_prune_deletes_threads_or_keeps_latest_checkpoint(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "kept", "one", "two")
     run_chat_turns(settings, "gone", "one")
 
@@ -345,7 +353,7 @@ def test_threads_are_pruned(settings: Settings, sdk: Sdk) -> None:
 # -- states
 
 
-def test_a_state_is_updated_and_goes_on_from_an_older_one(settings: Settings, sdk: Sdk) -> None:
+def test_state_update_applies_to_latest_or_older_checkpoint(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "t", "one", "two", title="Numbers", graph_id="chat")
     older = sdk.threads.get_history("t", limit=20)[-1]["checkpoint"]
     new = {"messages": [{"role": "user", "content": "three"}]}
@@ -368,7 +376,9 @@ def test_a_state_is_updated_and_goes_on_from_an_older_one(settings: Settings, sd
     assert (known["title"], known["graph_id"], known["owner"]) == ("Numbers", "chat", "ann")
 
 
-def test_a_history_is_paged(settings: Settings, sdk: Sdk) -> None:
+def test_history_is_paged_before_checkpoint_and_filtered_by_metadata(
+    settings: Settings, sdk: Sdk
+) -> None:
     run_chat_turns(settings, "t", "one", "two", "three", graph_id="chat")
 
     whole = sdk.threads.get_history("t", limit=100)
@@ -383,7 +393,7 @@ def test_a_history_is_paged(settings: Settings, sdk: Sdk) -> None:
     assert sdk.threads.get_history("t", limit=1, select=["next"]) == [{"next": []}]
 
 
-def test_one_value_of_a_state_is_selected(settings: Settings, sdk: Sdk) -> None:
+def test_state_read_returns_selected_values_only(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "t", "one")
 
     state = sdk.threads.get_state("t", select=["values.messages", "next"])
@@ -392,7 +402,7 @@ def test_one_value_of_a_state_is_selected(settings: Settings, sdk: Sdk) -> None:
     assert list(state["values"]) == ["messages"]
 
 
-def test_a_state_is_not_updated_while_a_run_is_under_way(settings: Settings, sdk: Sdk) -> None:
+def test_state_update_is_refused_while_thread_is_locked(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "t", "one", graph_id="chat")
 
     with (
@@ -403,7 +413,7 @@ def test_a_state_is_not_updated_while_a_run_is_under_way(settings: Settings, sdk
         sdk.threads.update_state("t", {"messages": []})
 
 
-def test_a_client_does_not_say_whose_a_thread_is(settings: Settings, sdk: Sdk) -> None:
+def test_client_metadata_cannot_change_user_of_thread(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "t", "one", graph_id="chat")
     theirs = {"user_id": "eve", "owner": "eve", "source": "x", "step": 99}
     sdk.threads.create(thread_id="new", metadata=theirs, graph_id="chat")
@@ -418,7 +428,7 @@ def test_a_client_does_not_say_whose_a_thread_is(settings: Settings, sdk: Sdk) -
     assert sdk.threads.get("t")["metadata"]["owner"] == "ann"
 
 
-def test_an_update_by_a_client_keeps_the_user_of_a_thread(settings: Settings, sdk: Sdk) -> None:
+def test_state_update_keeps_user_of_thread(settings: Settings, sdk: Sdk) -> None:
     """Also if the thread belongs to nobody; then no memories are made of it for the client."""
     for thread_id, user in (("anns", "ann"), ("nobodys", "")):
         with SQLiteCheckpointer.open(settings.db) as saver:
@@ -431,7 +441,7 @@ def test_an_update_by_a_client_keeps_the_user_of_a_thread(settings: Settings, sd
         assert sdk.threads.get_state(thread_id)["metadata"]["user_id"] == user
 
 
-def test_an_update_that_no_graph_takes_is_refused(settings: Settings, sdk: Sdk) -> None:
+def test_state_update_that_graph_cannot_apply_is_refused(settings: Settings, sdk: Sdk) -> None:
     run_chat_turns(settings, "t", "one", graph_id="chat")
 
     for node, values in (("nobody", {"messages": []}), (None, {"messages": [{"role": "?"}]})):
@@ -440,7 +450,9 @@ def test_an_update_that_no_graph_takes_is_refused(settings: Settings, sdk: Sdk) 
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, served: bool) -> None:
+def test_thread_and_state_show_pending_interrupt(
+    settings: Settings, sdk: Sdk, *, served: bool
+) -> None:
     with SQLiteCheckpointer.open(settings.db) as saver:
         config: Any = {"configurable": {"thread_id": "t"}, "metadata": {}}
         config["metadata"] |= {"graph_id": "asks"} if served else {}
@@ -464,7 +476,9 @@ def test_what_waits_for_an_answer_is_shown(settings: Settings, sdk: Sdk, *, serv
         assert sdk.threads.get_history("t", checkpoint=at)[0]["checkpoint"] == at
 
 
-def test_a_program_of_ones_own_leaves_a_question(settings: Settings, sdk: Sdk) -> None:
+def test_thread_interrupted_by_another_program_has_status_interrupted(
+    settings: Settings, sdk: Sdk
+) -> None:
     """Its thread is found by the status; once the program has the answer, it is idle."""
     run_asking_graph(settings, "theirs")
     run_chat_turns(settings, "chat", "hello")
@@ -482,7 +496,7 @@ def test_a_program_of_ones_own_leaves_a_question(settings: Settings, sdk: Sdk) -
     assert (sdk.threads.get("theirs")["status"], state["next"], state["tasks"]) == ("idle", [], [])
 
 
-def test_a_run_that_was_cut_off_tells_what_is_next(settings: Settings, sdk: Sdk) -> None:
+def test_state_after_failed_node_names_next_node_and_error(settings: Settings, sdk: Sdk) -> None:
     """The thread of a program that failed is idle, and its state says which node is to run."""
     with SQLiteCheckpointer.open(settings.db) as saver:
         builder: Any = StateGraph(dict)
@@ -498,7 +512,7 @@ def test_a_run_that_was_cut_off_tells_what_is_next(settings: Settings, sdk: Sdk)
     assert (task["name"], "division by zero" in str(task["error"])) == ("fails", True)
 
 
-def test_values_that_json_has_no_form_for_are_shown_as_text(settings: Settings, sdk: Sdk) -> None:
+def test_values_without_json_form_are_converted(settings: Settings, sdk: Sdk) -> None:
     odd: dict[str, Any] = {
         "bytes": b"\xff\x00",
         "set": {1},
@@ -571,7 +585,7 @@ BAD: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), BAD)
-def test_bad_input_is_answered_with_a_sentence(
+def test_thread_requests_with_invalid_input_are_refused_with_detail(
     standing: Standing, method: str, path: str, body: Any
 ) -> None:
     sent = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -584,7 +598,7 @@ def test_bad_input_is_answered_with_a_sentence(
     assert standing[1].get("/threads/t").status_code == 200
 
 
-def test_a_thread_that_is_refused_is_not_created(standing: Standing) -> None:
+def test_refused_thread_creation_creates_no_thread(standing: Standing) -> None:
     steps = [{"updates": [{"values": {"heard": ["x"]}, "as_node": "hear"}]}]
     asked = {"thread_id": "new", "metadata": {"graph_id": "chat"}, "supersteps": steps}
 
@@ -592,7 +606,7 @@ def test_a_thread_that_is_refused_is_not_created(standing: Standing) -> None:
     assert standing[1].get("/threads/new").status_code == 404
 
 
-def test_a_prune_that_is_refused_deletes_nothing(standing: Standing) -> None:
+def test_refused_prune_deletes_no_thread(standing: Standing) -> None:
     for thread_ids in (["t", ""], ["t", *["x"] * 1000]):
         answer = standing[1].post("/threads/prune", json={"thread_ids": thread_ids})
 
@@ -620,7 +634,7 @@ class Owners(Access):
         return {"owner": identity.user}
 
 
-def test_a_thread_is_its_owners(settings: Settings) -> None:
+def test_users_reach_only_threads_that_they_own(settings: Settings) -> None:
     run_chat_turns(settings, "of-ann", "secret", graph_id="chat")
     with (
         run_server(create_app(settings, access=Owners())) as url,
@@ -654,7 +668,7 @@ def test_a_thread_is_its_owners(settings: Settings) -> None:
         assert texts(ann.get("of-ann"))[0] == "secret"
 
 
-def test_the_api_describes_itself(client: httpx.Client) -> None:
+def test_openapi_document_describes_paths_and_schemas(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
 
     assert {"/threads", "/threads/{thread_id}/state", "/store/items", "/memories"} <= {

@@ -58,11 +58,13 @@ def queries(app: FastAPI, method: str) -> Iterator[tuple[str, dict[str, str], se
             yield re.sub(r"{\w+}", "t", str(route.path)), needed, whole
 
 
-def test_it_answers(client: httpx.Client) -> None:
+def test_health_route_answers_ok(client: httpx.Client) -> None:
     assert client.get("/ok").json() == {"ok": True}
 
 
-def test_head_is_answered_as_get_without_a_body(app: FastAPI, client: httpx.Client) -> None:
+def test_head_request_has_status_and_headers_of_get_without_body(
+    app: FastAPI, client: httpx.Client
+) -> None:
     """Of every route, also where it refuses."""
     paths = [(path, needed) for path, needed, _ in queries(app, "GET")]
     assert len(paths) > 40
@@ -77,7 +79,9 @@ def test_head_is_answered_as_get_without_a_body(app: FastAPI, client: httpx.Clie
     assert client.head("/runs/wait").status_code == 405
 
 
-def test_whole_numbers_of_any_size(app: FastAPI, client: httpx.Client) -> None:
+def test_integer_query_parameters_of_any_size_cause_no_server_error(
+    app: FastAPI, client: httpx.Client
+) -> None:
     """Of every query: taken or refused, never an error of the server."""
     asked = [query for query in queries(app, "GET") if query[2] and ".json" not in query[0]]
     assert {"/ui/thread", "/ui/checkpoints", "/threads/t/history", "/memories"} <= {
@@ -89,7 +93,7 @@ def test_whole_numbers_of_any_size(app: FastAPI, client: httpx.Client) -> None:
             assert client.get(path, params=query).status_code < 500, (path, query)
 
 
-def test_what_the_server_is(client: httpx.Client) -> None:
+def test_info_route_reports_versions_and_flags(client: httpx.Client) -> None:
     told = client.get("/info").json()
 
     assert (told["version"], told["langgraph_py_version"]) == (__version__, version("langgraph"))

@@ -124,7 +124,7 @@ def configured(sdk: SyncLangGraphClient, **options: Any) -> Any:
 # -- one assistant
 
 
-def test_an_assistant_is_what_was_given(sdk: SyncLangGraphClient) -> None:
+def test_assistant_has_fields_it_was_created_with(sdk: SyncLangGraphClient) -> None:
     made = configured(sdk, description="For notes")
     plain = sdk.assistants.create("tells")
 
@@ -137,7 +137,9 @@ def test_an_assistant_is_what_was_given(sdk: SyncLangGraphClient) -> None:
     assert (plain["name"], plain["config"], plain["context"]) == ("Untitled", {}, {})
 
 
-def test_an_update_is_a_version_that_keeps_what_is_not_given(sdk: SyncLangGraphClient) -> None:
+def test_assistant_update_creates_version_and_keeps_omitted_fields(
+    sdk: SyncLangGraphClient,
+) -> None:
     at: str = configured(sdk)["assistant_id"]
     second = sdk.assistants.update(at, context={"tone": "warm"}, metadata={"n": 2})
     third = sdk.assistants.update(at, graph_id="talk", name="Other", config={})
@@ -164,7 +166,7 @@ def test_an_update_is_a_version_that_keeps_what_is_not_given(sdk: SyncLangGraphC
         sdk.assistants.set_latest(at, 9)
 
 
-def test_updates_at_once_are_versions_of_their_own(
+def test_concurrent_assistant_updates_create_separate_versions(
     settings: Settings, gate: Gate, url: str, sdk: SyncLangGraphClient
 ) -> None:
     """Of two servers, too; of creations with one id the first counts."""
@@ -190,7 +192,7 @@ def test_updates_at_once_are_versions_of_their_own(
     assert len(sdk.assistants.get_versions(at, limit=100)) == 9
 
 
-def test_a_taken_id(sdk: SyncLangGraphClient) -> None:
+def test_creating_assistant_with_taken_id_conflicts_or_returns_it(sdk: SyncLangGraphClient) -> None:
     at: str = configured(sdk)["assistant_id"]
 
     assert sdk.assistants.create("talk", assistant_id=at, if_exists="do_nothing")["name"] == "Dry"
@@ -203,7 +205,9 @@ def test_a_taken_id(sdk: SyncLangGraphClient) -> None:
     assert own["graph_id"] == "talk"
 
 
-def test_a_deleted_assistant_is_unknown(sdk: SyncLangGraphClient) -> None:
+def test_deleted_assistant_is_not_found_and_can_delete_its_threads(
+    sdk: SyncLangGraphClient,
+) -> None:
     at: str = configured(sdk)["assistant_id"]
     runs: Any = sdk.runs
     for thread in ("kept", "other"):
@@ -231,7 +235,7 @@ def test_a_deleted_assistant_is_unknown(sdk: SyncLangGraphClient) -> None:
     assert [each["thread_id"] for each in sdk.threads.search()] == ["other"]
 
 
-def test_the_graphs_own_assistants_stay_as_they_are(sdk: SyncLangGraphClient) -> None:
+def test_default_assistants_of_graphs_cannot_be_changed(sdk: SyncLangGraphClient) -> None:
     for at in ("talk", default_assistant_id("talk")):
         own = sdk.assistants.get(at)
         assert (own["assistant_id"], own["version"]) == (default_assistant_id("talk"), 1)
@@ -251,7 +255,9 @@ def test_the_graphs_own_assistants_stay_as_they_are(sdk: SyncLangGraphClient) ->
 # -- many
 
 
-def test_searches(sdk: SyncLangGraphClient) -> None:
+def test_assistant_search_supports_name_metadata_sorting_and_paging(
+    sdk: SyncLangGraphClient,
+) -> None:
     made = [
         configured(sdk, name=name, metadata={"team": team, "n": n})["assistant_id"]
         for n, (name, team) in enumerate([("Blue fox", "a"), ("red FOX", "b"), ("hen", "b")])
@@ -301,7 +307,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_input_is_refused_with_its_value(url: str, sdk: SyncLangGraphClient) -> None:
+def test_assistant_requests_with_invalid_input_are_refused_with_value(
+    url: str, sdk: SyncLangGraphClient
+) -> None:
     at: str = configured(sdk)["assistant_id"]
     for given, why in REFUSED:
         made = httpx.post(f"{url}/assistants", json={"graph_id": "tells", **given})
@@ -324,7 +332,7 @@ def test_bad_input_is_refused_with_its_value(url: str, sdk: SyncLangGraphClient)
 # -- graphs
 
 
-def test_the_parts_of_a_graph(sdk: SyncLangGraphClient) -> None:
+def test_assistant_returns_schemas_nodes_and_subgraphs_of_graph(sdk: SyncLangGraphClient) -> None:
     made: Any = sdk.assistants.create("nested")
     at = made["assistant_id"]
     for assistant in ("nested", at):
@@ -348,7 +356,7 @@ def seen(sdk: SyncLangGraphClient, at: str, thread: str | None = None, **options
     return runs.wait(thread, at, input={}, **options)["seen"]
 
 
-def test_a_run_has_what_its_assistant_has(sdk: SyncLangGraphClient) -> None:
+def test_run_receives_config_context_and_metadata_of_assistant(sdk: SyncLangGraphClient) -> None:
     at: str = configured(sdk)["assistant_id"]
 
     assert seen(sdk, at) == {
@@ -364,7 +372,7 @@ def test_a_run_has_what_its_assistant_has(sdk: SyncLangGraphClient) -> None:
     }
 
 
-def test_a_request_overrides_its_assistant(sdk: SyncLangGraphClient) -> None:
+def test_run_request_overrides_settings_of_assistant(sdk: SyncLangGraphClient) -> None:
     at: str = configured(sdk)["assistant_id"]
     config = {"configurable": {"speed": 2}, "tags": ["mine"], "recursion_limit": 9}
     config |= {"metadata": {"by": "me"}}
@@ -383,7 +391,7 @@ def test_a_request_overrides_its_assistant(sdk: SyncLangGraphClient) -> None:
     assert (plain["assistant_id"], plain["of"]) == (default_assistant_id("tells"), None)
 
 
-def test_a_thread_and_its_runs_name_their_assistant(sdk: SyncLangGraphClient) -> None:
+def test_thread_and_its_runs_name_their_assistant(sdk: SyncLangGraphClient) -> None:
     at: str = configured(sdk)["assistant_id"]
     sdk.threads.create(thread_id="t")
     seen(sdk, at, "t")
@@ -397,7 +405,9 @@ def test_a_thread_and_its_runs_name_their_assistant(sdk: SyncLangGraphClient) ->
     assert sdk.threads.get("t")["metadata"]["assistant_id"] == at  # type: ignore[index]
 
 
-def test_a_run_keeps_the_version_with_which_it_was_accepted(settings: Settings, gate: Gate) -> None:
+def test_queued_run_keeps_assistant_version_after_update_and_delete(
+    settings: Settings, gate: Gate
+) -> None:
     """It waits while its assistant is changed and deleted, and in another server it is the same."""
     runs: Any
     graphs = served(gate)
@@ -422,7 +432,9 @@ def test_a_run_keeps_the_version_with_which_it_was_accepted(settings: Settings, 
 
 
 @pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
-def test_a_run_of_the_protocol_of_events_has_it_too(url: str, sdk: SyncLangGraphClient) -> None:
+def test_run_started_by_command_uses_settings_of_assistant(
+    url: str, sdk: SyncLangGraphClient
+) -> None:
     """And what else the request says of how it is run, such as a breakpoint."""
     at, runs = configured(sdk)["assistant_id"], sdk.runs
 
@@ -439,7 +451,9 @@ def test_a_run_of_the_protocol_of_events_has_it_too(url: str, sdk: SyncLangGraph
 
 
 @pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
-def test_a_thread_is_answered_by_its_assistant(url: str, sdk: SyncLangGraphClient) -> None:
+def test_answer_to_interrupt_runs_with_assistant_of_thread(
+    url: str, sdk: SyncLangGraphClient
+) -> None:
     """By the protocol of events and on the pages; if it is no more, by the graph's own."""
     runs: Any = sdk.runs
 
@@ -467,7 +481,9 @@ def test_a_thread_is_answered_by_its_assistant(url: str, sdk: SyncLangGraphClien
         assert newest["assistant_id"] == answers
 
 
-def test_an_assistant_of_a_graph_that_is_served_no_more(settings: Settings, gate: Gate) -> None:
+def test_assistant_of_unserved_graph_is_read_and_moved_but_not_run(
+    settings: Settings, gate: Gate
+) -> None:
     with (
         run_server(create_app(settings, graphs=served(gate))) as url,
         get_sync_client(url=url) as sdk,
@@ -499,7 +515,7 @@ def keys(settings: Settings, tmp_path: Path, gate: Gate) -> Iterator[str]:
         yield url
 
 
-def test_others_neither_see_nor_change_nor_run_an_assistant(keys: str) -> None:
+def test_other_users_cannot_see_change_or_run_assistant(keys: str) -> None:
     with (
         get_sync_client(url=keys, api_key=ANN) as ann,
         get_sync_client(url=keys, api_key=BOB) as bob,
@@ -573,7 +589,9 @@ async def delete(ctx, value):
 """
 
 
-def test_filters_of_handlers(settings: Settings, tmp_path: Path, gate: Gate) -> None:
+def test_auth_handler_filters_limit_assistants(
+    settings: Settings, tmp_path: Path, gate: Gate
+) -> None:
     access = AuthFileAccess(written(tmp_path, HANDLERS))
     with (
         run_server(create_app(settings, graphs=served(gate), access=access)) as url,
@@ -595,7 +613,7 @@ def test_filters_of_handlers(settings: Settings, tmp_path: Path, gate: Gate) -> 
             a.assistants.delete(at)
 
 
-def test_without_a_handler_of_assistants_only_graphs_are_run(
+def test_auth_file_without_assistants_handler_allows_only_default_assistants(
     settings: Settings, tmp_path: Path, gate: Gate
 ) -> None:
     text = HANDLERS.partition("@auth.on.assistants\n")[0]

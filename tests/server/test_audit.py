@@ -90,7 +90,9 @@ def records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_record_says_who_did_what_to_what(settings: Settings, tmp_path: Path) -> None:
+def test_audit_record_names_user_action_outcome_and_object(
+    settings: Settings, tmp_path: Path
+) -> None:
     with (
         run_server(made(settings, tmp_path / "audit")) as url,
         httpx.Client(base_url=url, headers={"x-request-id": "r-1"}) as client,
@@ -125,7 +127,7 @@ def test_a_record_says_who_did_what_to_what(settings: Settings, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("access", [LocalAccess("ann"), Stranger(), Unknown()], ids=type)
-def test_every_changing_route_leaves_a_record(
+def test_every_changing_route_writes_audit_record(
     settings: Settings, tmp_path: Path, access: Access
 ) -> None:
     file = tmp_path / "audit"
@@ -153,7 +155,7 @@ def test_every_changing_route_leaves_a_record(
                 assert found[-1]["outcome"] in ("denied", "failed")
 
 
-def test_what_is_done_by_rest_is_recorded(settings: Settings, tmp_path: Path) -> None:
+def test_changes_by_rest_are_recorded_without_content(settings: Settings, tmp_path: Path) -> None:
     app = create_app(settings, audit=Audit(tmp_path / "audit"))
     with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         client.post("/threads", json={"thread_id": "t", "metadata": {"title": CANARY}})
@@ -179,7 +181,7 @@ def test_what_is_done_by_rest_is_recorded(settings: Settings, tmp_path: Path) ->
     ]
 
 
-def test_what_cannot_be_recorded_is_answered_with_an_error(
+def test_request_fails_with_500_if_audit_record_cannot_be_written(
     settings: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -211,7 +213,7 @@ def test_what_cannot_be_recorded_is_answered_with_an_error(
     ]
 
 
-def test_a_slash_in_an_id_hides_nothing(
+def test_ids_with_slash_are_recorded_in_audit_and_request_logs(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither from the audit log nor from the line of the request."""
@@ -233,7 +235,9 @@ def test_a_slash_in_an_id_hides_nothing(
     ]
 
 
-def test_a_stranger_sends_no_body_to_an_id_with_a_slash(settings: Settings, tmp_path: Path) -> None:
+def test_stranger_is_refused_before_body_is_read_for_id_with_slash(
+    settings: Settings, tmp_path: Path
+) -> None:
     """They are refused before the body is read, which is no JSON here."""
     app = made(settings, tmp_path / "audit", Unknown())
     with run_server(app) as url:
@@ -241,7 +245,7 @@ def test_a_stranger_sends_no_body_to_an_id_with_a_slash(settings: Settings, tmp_
         assert httpx.patch(f"{url}/threads/a%2Fb", **sent).status_code == 401  # type: ignore[arg-type]
 
 
-def test_nothing_is_changed_on_a_disk_without_room_for_records(
+def test_change_is_refused_with_507_if_disk_is_almost_full(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_checkpointer(settings.db) as saver:
@@ -258,7 +262,9 @@ def test_nothing_is_changed_on_a_disk_without_room_for_records(
     assert [each["status"] for each in records(tmp_path / "audit")] == [507, 204]
 
 
-def test_a_part_of_a_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partly_written_audit_record_raises_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `write` does on a disk that is almost full."""
     audit = Audit(tmp_path / "audit")
     monkeypatch.setattr("os.write", lambda file, line: len(line) - 1)
@@ -267,7 +273,7 @@ def test_a_part_of_a_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     audit.close()
 
 
-def test_lines_are_added_and_only_its_owner_reads_them(tmp_path: Path) -> None:
+def test_audit_file_is_appended_to_and_readable_by_owner_only(tmp_path: Path) -> None:
     file = tmp_path / "audit"
     for _ in range(2):
         audit = Audit(file)

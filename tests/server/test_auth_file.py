@@ -103,7 +103,7 @@ def asked(url: str, action: str, value: Any = None, token: str = "ann-token") ->
     return httpx.post(f"{url}/probe/{action}", json=value or {}, headers=headers)
 
 
-def test_who_asks(url: str) -> None:
+def test_authenticate_handler_identifies_user_or_answers_401(url: str) -> None:
     assert asked(url, "threads:read").json()["user"] == "ann"
     for token in ("wrong", "out-token"):
         assert asked(url, "threads:read", token=token).status_code == 401
@@ -124,7 +124,9 @@ def test_who_asks(url: str) -> None:
         ("store:search", {"namespace": ["n"]}, {"namespace": ["n"]}),
     ],
 )
-def test_the_most_specific_handler_is_asked(url: str, action: str, value: Any, left: Any) -> None:
+def test_most_specific_handler_authorizes_and_changes_value(
+    url: str, action: str, value: Any, left: Any
+) -> None:
     reply = asked(url, action, value)
 
     assert reply.status_code == 200, reply.text
@@ -142,7 +144,7 @@ def test_the_most_specific_handler_is_asked(url: str, action: str, value: Any, l
         ("admin", {}, "ann-token", 403, "whole database"),
     ],
 )
-def test_what_is_denied(
+def test_denied_actions_answer_with_status_and_detail_of_handler(
     url: str, action: str, value: Any, token: str, status: int, says: str
 ) -> None:
     reply = asked(url, action, value, token)
@@ -150,7 +152,7 @@ def test_what_is_denied(
     assert (reply.status_code, says in reply.json()["detail"]) == (status, True)
 
 
-def test_an_admin_is_whoever_has_the_permission(url: str) -> None:
+def test_admin_permission_allows_admin_action_only(url: str) -> None:
     assert asked(url, "admin", token="root-token").status_code == 200
     assert asked(url, "assistants:read", token="root-token").status_code == 403
 
@@ -172,7 +174,7 @@ def handlers(tmp_path: Path, text: str) -> AuthFileAccess:
     return AuthFileAccess(written(tmp_path, f"{begins}async def user():\n    return 'ann'\n{text}"))
 
 
-def test_what_no_handler_allows_is_denied(tmp_path: Path) -> None:
+def test_action_without_matching_handler_is_denied(tmp_path: Path) -> None:
     """Langgraph's server allows it."""
     access = handlers(tmp_path, "@auth.on.threads.read\nasync def read(ctx, value): ...\n")
 
@@ -182,7 +184,7 @@ def test_what_no_handler_allows_is_denied(tmp_path: Path) -> None:
             permitted(access, action)
 
 
-def test_the_order_of_handlers(tmp_path: Path) -> None:
+def test_handlers_are_chosen_from_most_to_least_specific(tmp_path: Path) -> None:
     def handler(decorator: str, name: str) -> str:
         return f"@{decorator}\nasync def {name}(ctx, value): value['by'] = {name!r}\n"
 
@@ -224,7 +226,7 @@ def test_the_order_of_handlers(tmp_path: Path) -> None:
         (0, True),
     ],
 )
-def test_filters(
+def test_handler_results_are_accepted_as_filters_or_denied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, result: Any, denied: bool
 ) -> None:
     access = handlers(tmp_path, f"@auth.on\nasync def all(ctx, value): return {result!r}\n")
@@ -236,7 +238,7 @@ def test_filters(
         assert permitted(access, "threads:search") == result
 
 
-def test_a_filter_is_for_what_has_metadata(tmp_path: Path) -> None:
+def test_filter_for_store_action_is_denied(tmp_path: Path) -> None:
     access = handlers(tmp_path, "@auth.on\nasync def all(ctx, value): return {'owner': 'ann'}\n")
     with pytest.raises(Forbidden, match="returned an invalid filter"):
         permitted(access, "store:search")
@@ -261,7 +263,9 @@ class User:
         ("Auth.types.StudioUser('ann', True)", Identity("ann", None, frozenset({"authenticated"}))),
     ],
 )
-def test_users(tmp_path: Path, settings: Settings, given: str, identity: Identity) -> None:
+def test_authenticate_handler_may_return_string_dict_or_object(
+    tmp_path: Path, settings: Settings, given: str, identity: Identity
+) -> None:
     """A string, a dict, or any object; the handler may block."""
     text = f"from langgraph_sdk import Auth\nauth = Auth()\n{USERS}\n@auth.authenticate\n"
     access = AuthFileAccess(written(tmp_path, f"{text}def user():\n    return {given}\n"))
@@ -270,7 +274,7 @@ def test_users(tmp_path: Path, settings: Settings, given: str, identity: Identit
 
 
 @pytest.mark.parametrize("given", ["None", "''", "{}", "{'identity': 7}", "42"])
-def test_what_is_no_user(tmp_path: Path, given: str) -> None:
+def test_authenticate_result_without_identity_answers_401(tmp_path: Path, given: str) -> None:
     text = "from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\n"
     access = AuthFileAccess(written(tmp_path, f"{text}async def user():\n    return {given}\n"))
     with pytest.raises(Refused, match="a user without a valid identity") as raised:
@@ -286,7 +290,9 @@ def connection() -> Any:
     return Request(scope)
 
 
-def test_all_documented_parameters(tmp_path: Path, settings: Settings) -> None:
+def test_authenticate_handler_receives_all_documented_parameters(
+    tmp_path: Path, settings: Settings
+) -> None:
     text = (
         "from langgraph_sdk import Auth\nauth = Auth()\nSEEN = {}\n@auth.authenticate\n"
         "async def user(request, body, path, method, path_params, query_params, headers, "
@@ -317,7 +323,7 @@ def _raises(says: str) -> Iterator[None]:
         yield
 
 
-def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_auth_files_raise_configuration_errors(tmp_path: Path) -> None:
     auth = "from langgraph_sdk import Auth\nauth = Auth()\n"
     user = f"{auth}@auth.authenticate\ndef user({{}}): ...\n"
     cases: list[tuple[str, Callable[[], str]]] = [
@@ -339,7 +345,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
             AuthFileAccess(path())
 
 
-def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
+def test_auth_file_imports_module_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "beside_the_auth_file.py").write_text("NAME = 'ann'\n")
     text = "from beside_the_auth_file import NAME\nfrom langgraph_sdk import Auth\nauth = Auth()\n"
     path = written(tmp_path, f"{text}@auth.authenticate\ndef user(): return NAME\n")
@@ -347,7 +353,7 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
     assert asyncio.run(AuthFileAccess(path).identify(connection())).user == "ann"
 
 
-def test_the_authentication_of_a_langgraph_json(tmp_path: Path) -> None:
+def test_langgraph_json_names_auth_file(tmp_path: Path) -> None:
     file = tmp_path / "langgraph.json"
     file.write_text(json.dumps({"graphs": {}, "auth": {"path": "./auth.py:auth"}}))
     written(tmp_path, GUIDE)
@@ -365,7 +371,7 @@ def test_the_authentication_of_a_langgraph_json(tmp_path: Path) -> None:
         LanggraphFile.read(tmp_path / "none.json")
 
 
-def test_an_auth_that_keeps_its_handlers_elsewhere(
+def test_auth_class_of_unsupported_sdk_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in private attributes; which, and in what form, this pins."""
@@ -396,7 +402,7 @@ async def store(ctx, value): return True
 """Threads are their owners', the store is a team's."""
 
 
-def test_a_search_of_everything_has_nothing_of_perdures_own(
+def test_store_search_and_listing_omit_internal_namespaces(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.server.call._PAGE_SIZE", 2)

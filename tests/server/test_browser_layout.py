@@ -74,7 +74,7 @@ def unfold(tab: Page) -> None:
     tab.evaluate("document.querySelectorAll('details').forEach((details) => (details.open = true))")
 
 
-def test_nothing_is_wider_than_the_screen(
+def test_no_page_is_wider_than_screen_with_long_texts(
     tab: Page, saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
     """Ids, names and words that are long wrap, on a phone as on a desk."""
@@ -91,7 +91,7 @@ def test_nothing_is_wider_than_the_screen(
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_what_is_written_from_right_to_left_moves_nothing_beside_it(
+def test_right_to_left_text_does_not_move_texts_beside_it(
     tab: Page, saver: SQLiteCheckpointer, store: SQLiteStore, width: int
 ) -> None:
     """Stored text is isolated: the boxes of texts are in the order of the page."""
@@ -110,7 +110,7 @@ def test_what_is_written_from_right_to_left_moves_nothing_beside_it(
     assert {path: texts for path, texts in wrong.items() if texts} == {}
 
 
-def test_a_page_describes_the_paths(tab: Page, client: httpx.Client) -> None:
+def test_docs_page_lists_paths_of_openapi_document(tab: Page, client: httpx.Client) -> None:
     """All that `/openapi.json` has, without a script of another site."""
     described = client.get("/openapi.json").json()["paths"]
     tab.goto("/docs")

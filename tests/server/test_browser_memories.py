@@ -78,7 +78,7 @@ def place(*ns: str, **more: str) -> str:
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_search_says_why(tab: Page, client: httpx.Client) -> None:
+def test_memory_search_page_explains_scores_of_results(tab: Page, client: httpx.Client) -> None:
     """What an agent would be given comes best first, each score with its parts in words."""
     tab.goto("/ui/memories")
     tab.get_by_label("Ask as the agent would").fill("what does ann drink")
@@ -94,7 +94,7 @@ def test_a_search_says_why(tab: Page, client: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_search_says_why_not(tab: Page) -> None:
+def test_memory_search_page_explains_why_memory_is_not_recalled(tab: Page) -> None:
     """The rank of a memory that is not among the answers is told, with the reason."""
     tab.goto("/ui/memories?q=what+does+ann+drink&limit=1")
     tab.get_by_label("Why is a memory not recalled?").fill("move")
@@ -109,7 +109,9 @@ def test_a_search_says_why_not(tab: Page) -> None:
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_search_draws_the_floor(tab: Page, client: httpx.Client) -> None:
+def test_memory_search_page_separates_results_below_minimum_score(
+    tab: Page, client: httpx.Client
+) -> None:
     """What an agent is not given stands below a line, with its score; at 0 there is none."""
     tab.goto("/ui/memories?q=coffee+from+volcanoes&min_score=0.01")
     tab.get_by_label("Minimum score").fill("1")
@@ -127,7 +129,9 @@ def test_a_search_draws_the_floor(tab: Page, client: httpx.Client) -> None:
     assert client.get("/ui/memories?q=coffee&min_score=high").status_code == 422
 
 
-def test_memories_are_listed(client: httpx.Client, store: SQLiteStore, ann: Collection) -> None:
+def test_memories_are_listed_newest_first_by_kind_and_time(
+    client: httpx.Client, store: SQLiteStore, ann: Collection
+) -> None:
     """Without a query they are listed by pages, newest first; of a kind; of a moment."""
     before = datetime.now(UTC).isoformat()
     for number in range(120):
@@ -148,7 +152,7 @@ def test_memories_are_listed(client: httpx.Client, store: SQLiteStore, ann: Coll
     assert client.get("/ui/memories?as_of=soon").status_code == 422
 
 
-def test_an_admin_chooses_whose_memories_are_shown(
+def test_admin_chooses_user_whose_memories_are_shown(
     tab: Page, client: httpx.Client, store: SQLiteStore
 ) -> None:
     """The choice is kept by searches; of many users one is typed."""
@@ -181,7 +185,7 @@ def test_an_admin_chooses_whose_memories_are_shown(
 
 
 @pytest.mark.usefixtures("ann")
-def test_versions_are_compared(tab: Page, client: httpx.Client) -> None:
+def test_memory_page_shows_differences_between_versions(tab: Page, client: httpx.Client) -> None:
     """Each version shows what it changed, and links to the message that it rests on."""
     tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink')}")
 
@@ -197,7 +201,7 @@ def test_versions_are_compared(tab: Page, client: httpx.Client) -> None:
     assert client.get(f"/ui/memory?{place('memories', 'ann', key='none')}").status_code == 404
 
 
-def test_a_memory_is_corrected_and_superseded(tab: Page, ann: Collection) -> None:
+def test_memory_page_corrects_and_supersedes_memory(tab: Page, ann: Collection) -> None:
     """Both pass the gate; what was saved meanwhile is not overwritten."""
     path = f"/ui/memory?{place('memories', 'ann', key='move')}"
     tab.goto(path)
@@ -220,7 +224,7 @@ def test_a_memory_is_corrected_and_superseded(tab: Page, ann: Collection) -> Non
     assert "Ann moved to Paris" in reply.text()
 
 
-def test_what_the_gate_refuses_is_told(client: httpx.Client, ann: Collection) -> None:
+def test_memory_page_shows_refused_text_with_reason(client: httpx.Client, ann: Collection) -> None:
     """The text that was typed is shown again with the reason."""
     text = "the password is hunter2hunter2 and the key sk-live-51Habcdefghijklmnop0123456789"
     reply = client.post(
@@ -235,7 +239,7 @@ def test_what_the_gate_refuses_is_told(client: httpx.Client, ann: Collection) ->
     assert memory.text == "Ann moved to Porto"
 
 
-def test_a_memory_is_forgotten_with_a_receipt(tab: Page, ann: Collection) -> None:
+def test_forget_page_erases_memory_and_shows_receipt(tab: Page, ann: Collection) -> None:
     """What goes is shown first; the receipt counts it, with hashes."""
     tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink')}")
     tab.get_by_role("link", name="Forget…").click()
@@ -249,7 +253,9 @@ def test_a_memory_is_forgotten_with_a_receipt(tab: Page, ann: Collection) -> Non
     assert ann.history("drink", config=ANN) == []
 
 
-def test_everything_is_forgotten_once_it_is_typed(tab: Page, ann: Collection) -> None:
+def test_forget_all_page_erases_memories_after_typed_confirmation(
+    tab: Page, ann: Collection
+) -> None:
     """A phrase has to be typed; of a user the profile goes too, of others nothing."""
     store: Any = ann.store
     store.put(("profiles", "ann"), "profile", {"name": "Ann"})
@@ -265,7 +271,7 @@ def test_everything_is_forgotten_once_it_is_typed(tab: Page, ann: Collection) ->
     assert store.list_namespaces() == [("memories", "bob")]
 
 
-def test_quarantine_is_reviewed(tab: Page, ann: Collection) -> None:
+def test_quarantine_page_releases_and_discards_entries(tab: Page, ann: Collection) -> None:
     """An entry is shown redacted, then as it was said; one is released, one discarded."""
     for number, secret in enumerate(("hunter2hunter2", "correcthorsebattery")):
         ann.insert(f"My password is {secret}", key=f"s{number}", config=ANN)
@@ -289,7 +295,9 @@ def test_quarantine_is_reviewed(tab: Page, ann: Collection) -> None:
 # -- the store
 
 
-def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
+def test_store_page_edits_item_and_refuses_to_overwrite_newer_version(
+    tab: Page, store: SQLiteStore
+) -> None:
     """JSON is edited; a version that was saved meanwhile is shown, and not overwritten."""
     store.put(("notes",), "plan", {"steps": [1, 2], "title": "Plan"}, ttl=60)
     tab.goto(f"/ui/memory?{place('notes', key='plan')}")
@@ -320,7 +328,7 @@ def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
     assert last.value == {"title": "Another"}
 
 
-def test_items_are_added_found_and_deleted(tab: Page, store: SQLiteStore) -> None:
+def test_store_pages_add_filter_and_delete_items(tab: Page, store: SQLiteStore) -> None:
     """A namespace lists its items by a filter; an item is added there, deleted, forgotten."""
     store.put(("notes", "team"), "old", {"n": 1})
     tab.goto(f"/ui/store/items?{place('notes')}")
@@ -338,7 +346,9 @@ def test_items_are_added_found_and_deleted(tab: Page, store: SQLiteStore) -> Non
     assert "$many" in tab.request.get(f"/ui/store/items?{unknown}").text()
 
 
-def test_a_deleted_item_is_told(client: httpx.Client, store: SQLiteStore) -> None:
+def test_store_page_marks_deleted_item_and_keeps_versions(
+    client: httpx.Client, store: SQLiteStore
+) -> None:
     """Its versions stay until it is forgotten; perdure's own notes are only shown."""
     where = ("notes",)
     store.put(where, "k", {"n": 1})
@@ -354,7 +364,9 @@ def test_a_deleted_item_is_told(client: httpx.Client, store: SQLiteStore) -> Non
 
 
 @pytest.mark.usefixtures("ann")
-def test_namespaces_are_a_tree(tab: Page, client: httpx.Client, store: SQLiteStore) -> None:
+def test_store_page_shows_namespaces_as_tree_with_counts(
+    tab: Page, client: httpx.Client, store: SQLiteStore
+) -> None:
     """With counts and sizes; what is below comes when it is opened."""
     for labels in (("notes", "team", "a"), ("notes", "team", "b"), ("notes",), ("*", "x")):
         store.put(labels, "k", {"n": 1})
@@ -378,7 +390,9 @@ def test_namespaces_are_a_tree(tab: Page, client: httpx.Client, store: SQLiteSto
 # -- storage and jobs
 
 
-def test_retention_is_applied_once_it_is_typed(tab: Page, ann: Collection) -> None:
+def test_retention_page_removes_versions_after_typed_confirmation(
+    tab: Page, ann: Collection
+) -> None:
     """The page lists sizes, and what the rules would remove; then it is removed."""
     tab.goto("/ui/storage")
     expect(tab.locator("main")).to_contain_text("memories/ann")
@@ -395,7 +409,7 @@ def test_retention_is_applied_once_it_is_typed(tab: Page, ann: Collection) -> No
     assert len(ann.history("drink", config=ANN)) == 1
 
 
-def test_jobs_are_listed_and_tried_again(
+def test_jobs_page_lists_failed_extraction_and_queues_it_again(
     tab: Page, store: SQLiteStore, saver: SQLiteCheckpointer
 ) -> None:
     """A thread that was given up is listed with the reason, and queued for a worker."""
@@ -433,7 +447,7 @@ class Stranger(LocalAccess):
 
 
 @pytest.mark.usefixtures("ann")
-def test_others_memories_are_not_shown(settings: Settings) -> None:
+def test_memory_pages_refuse_memories_of_other_users(settings: Settings) -> None:
     """Whose memories they are comes from the identity; what concerns all is the admin's."""
     other = place("memories", "ann", key="drink")
     with (
@@ -468,7 +482,9 @@ class Prefixing(Stranger):
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_handler_may_add_a_label(settings: Settings, store: SQLiteStore) -> None:
+def test_store_pages_follow_namespaces_rewritten_by_access(
+    settings: Settings, store: SQLiteStore
+) -> None:
     """Links of pages lead to what it permits, and to nothing else."""
     store.put(("eve", "notes"), "k", {"n": 1})
     with (
@@ -524,7 +540,9 @@ def hostile(store: SQLiteStore, saver: SQLiteCheckpointer) -> list[str]:
     return paths
 
 
-def test_stored_text_does_nothing(tab: Page, client: httpx.Client, hostile: list[str]) -> None:
+def test_memory_pages_show_hostile_text_without_running_it(
+    tab: Page, client: httpx.Client, hostile: list[str]
+) -> None:
     """No page runs it, or has it as markup; a phone is wide enough for what is long in it."""
     kinds: dict[str, str] = {}
     for path in hostile:
@@ -547,7 +565,7 @@ def test_stored_text_does_nothing(tab: Page, client: httpx.Client, hostile: list
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_keyboard_is_enough(tab: Page) -> None:
+def test_memory_pages_can_be_used_by_keyboard(tab: Page) -> None:
     """From the search to a memory and its edit, by Tab and Enter."""
     tab.goto("/ui/memories")
     tab.keyboard.type("coffee")
@@ -581,12 +599,14 @@ def test_a_keyboard_is_enough(tab: Page) -> None:
         ),
     ],
 )
-def test_changes(before: dict[str, Any], after: dict[str, Any], parts: list[Any]) -> None:
+def test_version_diff_compares_values_path_by_path(
+    before: dict[str, Any], after: dict[str, Any], parts: list[Any]
+) -> None:
     """Values are compared path by path, long texts not word by word."""
     assert [(change.path, change.parts) for change in find_value_changes(before, after)] == parts
 
 
-def test_a_page_of_versions_compares_no_more_than_it_can(
+def test_versions_page_limits_number_of_text_comparisons(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page may ask for 2,000 pairs of texts."""

@@ -65,7 +65,7 @@ def sites() -> Iterator[list[str]]:
         each.server_close()
 
 
-def test_scripts_of_a_named_site_call_the_server(
+def test_scripts_of_allowed_origin_can_call_server(
     browser: Browser, sites: list[str], tmp_path: Path
 ) -> None:
     """Threads, streams, websockets, and headers that the SDK reads; another site does nothing."""

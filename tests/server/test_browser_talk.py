@@ -89,7 +89,7 @@ def results(sdk: SyncLangGraphClient) -> list[str]:
 
 
 @pytest.mark.parametrize(("button", "answer"), [("text", "[1, 2]"), ("JSON", [1, 2])])
-def test_any_question_is_answered_by_text_or_json(
+def test_interrupt_is_answered_by_text_or_json(
     plain: Page, sdk: SyncLangGraphClient, button: str, answer: Any
 ) -> None:
     sdk.runs.wait("t", "ask", input=build_input("go"))
@@ -103,7 +103,7 @@ def test_any_question_is_answered_by_text_or_json(
     assert values(sdk)["heard"] == [answer]
 
 
-def test_several_questions_are_answered_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
+def test_several_interrupts_are_answered_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
     sdk.runs.wait("t", "twice", input=build_input("go"))
     plain.goto(PAGE)
     for name, left in (("Bob", 1), ("Ann", 0)):
@@ -123,7 +123,7 @@ def test_several_questions_are_answered_one_by_one(plain: Page, sdk: SyncLangGra
         ("Respond", "not to Bob"),
     ],
 )
-def test_a_call_is_reviewed(
+def test_tool_call_is_approved_rejected_or_answered(
     plain: Page, sdk: SyncLangGraphClient, button: str, result: str
 ) -> None:
     """The arguments are shown as they are: what a character hides is told by its number."""
@@ -140,7 +140,7 @@ def test_a_call_is_reviewed(
     assert results(sdk) == [result]
 
 
-def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
+def test_arguments_of_tool_call_are_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
     """An edit that would be dropped by another decision is refused."""
     sdk.runs.wait("t", "one", input=build_input("write to Bob"))
     plain.goto(PAGE)
@@ -162,7 +162,9 @@ def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
     assert "sent hi to cy" in result
 
 
-def test_several_calls_of_a_message_are_reviewed(plain: Page, sdk: SyncLangGraphClient) -> None:
+def test_several_tool_calls_of_message_are_reviewed_together(
+    plain: Page, sdk: SyncLangGraphClient
+) -> None:
     """Each has the decisions that are allowed for its tool, and all are sent at once."""
     sdk.runs.wait("t", "two", input=build_input("write to Bob, drop the file"))
     plain.goto(PAGE)
@@ -181,7 +183,9 @@ def test_several_calls_of_a_message_are_reviewed(plain: Page, sdk: SyncLangGraph
     ]
 
 
-def test_calls_that_are_asked_about_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
+def test_tool_calls_with_separate_interrupts_are_reviewed_one_by_one(
+    plain: Page, sdk: SyncLangGraphClient
+) -> None:
     sdk.runs.wait("t", "each", input=build_input("write to Bob, drop the file"))
     plain.goto(PAGE)
     file = plain.get_by_role("group", name="drop", exact=True)
@@ -195,7 +199,7 @@ def test_calls_that_are_asked_about_one_by_one(plain: Page, sdk: SyncLangGraphCl
     assert results(sdk) == ["sent hi \u202eann to bob", "dropped old.txt"]
 
 
-def test_answers_that_are_refused(url: str, sdk: SyncLangGraphClient) -> None:
+def test_invalid_or_outdated_answers_are_refused(url: str, sdk: SyncLangGraphClient) -> None:
     """One that is not allowed, one of a question that no longer waits, one of another site."""
     sdk.runs.wait("t", "each", input=build_input("write to Bob, drop the file"))
     task = next(
@@ -219,7 +223,7 @@ def test_answers_that_are_refused(url: str, sdk: SyncLangGraphClient) -> None:
 # -- something is said
 
 
-def test_an_answer_is_shown_while_it_is_said(
+def test_talk_page_shows_answer_while_it_is_streamed(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,
     gate: Gate,
@@ -251,7 +255,7 @@ def test_an_answer_is_shown_while_it_is_said(
     assert values(sdk)["messages"][0]["content"] == "go on"
 
 
-def test_a_run_that_others_began_is_shown_and_stopped(
+def test_talk_page_shows_and_stops_run_of_another_client(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,
     gate: Gate,
@@ -272,7 +276,7 @@ def test_a_run_that_others_began_is_shown_and_stopped(
     assert values(sdk)["heard"] == ["hello"]
 
 
-def test_an_answer_is_stopped_in_the_middle(
+def test_stopped_answer_is_not_stored(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,
 ) -> None:
@@ -295,7 +299,7 @@ def test_an_answer_is_stopped_in_the_middle(
     assert [each["content"] for each in values(sdk)["messages"]] == ["go on"]
 
 
-def test_a_question_that_comes_up_is_told_and_answered_on_the_same_page(
+def test_interrupt_during_run_is_shown_and_answered_on_talk_page(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,
 ) -> None:
@@ -316,7 +320,7 @@ def test_a_question_that_comes_up_is_told_and_answered_on_the_same_page(
     assert results(sdk) == ["sent hi \u202eann to bob"]
 
 
-def test_without_scripts_a_message_is_sent_and_answered(
+def test_message_is_sent_and_answered_without_scripts(
     plain: Page, sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
     """Who answers is chosen, and it is asked no more."""
@@ -331,7 +335,9 @@ def test_without_scripts_a_message_is_sent_and_answered(
     assert values(sdk)["heard"] == ["hello\nthere"]
 
 
-def test_a_conversation_is_begun(plain: Page, sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_new_conversation_is_started_from_page(
+    plain: Page, sdk: SyncLangGraphClient, gate: Gate
+) -> None:
     gate.open.set()
     plain.goto("/ui/threads")
     plain.get_by_role("button", name="New conversation").click()
@@ -345,7 +351,9 @@ def test_a_conversation_is_begun(plain: Page, sdk: SyncLangGraphClient, gate: Ga
     ]
 
 
-def test_who_may_not_begin_a_conversation(settings: Settings, tmp_path: Path) -> None:
+def test_page_hides_form_from_users_who_may_not_start_conversation(
+    settings: Settings, tmp_path: Path
+) -> None:
     """It takes both: to create a thread, and to run a graph on it."""
     access = AuthFileAccess(written(tmp_path, BEGINNERS, "beginners.py"))
     seen = []
@@ -390,7 +398,7 @@ async def runs(ctx, value): return {"owner": "ann"}
 """
 
 
-def test_a_run_that_failed_says_why_and_is_tried_again(
+def test_talk_page_shows_error_of_failed_run_and_retries_it(
     plain: Page, sdk: SyncLangGraphClient
 ) -> None:
     sdk.threads.update("t", metadata={"graph_id": "failing"})
@@ -405,7 +413,7 @@ def test_a_run_that_failed_says_why_and_is_tried_again(
     expect(failed).to_have_count(0)
 
 
-def test_what_failed_before_it_was_stored_is_sent_again(
+def test_message_of_run_that_failed_to_start_is_sent_again(
     plain: Page, sdk: SyncLangGraphClient
 ) -> None:
     """Also when others were tried meanwhile; what was stored is not."""
@@ -424,7 +432,7 @@ def test_what_failed_before_it_was_stored_is_sent_again(
     assert [run["status"] for run in sdk.runs.list("t")] == ["success", "error"] * 2
 
 
-def test_what_is_refused_is_told_beside_the_box(browser: Browser, url: str) -> None:
+def test_talk_page_shows_refusal_and_keeps_typed_text(browser: Browser, url: str) -> None:
     """The text stays."""
     with get_sync_client(url=url) as sdk, browser.new_context(base_url=url) as context:
         page = context.new_page()
@@ -441,7 +449,7 @@ def test_what_is_refused_is_told_beside_the_box(browser: Browser, url: str) -> N
 # -- runs
 
 
-def test_runs_are_listed_stopped_and_tried_again(
+def test_runs_page_lists_stops_and_retries_runs(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,
     gate: Gate,
@@ -471,7 +479,7 @@ def test_runs_are_listed_stopped_and_tried_again(
     expect(tab.get_by_role("button", name="Try again")).to_have_count(0)
 
 
-def test_runs_are_those_of_threads_that_may_be_reached(settings: Settings, tmp_path: Path) -> None:
+def test_runs_page_lists_only_runs_of_reachable_threads(settings: Settings, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
     keys.chmod(0o600)
@@ -499,7 +507,7 @@ def test_runs_are_those_of_threads_that_may_be_reached(settings: Settings, tmp_p
 
 
 @pytest.mark.parametrize("key", [None, "ab" * 32], ids=["plain", "sealed"])
-def test_runs_of_others_push_nobodys_off_the_list(
+def test_runs_page_lists_own_runs_beyond_many_runs_of_others(
     settings: Settings, tmp_path: Path, key: str | None
 ) -> None:
     """Of a thousand that began since none may be seen."""
@@ -548,7 +556,7 @@ FROM runs r JOIN threads t ON t.thread_key = r.thread_key, many WHERE t.thread_i
 """
 
 
-def test_runs_with_long_names_and_errors_fit_the_screen(
+def test_runs_page_with_long_names_and_errors_fits_screen(
     browser: Browser, settings: Settings
 ) -> None:
     """What a run says is text only."""
@@ -593,7 +601,7 @@ async def runs(ctx, value): return {"owner": ctx.user.identity}
 """
 
 
-def test_who_may_only_read_a_thread_has_no_forms(
+def test_talk_page_has_no_forms_for_read_only_users(
     settings: Settings, tmp_path: Path, gate: Gate
 ) -> None:
     """Nor has anybody where no graph is served."""

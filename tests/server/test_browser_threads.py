@@ -58,7 +58,7 @@ def talk(saver: SQLiteCheckpointer, thread: str, *said: str) -> str:
 # -- the list
 
 
-def test_the_list_is_searched(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
+def test_thread_list_is_searched_by_text(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
     talk(saver, "bread", "Why is my bread moist?")
     tab.goto("/ui/threads")
     rows = tab.locator("tbody tr")
@@ -70,7 +70,9 @@ def test_the_list_is_searched(tab: Page, saver: SQLiteCheckpointer, garden: str)
     expect(tab.locator("h1")).to_have_text("What grows on a balcony?")
 
 
-def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckpointer) -> None:
+def test_thread_list_supports_filters_and_paging(
+    client: httpx.Client, saver: SQLiteCheckpointer
+) -> None:
     for number in range(52):
         topic = {"topic": "a" if number % 2 else "b"}
         put(saver, {"messages": []}, thread=f"t{number}", metadata=topic)
@@ -90,7 +92,9 @@ def test_filters_and_pages_of_the_list(client: httpx.Client, saver: SQLiteCheckp
         assert "The request failed" in answer.text
 
 
-def test_threads_are_listed_by_title(tab: Page, saver: SQLiteCheckpointer) -> None:
+def test_thread_list_shows_titles_with_ids_beside_them(
+    tab: Page, saver: SQLiteCheckpointer
+) -> None:
     """As on the page of threads: its title, or what was asked first; the id stands beside it."""
     first, second = ID, "0b7d3c1a-8d0f-4b6e-9a55-2f1c6a7e9d10"
     ann = {"user_id": "ann"}
@@ -109,7 +113,7 @@ def test_threads_are_listed_by_title(tab: Page, saver: SQLiteCheckpointer) -> No
 # -- a thread
 
 
-def test_three_columns(tab: Page, garden: str) -> None:
+def test_thread_page_shows_messages_views_and_steps_in_columns(tab: Page, garden: str) -> None:
     tab.goto(build_link("/ui/thread", id=garden))
     turns = tab.locator("section.turn")
     expect(turns).to_have_count(2)
@@ -129,7 +133,9 @@ def test_three_columns(tab: Page, garden: str) -> None:
     expect(tab.locator("h1")).to_have_text("Step 3")
 
 
-def test_earlier_turns_and_the_page_of_a_message(tab: Page, saver: SQLiteCheckpointer) -> None:
+def test_thread_page_loads_earlier_turns_and_jumps_to_message(
+    tab: Page, saver: SQLiteCheckpointer
+) -> None:
     talk(saver, "long", *(f"Question {number}?" for number in range(70)))
     tab.goto(build_link("/ui/thread", id="long"))
     turns = tab.locator("section.turn")
@@ -148,7 +154,7 @@ def test_earlier_turns_and_the_page_of_a_message(tab: Page, saver: SQLiteCheckpo
     expect(tab.locator("article:target")).to_contain_text("Question 10?")
 
 
-def test_views_that_are_not_read_are_told(
+def test_thread_page_gives_lengths_of_views_it_does_not_read(
     tab: Page, saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a page whose views are longer than it reads, turns above say how long theirs are."""
@@ -167,7 +173,9 @@ def test_views_that_are_not_read_are_told(
     expect(tab.locator(".bar rect")).to_have_count(1)
 
 
-def test_what_was_said_has_blocks_calls_and_marks(tab: Page, saver: SQLiteCheckpointer) -> None:
+def test_thread_page_shows_content_blocks_tool_calls_and_marks(
+    tab: Page, saver: SQLiteCheckpointer
+) -> None:
     call = {"name": "look_up", "args": {"word": "moss"}, "id": "c1"}
     answer: Any = [
         {"type": "reasoning", "reasoning": "It is about plants."},
@@ -201,7 +209,7 @@ def imported(settings: Settings) -> None:
     assert run_command(Path(settings.db), "import", str(EXPORT)).exit_code == 0
 
 
-def test_imported_conversations(imported: None, tab: Page) -> None:
+def test_thread_pages_show_imported_conversations(imported: None, tab: Page) -> None:
     tab.goto("/ui/threads")
     titles = tab.locator("tbody td:first-child a").all_inner_texts()
     assert len(titles) > 1
@@ -216,7 +224,9 @@ def test_imported_conversations(imported: None, tab: Page) -> None:
 # -- checkpoints
 
 
-def test_tree_look_and_compare(tab: Page, saver: SQLiteCheckpointer) -> None:
+def test_checkpoints_page_shows_tree_and_compares_checkpoints(
+    tab: Page, saver: SQLiteCheckpointer
+) -> None:
     root = put(saver, {"messages": ["a"], "n": 1}, thread="t")
     put(saver, {"messages": ["a", "b"], "n": 1}, root)
     put(saver, {"messages": ["a", "c"], "n": 2}, root, metadata={"source": "fork"})
@@ -235,7 +245,7 @@ def test_tree_look_and_compare(tab: Page, saver: SQLiteCheckpointer) -> None:
     expect(tab.locator("pre")).to_have_text(re.compile(r'\[\s*"a",\s*"c"\s*\]'))
 
 
-def test_ids_and_triggers_of_nodes_are_folded(tab: Page, saver: SQLiteCheckpointer) -> None:
+def test_checkpoint_pages_fold_ids_and_node_triggers(tab: Page, saver: SQLiteCheckpointer) -> None:
     """Ids that programs made are not read by people; what they stand beside is not folded."""
     ids = ["3aac069e-5ca2-4ef0-9869-86e0ead89d7a", f"lc_run--{ID}-0", "call_Xq2b7TnR0aLz81"]
     root = put(saver, {"messages": [HumanMessage("hi", id="h")]}, thread="t")
@@ -265,7 +275,9 @@ def test_ids_and_triggers_of_nodes_are_folded(tab: Page, saver: SQLiteCheckpoint
     expect(tab.get_by_text("branch:to:respond")).to_be_visible()
 
 
-def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
+def test_thread_is_rewound_forked_and_deleted_from_pages(
+    tab: Page, saver: SQLiteCheckpointer, garden: str
+) -> None:
     tab.goto(build_link("/ui/checkpoints", id=garden))
     tab.get_by_role("link", name="step 1", exact=True).click()
     tab.get_by_role("button", name="Continue from here").click()
@@ -281,7 +293,9 @@ def test_go_on_fork_and_delete(tab: Page, saver: SQLiteCheckpointer, garden: str
     assert [each.thread_id for each in saver.threads()] == [garden]
 
 
-def test_prune_with_a_preview(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
+def test_prune_page_previews_and_prunes_checkpoints(
+    tab: Page, saver: SQLiteCheckpointer, garden: str
+) -> None:
     tab.goto(build_link("/ui/prune", id=garden))
     tab.get_by_label("Newest checkpoints").fill("1")
     tab.get_by_role("button", name="Preview").click()
@@ -292,7 +306,7 @@ def test_prune_with_a_preview(tab: Page, saver: SQLiteCheckpointer, garden: str)
     assert len(saver.history(garden)) == 4
 
 
-def test_nothing_is_changed_while_a_run_holds_the_thread(
+def test_page_changes_are_refused_while_run_holds_thread(
     client: httpx.Client, saver: SQLiteCheckpointer, garden: str
 ) -> None:
     (first, *_) = saver.checkpoints(garden, checkpoint_ns="")[::-1]
@@ -307,7 +321,7 @@ def test_nothing_is_changed_while_a_run_holds_the_thread(
     assert len(saver.checkpoints(garden, checkpoint_ns="")) == 6
 
 
-def test_looking_at_a_checkpoint_makes_no_run_go_on_from_it(
+def test_opening_old_checkpoint_does_not_change_head(
     client: httpx.Client, saver: SQLiteCheckpointer
 ) -> None:
     first = put(saver, {"n": 1}, thread="t")
@@ -322,7 +336,7 @@ def test_looking_at_a_checkpoint_makes_no_run_go_on_from_it(
     assert saver.checkpoints("t")[0].is_head
 
 
-def test_what_is_not_there(client: httpx.Client, garden: str) -> None:
+def test_pages_and_their_json_answer_404_for_unknown_ids(client: httpx.Client, garden: str) -> None:
     for path in (
         "/ui/thread?id=no",
         "/ui/checkpoints?id=no",
@@ -341,7 +355,9 @@ def test_what_is_not_there(client: httpx.Client, garden: str) -> None:
         assert "detail" in twin.json()
 
 
-def test_twins(client: httpx.Client, saver: SQLiteCheckpointer, garden: str) -> None:
+def test_each_page_has_json_version_with_same_content(
+    client: httpx.Client, saver: SQLiteCheckpointer, garden: str
+) -> None:
     """Each page has the same as JSON."""
     thread = client.get(build_link("/ui/thread.json", id=garden)).json()
     (view,) = thread["turns"][-1]["views"]
@@ -370,7 +386,7 @@ def test_twins(client: httpx.Client, saver: SQLiteCheckpointer, garden: str) -> 
 # -- as it is used
 
 
-def test_by_keyboard_alone(tab: Page, garden: str) -> None:
+def test_thread_pages_can_be_used_by_keyboard(tab: Page, garden: str) -> None:
     """Tab reaches what a mouse does, one sees where it is, and Enter follows."""
     tab.goto(build_link("/ui/thread", id=garden))
     reached = set()
@@ -393,7 +409,7 @@ def test_by_keyboard_alone(tab: Page, garden: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_both_schemes(tab: Page, garden: str, scheme: Any) -> None:
+def test_text_has_contrast_in_light_and_dark_schemes(tab: Page, garden: str, scheme: Any) -> None:
     tab.emulate_media(color_scheme=scheme)
     tab.goto(build_link("/ui/thread", id=garden))
     ground, ink = tab.evaluate(
@@ -409,7 +425,7 @@ def light(color: str) -> int:
 # -- hostile text
 
 
-def test_hostile_text_is_shown_as_text(
+def test_thread_pages_show_hostile_text_as_text(
     tab: Page, client: httpx.Client, saver: SQLiteCheckpointer
 ) -> None:
     """In every place of a thread that holds text."""
@@ -454,7 +470,7 @@ def test_hostile_text_is_shown_as_text(
     expect(tab.locator("h1")).to_have_text("Comparison of two checkpoints")
 
 
-def test_long_lines_and_halves_of_pairs(
+def test_thread_pages_show_long_lines_and_lone_surrogates(
     tab: Page, client: httpx.Client, saver: SQLiteCheckpointer
 ) -> None:
     said = [HumanMessage(LONG_LINE, id="h"), AIMessage(SURROGATE, id="a")]

@@ -147,7 +147,9 @@ def runs(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
         ("0 0 29 2 *", None, "2026-01-01T00:00Z", ["2028-02-29T00:00Z"]),
     ],
 )
-def test_times_of_a_schedule(schedule: str, zone: str | None, after: str, due: list[str]) -> None:
+def test_next_times_follow_schedule_and_time_zone(
+    schedule: str, zone: str | None, after: str, due: list[str]
+) -> None:
     cron = CronRequest(assistant_id="talk", schedule=schedule, timezone=zone)
     at, found = datetime.fromisoformat(after).timestamp(), []
     for _ in due:
@@ -157,7 +159,7 @@ def test_times_of_a_schedule(schedule: str, zone: str | None, after: str, due: l
     assert found == [*map(datetime.fromisoformat, due)]
 
 
-def test_a_schedule_ends_with_its_end_or_when_it_is_disabled() -> None:
+def test_cron_has_no_next_time_after_its_end_or_when_disabled() -> None:
     asked: Any = {"assistant_id": "talk", "schedule": "0 9 * * *"}
     now = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     last = CronRequest(**asked, end_time=datetime(2026, 1, 1, 9))
@@ -181,7 +183,7 @@ def test_a_schedule_ends_with_its_end_or_when_it_is_disabled() -> None:
         ({"webhook": "http://127.0.0.1/"}, "webhook"),
     ],
 )
-def test_a_cron_is_refused_with_a_sentence(
+def test_invalid_cron_is_refused_with_reason(
     sdk: SyncLangGraphClient, asked: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UnprocessableEntityError) as refused:
@@ -194,7 +196,7 @@ def test_a_cron_is_refused_with_a_sentence(
 # -- what it does
 
 
-def test_a_cron_runs_on_its_thread_when_it_is_due(
+def test_due_cron_runs_on_its_thread_once_and_gets_next_time(
     sdk: SyncLangGraphClient, settings: Settings
 ) -> None:
     """It is told its next time then; what it missed is made up for once."""
@@ -219,7 +221,7 @@ def texts_or_none(sdk: SyncLangGraphClient) -> list[str]:
 
 
 @pytest.mark.parametrize(("completed", "left"), [(None, 0), ("keep", 1)])
-def test_a_cron_without_a_thread_makes_one_each_time(
+def test_cron_without_thread_creates_new_thread_for_each_run(
     sdk: SyncLangGraphClient, settings: Settings, completed: Any, left: int
 ) -> None:
     sdk.threads.delete("t")
@@ -239,7 +241,7 @@ def test_a_cron_without_a_thread_makes_one_each_time(
         assert [run["status"] for run in runs(sdk, thread["thread_id"])] == ["success"]
 
 
-def test_a_cron_that_rejects_is_left_out_while_its_thread_is_busy(
+def test_rejecting_cron_skips_run_while_its_thread_is_busy(
     sdk: SyncLangGraphClient, settings: Settings, gate: Gate
 ) -> None:
     gate.open.clear()
@@ -255,7 +257,7 @@ def test_a_cron_that_rejects_is_left_out_while_its_thread_is_busy(
     assert len(runs(sdk)) == 1
 
 
-def test_a_disabled_cron_does_not_run(sdk: SyncLangGraphClient) -> None:
+def test_disabled_cron_has_no_next_time_until_enabled(sdk: SyncLangGraphClient) -> None:
     cron: Any = sdk.crons.create("talk", schedule="* * * * *", enabled=False)
     enabled = sdk.crons.update(cron["cron_id"], enabled=True)
 
@@ -263,7 +265,7 @@ def test_a_disabled_cron_does_not_run(sdk: SyncLangGraphClient) -> None:
     assert enabled["next_run_date"] is not None
 
 
-def test_a_cron_goes_with_its_thread(sdk: SyncLangGraphClient) -> None:
+def test_deleting_thread_deletes_its_crons(sdk: SyncLangGraphClient) -> None:
     sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
     sdk.threads.delete("t")
 
@@ -273,7 +275,7 @@ def test_a_cron_goes_with_its_thread(sdk: SyncLangGraphClient) -> None:
 # -- the client's methods
 
 
-def test_crons_are_searched(sdk: SyncLangGraphClient) -> None:
+def test_cron_search_supports_filters_sorting_and_paging(sdk: SyncLangGraphClient) -> None:
     first: Any = sdk.crons.create("talk", schedule=YEARLY, metadata={"of": "a", "n": 1})
     second: Any = sdk.crons.create_for_thread("t", "who", schedule="0 9 * * *", enabled=False)
     ids = [first["cron_id"], second["cron_id"]]
@@ -294,7 +296,7 @@ def test_crons_are_searched(sdk: SyncLangGraphClient) -> None:
     assert sdk.crons.count(metadata={"of": "b"}) == 0
 
 
-def test_a_cron_is_changed(sdk: SyncLangGraphClient) -> None:
+def test_cron_update_changes_given_fields_only(sdk: SyncLangGraphClient) -> None:
     end = datetime(2090, 1, 1, tzinfo=UTC)
     made: Any = sdk.crons.create(
         "talk", schedule=YEARLY, input=build_input("a"), metadata={"n": 1}, end_time=end
@@ -317,7 +319,7 @@ def test_a_cron_is_changed(sdk: SyncLangGraphClient) -> None:
             call(key)
 
 
-def test_a_cron_of_a_thread_leaves_it(sdk: SyncLangGraphClient) -> None:
+def test_cron_of_thread_refuses_on_run_completed(sdk: SyncLangGraphClient) -> None:
     cron: Any = sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
     with pytest.raises(UnprocessableEntityError, match="applies only to crons without a thread_id"):
         sdk.crons.update(cron["cron_id"], on_run_completed="keep")
@@ -331,7 +333,9 @@ def test_a_cron_of_a_thread_leaves_it(sdk: SyncLangGraphClient) -> None:
 # -- whose it is
 
 
-def test_a_cron_is_its_users(settings: Settings, graphs: Graphs, tmp_path: Path) -> None:
+def test_cron_is_reachable_by_its_user_only_and_runs_while_key_is_valid(
+    settings: Settings, graphs: Graphs, tmp_path: Path
+) -> None:
     """It runs as they, while they have a key, on threads that they reach."""
     file = tmp_path / "keys.toml"
     file.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
@@ -375,7 +379,9 @@ def saver_runs(saver: Any) -> list[Any]:
     return asyncio.run(RunTable(saver).list_runs("t"))
 
 
-def test_handlers_decide_on_crons(settings: Settings, graphs: Graphs, tmp_path: Path) -> None:
+def test_auth_handlers_authorize_creation_and_runs_of_crons(
+    settings: Settings, graphs: Graphs, tmp_path: Path
+) -> None:
     """They are asked when a cron is made, and when it runs."""
     auth = AuthFileAccess(
         written(
@@ -424,7 +430,7 @@ def test_handlers_decide_on_crons(settings: Settings, graphs: Graphs, tmp_path: 
 # -- several servers, and kills
 
 
-def test_of_several_servers_one_begins_the_run(
+def test_only_one_of_several_servers_starts_run_of_due_cron(
     settings: Settings, graphs: Graphs, gate: Gate
 ) -> None:
     with ExitStack() as stack:
@@ -443,7 +449,7 @@ def test_of_several_servers_one_begins_the_run(
         assert sorted(texts(here)[::2]) == [str(n) for n in range(8)]
 
 
-def test_a_cron_that_another_server_begins_is_not_reported(
+def test_cron_locked_by_another_server_is_not_logged(
     settings: Settings, sdk: SyncLangGraphClient, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says nothing while another server has the lock of the cron."""
@@ -460,7 +466,7 @@ def test_a_cron_that_another_server_begins_is_not_reported(
     assert reported == []
 
 
-def test_a_cron_that_takes_its_time_holds_up_no_other_run(
+def test_cron_with_slow_authorization_does_not_delay_other_runs(
     settings: Settings, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule, "HANDLER_TIMEOUT_S", 600)
@@ -489,7 +495,9 @@ def test_a_cron_that_takes_its_time_holds_up_no_other_run(
 @pytest.mark.repeats
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.parametrize("round_", range(rounds(8)))
-def test_what_is_due_runs_once_though_its_server_is_killed(tmp_path: Path, round_: int) -> None:
+def test_due_crons_and_delayed_runs_run_once_after_server_is_killed(
+    tmp_path: Path, round_: int
+) -> None:
     """A cron and a delayed run on each thread; the server is killed while their time comes."""
     (tmp_path / "made.py").write_text(GRAPH)
     (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"made": "./made.py:make"}}))
@@ -524,7 +532,7 @@ def test_what_is_due_runs_once_though_its_server_is_killed(tmp_path: Path, round
 
 
 @pytest.mark.parametrize("ahead", ["years", "past its end"])
-def test_a_cron_runs_after_a_clock_was_ahead(
+def test_cron_with_due_time_of_fast_clock_gets_correct_time(
     sdk: SyncLangGraphClient, settings: Settings, ahead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its due time was computed by a clock that was wrong, and is computed again."""
@@ -546,7 +554,9 @@ def test_a_cron_runs_after_a_clock_was_ahead(
     wait_until(lambda: next_at() is not None and next_at() < soon)
 
 
-def test_due_times_that_are_right_stay(sdk: SyncLangGraphClient, settings: Settings) -> None:
+def test_due_time_check_keeps_correct_due_times(
+    sdk: SyncLangGraphClient, settings: Settings
+) -> None:
     """Those of crons that are disabled or over, too."""
     sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
     sdk.crons.create_for_thread("t", "talk", schedule=YEARLY, enabled=False)

@@ -97,7 +97,7 @@ def listed(desk: Desk, user: str, **wanted: Any) -> list[str]:
     return found
 
 
-def test_a_person_sees_and_deletes_crons_on_her_thread(
+def test_person_sees_and_deletes_crons_that_others_made_on_own_thread(
     db: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -132,7 +132,7 @@ def test_a_person_sees_and_deletes_crons_on_her_thread(
         assert listed(desk, "boss") == [loose["cron_id"], own, of_kim]
 
 
-def test_fields_that_may_hold_secrets_are_the_authors(
+def test_fields_of_cron_that_may_hold_secrets_are_shown_to_author_only(
     settings: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
@@ -151,7 +151,7 @@ def test_fields_that_may_hold_secrets_are_the_authors(
     assert {**hers, "payload": None} == {**his, "payload": None}
 
 
-def test_who_acts_for_a_person_sees_what_the_person_sees(desk: Desk) -> None:
+def test_caller_acting_for_person_sees_crons_of_person(desk: Desk) -> None:
     thread, _ = talked(desk, "dora"), planned(desk, "boss", talked(desk, "kim"))
     nightly = planned(desk, "boss", thread)
     headers = {"X-Perdure-User": "dora"}
@@ -162,7 +162,7 @@ def test_who_acts_for_a_person_sees_what_the_person_sees(desk: Desk) -> None:
     assert listed(desk, "dora") == []
 
 
-def test_a_thread_without_a_turn_counts_once_it_has_a_person(desk: Desk) -> None:
+def test_crons_on_thread_without_turn_are_shown_to_its_owner(desk: Desk) -> None:
     """With keys, that is its owner. A `user_id` that a client names makes nobody its person."""
     named = {"user_id": "dora"}
     thread = desk.client("kim").threads.create(metadata=named)["thread_id"]
@@ -173,7 +173,7 @@ def test_a_thread_without_a_turn_counts_once_it_has_a_person(desk: Desk) -> None
     assert listed(desk, "dora") == crons[1:]
 
 
-def test_there_may_be_more_threads_than_a_query_takes(
+def test_crons_are_listed_for_more_threads_than_fit_in_one_query(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_crons, "_THREADS_PER_QUERY", 1)
@@ -183,7 +183,7 @@ def test_there_may_be_more_threads_than_a_query_takes(
     assert sorted(listed(desk, "dora")) == sorted(crons)
 
 
-def test_under_an_auth_file_the_person_and_not_the_owner_counts(team: Desk) -> None:
+def test_crons_are_shown_to_person_of_thread_not_to_owning_organisation(team: Desk) -> None:
     """Mia and Tom reach the same threads, as their organisation owns them."""
     thread = talked(team, "mia")
     cron = planned(team, "tom", thread)
@@ -198,7 +198,7 @@ def test_under_an_auth_file_the_person_and_not_the_owner_counts(team: Desk) -> N
     assert listed(team, "tom") == []
 
 
-def test_handlers_decide_whether_a_person_may_see_and_delete_it(team: Desk) -> None:
+def test_auth_handlers_decide_whether_person_sees_and_deletes_cron(team: Desk) -> None:
     thread = talked(team, "mia")
     cron = planned(team, "tom", thread)
 

@@ -41,7 +41,7 @@ def count(settings: Settings, user: str) -> int:
         ("?memories=x", 422, 4),
     ],
 )
-def test_rest_keeps_memories_unless_it_is_asked(
+def test_thread_deletion_by_rest_erases_memories_only_on_request(
     db: Settings, asked: str, status: int, left: int
 ) -> None:
     fill(db)
@@ -54,7 +54,7 @@ def test_rest_keeps_memories_unless_it_is_asked(
     assert (count(db, "ann"), count(db, "bob")) == (left, left)
 
 
-def test_the_page_asks_and_erases_by_default(db: Settings) -> None:
+def test_delete_page_erases_memories_of_thread_by_default(db: Settings) -> None:
     fill(db)
     with run_server(create_app(db)) as url, httpx.Client(base_url=url) as client:
         asked = client.get("/ui/delete?id=t").text
@@ -69,7 +69,9 @@ def test_the_page_asks_and_erases_by_default(db: Settings) -> None:
     assert (kept[1], erased[1]) == (4, 0)
 
 
-def test_a_user_erases_own_memories_only(settings: Settings, tmp_path: Path) -> None:
+def test_deleting_thread_erases_memories_of_own_user_only(
+    settings: Settings, tmp_path: Path
+) -> None:
     """Nobody can erase another's memories by deleting a thread with the id that they name."""
     fill(settings)
     keys = tmp_path / "keys.toml"

@@ -55,7 +55,7 @@ def ids(settings: Settings) -> list[str]:
     return found
 
 
-def test_pages(client: httpx.Client, ids: list[str]) -> None:
+def test_pages_show_messages_of_delta_channels(client: httpx.Client, ids: list[str]) -> None:
     """The list has the title, the thread its messages by turn, and a checkpoint their values."""
     listed = client.get("/ui/threads", headers=HTML).text
     thread = client.get("/ui/thread.json?id=t").json()
@@ -75,7 +75,9 @@ def test_pages(client: httpx.Client, ids: list[str]) -> None:
     assert len(changed) >= 5
 
 
-def test_states_and_items_by_rest(client: httpx.Client, ids: list[str]) -> None:
+def test_rest_returns_state_and_items_of_delta_channels(
+    client: httpx.Client, ids: list[str]
+) -> None:
     """The state has the messages, and the items of a channel say when each was stored."""
     state = client.get("/threads/t/state").json()["values"]
     thread = client.get("/threads/t").json()["values"]
@@ -95,14 +97,16 @@ def test_states_and_items_by_rest(client: httpx.Client, ids: list[str]) -> None:
     assert client.get("/threads/none/items").status_code == 404
 
 
-def test_search(client: httpx.Client, ids: list[str]) -> None:
+def test_search_finds_messages_of_delta_channels(client: httpx.Client, ids: list[str]) -> None:
     """What was said is found, also of a message that was removed from the state."""
     found = [client.get(f"/ui/threads.json?q={word}").json()["said"] for word in ("tent", "figs")]
 
     assert [[each["position"] for each in hits] for hits in found] == [[0], [2]]
 
 
-def test_chat_histories(settings: Settings, ids: list[str]) -> None:
+def test_chat_message_history_reads_and_adds_to_delta_channel(
+    settings: Settings, ids: list[str]
+) -> None:
     """langchain's history of the thread has its messages, and adds to them."""
     with open_checkpointer(settings.db) as saver:
         history = ThreadMessageHistory(saver, "t")

@@ -36,7 +36,7 @@ async def allow(ctx, value):
 
 
 @pytest.mark.parametrize("blank", BLANKS, ids=repr)
-def test_clients_name_no_empty_user(
+def test_requests_with_blank_user_are_refused_and_write_nothing(
     blank: str, sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
     """Requests for runs, threads, crons and assistants with one are refused and write nothing."""
@@ -66,7 +66,7 @@ def test_clients_name_no_empty_user(
 
 
 @pytest.mark.parametrize("blank", BLANKS, ids=repr)
-def test_a_page_of_memories_has_a_user_with_a_name(blank: str, client: httpx.Client) -> None:
+def test_memory_pages_refuse_blank_user_parameter(blank: str, client: httpx.Client) -> None:
     """An empty `user` in the address of a page is not the caller."""
     for path in ("/ui/memories", "/ui/quarantine", "/ui/forget-all"):
         reply = client.get(path, params={"user": blank})
@@ -84,7 +84,7 @@ def test_a_page_of_memories_has_a_user_with_a_name(blank: str, client: httpx.Cli
 
 
 @pytest.mark.parametrize("blank", BLANKS, ids=repr)
-def test_nobody_has_a_key(blank: str, tmp_path: Path) -> None:
+def test_keys_file_with_blank_user_is_refused(blank: str, tmp_path: Path) -> None:
     """A keys file names users, who have names."""
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nuser = "{blank}"\nsha256 = "{"0" * 64}"\n')
@@ -93,7 +93,9 @@ def test_nobody_has_a_key(blank: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("identity", ["", "_", "\xad", ".."], ids=repr)
-def test_a_handler_names_somebody(identity: str, tmp_path: Path, settings: Settings) -> None:
+def test_handler_identity_without_name_answers_401(
+    identity: str, tmp_path: Path, settings: Settings
+) -> None:
     """An identity without a name is no authentication."""
     (tmp_path / "nameless.py").write_text(AUTH)
     access = AuthFileAccess(f"{tmp_path}/nameless.py:auth")
@@ -107,7 +109,7 @@ def test_a_handler_names_somebody(identity: str, tmp_path: Path, settings: Setti
 
 
 @pytest.mark.parametrize("path", ["/people/%2E", "/people/%2e%2e/export", "/ui/person?user=.."])
-def test_dots_are_no_people(path: str, client: httpx.Client) -> None:
+def test_paths_refuse_dots_as_user_names(path: str, client: httpx.Client) -> None:
     """They are no names, since clients resolve them as parts of a path."""
     reply = client.get(path)
 

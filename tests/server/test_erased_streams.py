@@ -57,7 +57,7 @@ def began(client: httpx.Client, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["create", "wait", "stream", "resumable"])
-def test_erased_messages_of_an_ended_run_are_not_read(
+def test_streams_of_ended_run_do_not_contain_erased_messages(
     servers: list[httpx.Client], settings: Settings, gate: Gate, how: str
 ) -> None:
     """By any server, whether it ran the run or not."""
@@ -75,7 +75,7 @@ def test_erased_messages_of_an_ended_run_are_not_read(
     assert all(SECRET in text for text in before)
 
 
-def test_a_run_in_progress_ends_its_streams(
+def test_erasure_during_run_ends_joined_streams_without_erased_message(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
     """Its state in memory still has the message; at its end it returns the stored state."""
@@ -91,7 +91,7 @@ def test_a_run_in_progress_ends_its_streams(
     assert SECRET not in during + joined + after
 
 
-def test_erasing_during_a_run_ends_the_stream_that_began_it(
+def test_erasure_during_run_ends_stream_that_started_it(
     servers: list[httpx.Client], settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "ERASURE_CHECK_S", 0)
@@ -106,7 +106,7 @@ def test_erasing_during_a_run_ends_the_stream_that_began_it(
     assert "heard 1" not in streamed
 
 
-def test_only_a_stream_that_began_its_run_reads_no_number_of_erasures(
+def test_only_stream_that_started_run_skips_query_of_erasure_count(
     servers: list[httpx.Client], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run has read the number at its start; whoever joins it later reads the number anew."""
@@ -134,7 +134,7 @@ def test_only_a_stream_that_began_its_run_reads_no_number_of_erasures(
     assert (by_the_first, len(queries)) == (0, 1)
 
 
-def test_a_run_reads_its_thread_twice(
+def test_run_request_reads_its_thread_twice(
     servers: list[httpx.Client], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for the request, and once under the lock; the person is known from these."""
@@ -153,7 +153,7 @@ def test_a_run_reads_its_thread_twice(
     assert reads == ["t", "t"]
 
 
-def test_pruning_cuts_no_stream(
+def test_pruning_does_not_end_streams(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
     gate.open.set()
@@ -163,7 +163,7 @@ def test_pruning_cuts_no_stream(
     assert SECRET in servers[0].get(f"/threads/t/runs/{run}/stream").text
 
 
-def test_a_later_run_of_the_thread_is_read(
+def test_stream_of_later_run_is_complete_after_erasure(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
     gate.open.set()
@@ -180,7 +180,7 @@ def test_a_later_run_of_the_thread_is_read(
 
 
 @pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
-def test_events_of_a_thread_are_dropped(
+def test_erasure_drops_stored_events_of_thread(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
     """The feed of a thread, which its streams read, begins anew."""

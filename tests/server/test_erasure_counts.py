@@ -31,7 +31,7 @@ class Table:
         return found
 
 
-def test_readers_of_several_threads_share_a_query() -> None:
+def test_readers_of_several_threads_share_one_query() -> None:
     async def use() -> None:
         table = Table()
         counts, since = ErasureCounts(table), time.monotonic()
@@ -49,7 +49,7 @@ def test_readers_of_several_threads_share_a_query() -> None:
     asyncio.run(use())
 
 
-def test_a_number_is_queried_again_if_it_may_be_outdated() -> None:
+def test_erasure_count_is_queried_again_if_it_may_be_outdated() -> None:
     async def use() -> None:
         table = Table()
         counts = ErasureCounts(table)
@@ -63,7 +63,7 @@ def test_a_number_is_queried_again_if_it_may_be_outdated() -> None:
     asyncio.run(use())
 
 
-def test_a_query_that_began_before_a_request_does_not_answer_it() -> None:
+def test_query_started_before_request_does_not_answer_request() -> None:
     async def use() -> None:
         table = Table()
         counts = ErasureCounts(table)
@@ -84,7 +84,7 @@ def test_a_query_that_began_before_a_request_does_not_answer_it() -> None:
     asyncio.run(use())
 
 
-def test_a_cancelled_or_failed_query_is_left_to_the_next_reader() -> None:
+def test_next_reader_repeats_cancelled_or_failed_query() -> None:
     async def use() -> None:
         table = Table()
         counts, since = ErasureCounts(table), time.monotonic()

@@ -212,7 +212,7 @@ def resident(process: int) -> int:
         pytest.param("thread", marks=pytest.mark.slow),
     ],
 )
-def test_memory_returns_after_streams_that_nobody_reads(tmp_path: Path, kind: str) -> None:
+def test_process_memory_is_freed_after_unread_streams_close(tmp_path: Path, kind: str) -> None:
     """Ten streams of 36 MB each; one user may keep 64 MB."""
     with served(tmp_path) as (url, process), httpx.Client(base_url=url, timeout=120) as client:
         client.post("/runs/wait", json=asked("large"))  # imports modules
@@ -241,7 +241,7 @@ def test_memory_returns_after_streams_that_nobody_reads(tmp_path: Path, kind: st
 # -- readers
 
 
-def test_a_reader_that_falls_behind_is_told_so(url: str, ann: httpx.Client, app: Any) -> None:
+def test_slow_reader_receives_stream_lost_error(url: str, ann: httpx.Client, app: Any) -> None:
     stream = Slow(url, "/threads/t/runs/stream", asked(on_disconnect="cancel"))
     stream.peek()
     end_of_runs(ann)
@@ -258,7 +258,7 @@ def test_a_reader_that_falls_behind_is_told_so(url: str, ann: httpx.Client, app:
     assert ann.get("/threads/t/runs").json()[0]["status"] == "success"
 
 
-def test_a_reader_that_falls_behind_reads_stored_events_on(
+def test_slow_reader_continues_with_stored_events(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 0.01)
@@ -285,7 +285,7 @@ def test_a_reader_that_falls_behind_reads_stored_events_on(
         assert numbers(events) == [*range(20, 60)]
 
 
-def test_events_that_were_not_stored_in_time_are_missed(
+def test_reader_is_told_about_dropped_events_that_were_not_stored(
     url: str, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader is told so, and does not take what is stored for all."""
@@ -302,7 +302,7 @@ def test_events_that_were_not_stored_in_time_are_missed(
     assert len(told) == COUNT - 1 or events[-1][2]["error"] == "StreamLost"
 
 
-def test_a_reader_in_the_middle_of_an_event_is_cut_off(
+def test_slow_reader_is_disconnected_in_the_middle_of_large_event(
     url: str, ann: httpx.Client, app: Any
 ) -> None:
     """The rest of the event is gone, and no other may follow its beginning."""
@@ -318,7 +318,7 @@ def test_a_reader_in_the_middle_of_an_event_is_cut_off(
     assert ann.get("/threads/t/runs").json()[0]["status"] == "success"
 
 
-def test_comments_are_not_within_an_event(
+def test_ping_comments_do_not_split_events(
     url: str, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "PING_S", 0.0001)
@@ -332,7 +332,9 @@ def test_comments_are_not_within_an_event(
     ]
 
 
-def test_a_reader_of_another_user_is_not_lost(url: str, ann: httpx.Client, app: Any) -> None:
+def test_slow_readers_of_one_user_do_not_lose_stream_of_another(
+    url: str, ann: httpx.Client, app: Any
+) -> None:
     with httpx.Client(base_url=url, headers={"x-api-key": BOB}, timeout=60) as bob:
         bob.post("/threads", json={"thread_id": "of-bob"})
         heard: list[Any] = []
@@ -354,7 +356,7 @@ def test_a_reader_of_another_user_is_not_lost(url: str, ann: httpx.Client, app: 
     assert numbers(events) == [*range(60)]
 
 
-def test_websockets_that_nobody_reads_keep_to_the_limit(
+def test_unread_websockets_stay_within_event_memory_limit(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, most = app.state.runs.memory, 0
@@ -382,7 +384,7 @@ def test_websockets_that_nobody_reads_keep_to_the_limit(
 # -- what is kept of runs that have ended
 
 
-def test_little_is_kept_of_runs_that_have_ended(
+def test_few_events_of_ended_runs_are_kept(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 100_000)
@@ -400,7 +402,7 @@ def test_little_is_kept_of_runs_that_have_ended(
     assert [(run.output, run.request.input) for run in runs] == [(None, None)] * 2
 
 
-def test_a_thread_is_read_after_its_events_were_dropped_and_erased(
+def test_thread_stream_works_after_events_were_dropped_and_erased(
     url: str, ann: httpx.Client, settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 0)
@@ -447,7 +449,7 @@ async def look() -> None:
     raise AssertionError("it is not yet time")
 
 
-def test_events_that_were_received_are_dropped_first() -> None:
+def test_received_events_are_dropped_first() -> None:
     async def go() -> None:
         memory = EventMemory(Limits(user_event_bytes=10_000))
         unread, read = filled(memory, "ann", 2000, 2000), filled(memory, "ann", 3000)
@@ -460,7 +462,7 @@ def test_events_that_were_received_are_dropped_first() -> None:
     asyncio.run(go())
 
 
-def test_the_reader_that_is_most_behind_is_lost_first() -> None:
+def test_slowest_reader_loses_its_events_first() -> None:
     async def go() -> None:
         memory = EventMemory(Limits(user_event_bytes=10_000))
         logs = [filled(memory, "ann", *[1000] * count) for count in (6, 1, 2)]
@@ -476,7 +478,7 @@ def test_the_reader_that_is_most_behind_is_lost_first() -> None:
     asyncio.run(go())
 
 
-def test_the_user_with_the_most_events_makes_room_for_others() -> None:
+def test_events_of_user_with_most_events_are_dropped_first() -> None:
     memory = EventMemory(Limits(user_event_bytes=10_000, all_event_bytes=14_000))
     ann, bob = filled(memory, "ann", *[1000] * 9), filled(memory, "bob", *[1000] * 3)
     carol = filled(memory, "carol", *[1000] * 4)
@@ -486,7 +488,7 @@ def test_the_user_with_the_most_events_makes_room_for_others() -> None:
     assert (bob.last_dropped, carol.last_dropped) == (0, 0)
 
 
-def test_an_event_larger_than_the_limit_is_kept_by_itself() -> None:
+def test_event_larger_than_limit_is_kept_alone() -> None:
     memory = EventMemory(Limits(user_event_bytes=1000))
     logs = [filled(memory, "ann", 500), filled(memory, "ann", 5000)]
 
@@ -495,7 +497,7 @@ def test_an_event_larger_than_the_limit_is_kept_by_itself() -> None:
     assert memory.size < 1000
 
 
-def test_the_events_of_a_log_that_is_garbage_are_not_counted() -> None:
+def test_events_of_garbage_collected_log_are_not_counted() -> None:
     memory = EventMemory(Limits())
     filled(memory, "ann", 1000)
     assert memory.size > 1000
@@ -504,7 +506,7 @@ def test_the_events_of_a_log_that_is_garbage_are_not_counted() -> None:
     assert memory.size == log.size < 1000
 
 
-def test_events_move_to_the_account_of_another_user() -> None:
+def test_events_of_log_move_to_account_of_another_user() -> None:
     memory = EventMemory(Limits())
     log = filled(memory, "ann", 1000)
     log.set_account(memory.get_account(None, "bob"))

@@ -51,7 +51,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("0.0.0.0", 421),
     ],
 )
-def test_a_loopback_server_is_called_so(client: httpx.Client, host: str, status: int) -> None:
+def test_loopback_server_refuses_other_host_names(
+    client: httpx.Client, host: str, status: int
+) -> None:
     """A site whose name leads to 127.0.0.1 would else read everything (DNS rebinding)."""
     reply = client.get("/ok", headers={"host": host})
 
@@ -59,7 +61,7 @@ def test_a_loopback_server_is_called_so(client: httpx.Client, host: str, status:
     assert status == 200 or "--allowed-host" in reply.json()["detail"]
 
 
-def test_names_can_be_given(settings: Settings) -> None:
+def test_configured_host_names_are_accepted(settings: Settings) -> None:
     with run_server(create_app(settings, hosts=["Mem.example"])) as url:
         given = [
             httpx.get(f"{url}/ok", headers={"host": host}).status_code
@@ -90,7 +92,9 @@ def test_names_can_be_given(settings: Settings) -> None:
         ({"origin": "http://127.0.0.1:1"}, False),
     ],
 )
-def test_requests_of_other_sites(url: str, headers: dict[str, str], allowed: bool) -> None:
+def test_changes_from_other_sites_are_refused(
+    url: str, headers: dict[str, str], allowed: bool
+) -> None:
     sent = {name: url if value == "SELF" else value for name, value in headers.items()}
     changes = httpx.post(f"{url}/ui/probe", data={"x": "1"}, headers=sent)
     reads = httpx.get(f"{url}/ui/probe.json", headers=sent)
@@ -135,7 +139,9 @@ def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("", False),
     ],
 )
-def test_a_named_site_may_call(open_url: str, origin: str, allowed: bool) -> None:
+def test_only_scripts_of_allowed_origins_may_call_server(
+    open_url: str, origin: str, allowed: bool
+) -> None:
     """Its scripts read replies, refusals too, and send changes; those of others do neither."""
     sent = {"origin": origin, "sec-fetch-site": "same-site", "x-api-key": "ann-key"}
     asked = httpx.options(f"{open_url}/threads/t", headers={**PREFLIGHT, "origin": origin})
@@ -159,7 +165,7 @@ def test_a_named_site_may_call(open_url: str, origin: str, allowed: bool) -> Non
             assert name in read.headers["access-control-expose-headers"]
 
 
-def test_a_named_site_has_no_part_in_a_session(open_url: str) -> None:
+def test_allowed_origin_cannot_use_login_session(open_url: str) -> None:
     """It would act as whoever logged in with the same browser."""
     with httpx.Client(base_url=open_url) as client:
         client.post("/ui/login", data={"key": "ann-key"})
@@ -169,7 +175,7 @@ def test_a_named_site_has_no_part_in_a_session(open_url: str) -> None:
     assert (own.status_code, other.status_code) == (200, 403)
 
 
-def test_without_names_nothing_is_answered_to_other_sites(url: str) -> None:
+def test_server_without_allowed_origins_sends_no_cors_headers(url: str) -> None:
     headers = {"origin": SITE, **PREFLIGHT}
     asked = httpx.options(f"{url}/threads/t", headers=headers)
     read = httpx.get(f"{url}/ok", headers=headers)
@@ -184,7 +190,7 @@ def test_without_names_nothing_is_answered_to_other_sites(url: str) -> None:
     ["*", "null", "", "localhost:3000", "http://", f"{SITE}/", f"{SITE}/x", "http://*.x.org",
      "HTTP://x.org", "http://X.org", "ftp://x.org", "file://", "http://a@b", "http://a b"],
 )  # fmt: skip
-def test_an_origin_is_that_of_one_site(settings: Settings, origin: str) -> None:
+def test_invalid_origin_raises_configuration_error(settings: Settings, origin: str) -> None:
     with pytest.raises(ConfigurationError, match="the origin is") as caught:
         create_app(settings, origins=[SITE, origin])
     assert repr(origin) in str(caught.value)
@@ -201,7 +207,7 @@ def test_an_origin_is_that_of_one_site(settings: Settings, origin: str) -> None:
         (None, 415),
     ],
 )
-def test_json_says_that_it_is(url: str, kind: str | None, status: int) -> None:
+def test_body_without_json_content_type_is_refused(url: str, kind: str | None, status: int) -> None:
     headers = {"content-type": kind} if kind else {}
     whole = httpx.post(f"{url}/probe/length", content=b"{}", headers=headers)
     parts = httpx.post(f"{url}/probe/length", content=iter([b"{", b"}"]), headers=headers)
@@ -210,7 +216,7 @@ def test_json_says_that_it_is(url: str, kind: str | None, status: int) -> None:
     assert (whole.status_code, parts.status_code, empty.status_code) == (status, status, 200)
 
 
-def test_all_replies_have_headers_against_sniffing(url: str) -> None:
+def test_all_replies_have_nosniff_and_content_security_policy_headers(url: str) -> None:
     paths = ("/ok", "/assets/style.css", "/nothing", "/probe/thread/x", "/openapi.json")
     replies = [httpx.get(url + path) for path in paths]
     replies += [httpx.get(f"{url}/ok", headers={"host": "evil"})]
@@ -221,7 +227,7 @@ def test_all_replies_have_headers_against_sniffing(url: str) -> None:
         assert "default-src 'none'" in each.headers["content-security-policy"]
 
 
-def test_what_is_private_is_not_kept_by_caches(url: str) -> None:
+def test_private_replies_have_cache_control_no_store(url: str) -> None:
     def kept(path: str) -> str | None:
         found: str | None = httpx.get(url + path).headers.get("cache-control")
         return found
@@ -235,7 +241,7 @@ def test_what_is_private_is_not_kept_by_caches(url: str) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_the_size_of_a_body(url: str, chunked: bool) -> None:
+def test_body_larger_than_limit_is_refused(url: str, chunked: bool) -> None:
     def sent(size: int) -> httpx.Response:
         body = b'"' + b"x" * (size - 2) + b'"'
         parts = (body[at : at + 65536] for at in range(0, size, 65536))
@@ -247,7 +253,7 @@ def test_the_size_of_a_body(url: str, chunked: bool) -> None:
     assert sent(BODY + 1).status_code == 413
 
 
-def test_fifty_megabytes_take_no_memory(url: str) -> None:
+def test_oversized_body_is_refused_without_buffering_it(url: str) -> None:
     """The server is in this process; the body is made as it is sent."""
     seen: list[int] = []
 
@@ -273,7 +279,7 @@ def test_fifty_megabytes_take_no_memory(url: str) -> None:
     assert httpx.get(f"{url}/ok").status_code == 200
 
 
-def test_a_body_that_does_not_arrive(url: str) -> None:
+def test_incomplete_body_times_out_with_408(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as sent:
         sent.sendall(
@@ -285,7 +291,7 @@ def test_a_body_that_does_not_arrive(url: str) -> None:
     assert reply.startswith(b"HTTP/1.1 408")
 
 
-def test_a_stranger_is_refused_before_the_body_is_read(settings: Settings, tmp_path: Path) -> None:
+def test_stranger_is_refused_before_body_is_read(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text("keys = []")
     with run_server(
         add_probe_routes(create_app(settings, access=KeysFileAccess(tmp_path / "keys.toml")))
@@ -301,7 +307,7 @@ def test_a_stranger_is_refused_before_the_body_is_read(settings: Settings, tmp_p
     assert reply.startswith(b"HTTP/1.1 401")
 
 
-def test_a_slow_stream_is_no_slow_body(url: str) -> None:
+def test_slow_response_stream_is_not_timed_out_as_body(url: str) -> None:
     with httpx.stream("GET", f"{url}/probe/stream") as reply:
         lines = reply.iter_lines()
         for _ in range(20):
@@ -310,7 +316,7 @@ def test_a_slow_stream_is_no_slow_body(url: str) -> None:
     assert reply.status_code == 200
 
 
-def test_streams_at_once(url: str) -> None:
+def test_concurrent_requests_of_client_are_limited(url: str) -> None:
     with httpx.Client(base_url=url) as client, ExitStack() as stack:
         for _ in range(3):
             stream = stack.enter_context(client.stream("GET", "/probe/stream"))
@@ -327,7 +333,7 @@ def test_streams_at_once(url: str) -> None:
             time.sleep(0.05)
 
 
-def test_the_rate_of_an_address(settings: Settings) -> None:
+def test_request_rate_of_address_is_limited(settings: Settings) -> None:
     with (
         run_server(
             add_probe_routes(create_app(settings, limits=Limits(requests_per_s=0.001, burst=5)))
@@ -341,7 +347,9 @@ def test_the_rate_of_an_address(settings: Settings) -> None:
     assert int(refused.headers["retry-after"]) > 900
 
 
-def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_limiter_refills_by_time_and_bounds_number_of_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
     monkeypatch.setattr("perdure.server.limits.monotonic", lambda: now)
     rate = RequestLimiter(Limits(requests_per_s=2, burst=3))
@@ -366,7 +374,7 @@ def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rate._next_due) <= _MAX_CLIENTS
 
 
-def test_an_endpoint_without_an_action_is_refused(settings: Settings) -> None:
+def test_endpoint_without_action_is_refused_at_startup(settings: Settings) -> None:
     app, routes = create_app(settings), APIRouter()
 
     @routes.get("/forgotten")

@@ -66,7 +66,7 @@ def asked(url: str, action: str, key: str, value: Any = None) -> httpx.Response:
     return httpx.post(f"{url}/probe/{action}", json=value or {}, headers={"x-api-key": key})
 
 
-def test_a_key_is_sent_in_either_header(url: str) -> None:
+def test_key_is_accepted_in_either_header(url: str) -> None:
     for headers in (
         {"x-api-key": ANN},
         {"authorization": f"Bearer {ANN}"},
@@ -80,7 +80,7 @@ def test_a_key_is_sent_in_either_header(url: str) -> None:
     "headers",
     [{}, {"x-api-key": ""}, {"x-api-key": "wrong"}, {"authorization": f"Basic {ANN}"}],
 )
-def test_without_a_key_nothing_is_reached(url: str, headers: dict[str, str]) -> None:
+def test_request_without_valid_key_answers_401(url: str, headers: dict[str, str]) -> None:
     reply = httpx.post(f"{url}/probe/threads:read", json={}, headers=headers)
 
     assert reply.status_code == 401
@@ -88,7 +88,7 @@ def test_without_a_key_nothing_is_reached(url: str, headers: dict[str, str]) -> 
     assert "send a key in the header x-api-key" in reply.json()["detail"]
 
 
-def test_the_sdk_sends_its_key(url: str) -> None:
+def test_key_sent_by_sdk_clients_identifies_user(url: str) -> None:
     with get_sync_client(url=url, api_key=BOB) as client:
         assert client.http.post("/probe/threads:read", json={})["user"] == "bob"
 
@@ -120,7 +120,9 @@ def test_the_sdk_sends_its_key(url: str) -> None:
         ("store:list_namespaces", {"namespace": ["a"]}, {"namespace": ["a", "ann"]}),
     ],
 )
-def test_a_user_has_their_own(url: str, action: str, asks: Any, left: Any) -> None:
+def test_user_is_limited_to_own_threads_and_namespaces(
+    url: str, action: str, asks: Any, left: Any
+) -> None:
     assert asked(url, action, ANN, asks).json()["value"] == left
 
 
@@ -140,16 +142,18 @@ def test_a_user_has_their_own(url: str, action: str, asks: Any, left: Any) -> No
         ("admin", {}),
     ],
 )
-def test_and_nothing_else(url: str, action: str, asks: Any) -> None:
+def test_user_is_refused_namespaces_of_others_and_admin_actions(
+    url: str, action: str, asks: Any
+) -> None:
     assert asked(url, action, ANN, asks).status_code == 403
 
 
-def test_an_admin_has_everything(url: str) -> None:
+def test_admin_key_allows_everything_unfiltered(url: str) -> None:
     for action in ("store:search", "admin", "threads:create"):
         assert asked(url, action, ROOT).json()["value"] == {}
 
 
-def test_threads_of_others_are_unknown(url: str, folder: Path) -> None:
+def test_threads_of_other_users_are_not_found(url: str, folder: Path) -> None:
     with open_checkpointer(str(folder / "memory.db")) as saver:
         for name in ("ann", "bob"):
             store_conversation(saver, f"of-{name}", user_id=name)
@@ -162,7 +166,7 @@ def test_threads_of_others_are_unknown(url: str, folder: Path) -> None:
     assert found == [200, 404, 404, 404, 200, 404, 200, 200, 404]
 
 
-def test_a_thread_that_was_made_first_gives_no_way_to_what_another_says_on_it(
+def test_reserving_thread_id_gives_no_access_to_later_conversation_of_another(
     url: str, folder: Path
 ) -> None:
     """Bob reserves the id that Ann's agent, which is no client of the server, will use."""
@@ -175,7 +179,7 @@ def test_a_thread_that_was_made_first_gives_no_way_to_what_another_says_on_it(
     assert httpx.get(f"{url}/threads/daily", headers=of_ann).status_code == 200
 
 
-def test_a_thread_is_not_given_to_whoever_reserved_the_id_that_a_program_uses(
+def test_thread_of_program_without_user_is_not_given_to_who_reserved_id(
     url: str, folder: Path
 ) -> None:
     """The program names no user: then the thread is nobody's, whichever of the two came first."""
@@ -208,7 +212,7 @@ def test_a_thread_is_not_given_to_whoever_reserved_the_id_that_a_program_uses(
 
 
 @pytest.mark.parametrize("of_ann", [{}, {"user_id": "ann"}])
-def test_a_program_that_names_an_assistant_gives_its_thread_to_nobody_else(
+def test_thread_of_program_with_assistant_id_is_not_given_to_who_reserved_id(
     url: str, folder: Path, of_ann: Any
 ) -> None:
     """Programs of langgraph's platform have assistant_id in their metadata, as this server has."""
@@ -225,7 +229,9 @@ def test_a_program_that_names_an_assistant_gives_its_thread_to_nobody_else(
     assert metadata.get("owner") == of_ann.get("user_id")
 
 
-def test_a_reserved_thread_is_of_whoever_begins_it_here(url: str, folder: Path) -> None:
+def test_reserved_thread_belongs_to_user_who_first_uses_it_on_server(
+    url: str, folder: Path
+) -> None:
     """By a run, an edit of its state or as a copy, whatever a program says on it later."""
     asks: Any = {"input": {"messages": [{"role": "user", "content": "hi"}]}}
     edit = {"values": asks["input"], "as_node": "respond"}
@@ -245,7 +251,7 @@ def test_a_reserved_thread_is_of_whoever_begins_it_here(url: str, folder: Path) 
             assert (known["owner"], known["topic"]) == ("bob", "plans")
 
 
-def test_filters(file: Path) -> None:
+def test_keys_filter_threads_by_owner_except_for_admin(file: Path) -> None:
     keys = KeysFileAccess(file)
 
     def of(user: str, *permissions: str) -> Filter:
@@ -270,7 +276,7 @@ def own_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_key_that_is_revoked_ends(
+def test_revoked_key_stops_working_without_restart(
     own_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_RELOAD_INTERVAL_S", 0.0)
@@ -317,7 +323,9 @@ def test_a_key_that_is_revoked_ends(
         (entry(ANN, ""), "choose another"),
     ],
 )
-def test_a_malformed_file(tmp_path: Path, text: str, says: str) -> None:
+def test_malformed_keys_file_raises_configuration_error(
+    tmp_path: Path, text: str, says: str
+) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=says) as raised:
@@ -327,13 +335,13 @@ def test_a_malformed_file(tmp_path: Path, text: str, says: str) -> None:
     assert str(path) in str(raised.value)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_missing_keys_file_raises_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No such file"):
         KeysFileAccess(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize("user", [*NOTE_KINDS, "server", "threads"])
-def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
+def test_user_named_like_internal_label_cannot_see_internal_namespaces(
     tmp_path: Path, user: str
 ) -> None:
     """The labels after the first of perdure's own namespaces are free for users."""
@@ -365,7 +373,7 @@ def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
             assert client.post("/store/namespaces", json={"prefix": namespace}).status_code == 403
 
 
-def test_new_keys() -> None:
+def test_created_keys_are_random_and_match_their_hash() -> None:
     (one, digest), (other, _) = create_api_key_and_hash("ann"), create_api_key_and_hash("ann")
 
     assert one != other

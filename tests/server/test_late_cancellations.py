@@ -22,7 +22,7 @@ from tests.server.talking import Gate, build_input, build_talk_graph
 SECRET = "the harbour safe opens at nine"
 
 
-def test_a_rollback_that_another_server_accepted(db: Settings) -> None:
+def test_rollback_accepted_by_another_server_removes_run_from_state(db: Settings) -> None:
     """A program that waits for the lock of the thread does not go on from the run's state."""
     gate, free = Gate(), Gate()
     free.open.set()
@@ -66,7 +66,9 @@ def test_a_rollback_that_another_server_accepted(db: Settings) -> None:
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
 @pytest.mark.parametrize("under_way", [False, True])
-def test_the_feed_of_a_thread_that_nobody_read_before(settings: Settings, under_way: bool) -> None:
+def test_first_reader_of_thread_gets_no_events_from_before_erasure(
+    settings: Settings, under_way: bool
+) -> None:
     """The first reader of a thread does not get events from before an erasure."""
     gate = Gate()
     if not under_way:
@@ -97,7 +99,7 @@ def test_the_feed_of_a_thread_that_nobody_read_before(settings: Settings, under_
     assert SECRET not in told
 
 
-def test_a_write_that_waits_for_longer_than_its_run(
+def test_delayed_write_is_refused_after_its_run_ended(
     db: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was handed over before the run ended, and is refused when its turn comes."""

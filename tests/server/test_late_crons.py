@@ -78,7 +78,7 @@ def schedule_in(minutes: int, zone: Any = UTC) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("late_s", [3600, 30 * DAY_S, 10 * 365 * DAY_S])
-def test_a_due_time_that_is_too_late_is_set_anew(
+def test_due_time_that_is_too_late_is_corrected(
     sdk: SyncLangGraphClient, db: Settings, late_s: int
 ) -> None:
     schedule, at = schedule_in(30)
@@ -88,9 +88,7 @@ def test_a_due_time_that_is_too_late_is_set_anew(
     wait_until(lambda: read_cron(db, cron_id).next_at == at)
 
 
-def test_a_cron_with_an_end_is_due_again_after_a_clock_was_past_the_end(
-    sdk: SyncLangGraphClient, db: Settings
-) -> None:
+def test_cron_ended_by_fast_clock_is_due_again(sdk: SyncLangGraphClient, db: Settings) -> None:
     schedule, at = schedule_in(30)
     cron_id = create_cron(sdk, schedule, end_time=datetime.now(UTC) + timedelta(days=3))
     set_due(db, cron_id, None)
@@ -98,7 +96,7 @@ def test_a_cron_with_an_end_is_due_again_after_a_clock_was_past_the_end(
     wait_until(lambda: read_cron(db, cron_id).next_at == at)
 
 
-def test_a_cron_that_a_fast_clock_has_begun_does_not_run_again_at_its_time(
+def test_cron_run_early_by_fast_clock_does_not_run_again(
     sdk: SyncLangGraphClient, db: Settings
 ) -> None:
     """A server whose clock is three minutes ahead has begun the run of today."""
@@ -110,7 +108,7 @@ def test_a_cron_that_a_fast_clock_has_begun_does_not_run_again_at_its_time(
     assert read_cron(db, cron_id).next_at == at + DAY_S
 
 
-def test_a_damaged_cron_stops_no_other(sdk: SyncLangGraphClient, db: Settings) -> None:
+def test_damaged_cron_does_not_stop_other_crons(sdk: SyncLangGraphClient, db: Settings) -> None:
     """Neither the check of due times nor the runs of other crons."""
     damaged, late, due = (create_cron(sdk, "0 0 1 1 *") for _ in range(3))
     with open_checkpointer(db.db) as saver:
@@ -129,7 +127,7 @@ def test_a_damaged_cron_stops_no_other(sdk: SyncLangGraphClient, db: Settings) -
 
 
 @pytest.mark.parametrize("change", ["disable", "delete", "begin"])
-def test_a_cron_that_changes_meanwhile_is_not_reset(db: Settings, change: str) -> None:
+def test_due_time_of_cron_changed_meanwhile_is_not_reset(db: Settings, change: str) -> None:
     now = time.time()
     content = {"payload": {"schedule": "@daily"}}
     cron = CronRow("c", None, None, now, now, content)

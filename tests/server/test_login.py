@@ -43,7 +43,7 @@ def login(client: httpx.Client, key: str, **more: str) -> httpx.Response:
     return client.post("/ui/login", data={"key": key, **more}, headers=SAME)
 
 
-def test_a_page_leads_to_the_login_and_back(client: httpx.Client) -> None:
+def test_page_redirects_to_login_and_back(client: httpx.Client) -> None:
     refused = client.get("/ui/probe?q=a&q=b%2F", headers=PAGE)
     assert refused.status_code == 303
     place = httpx.URL(refused.headers["location"])
@@ -62,7 +62,7 @@ def test_a_page_leads_to_the_login_and_back(client: httpx.Client) -> None:
     assert client.get("/ui/probe", headers=PAGE).json() == {"user": "ann"}
 
 
-def test_what_is_no_page_is_not_led_anywhere(client: httpx.Client) -> None:
+def test_requests_that_are_not_pages_answer_401_without_redirect(client: httpx.Client) -> None:
     assert client.get("/probe/thread/t", headers=PAGE).status_code == 401
     assert client.get("/ui/probe.json").status_code == 401
     shown = f"{client.base_url}/ui/shown?q=1"
@@ -74,11 +74,13 @@ def test_what_is_no_page_is_not_led_anywhere(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "place", ["//evil.example", "https://evil.example/", "/ui", "", "/ui/\r\nx: y", "javascript:0"]
 )
-def test_it_leads_to_a_page_of_ours(client: httpx.Client, place: str) -> None:
+def test_login_redirects_only_to_pages_of_server(client: httpx.Client, place: str) -> None:
     assert login(client, ANN, next=place).headers["location"] == "/ui/threads"
 
 
-def test_wrong_keys(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_with_wrong_key_fails_and_is_rate_limited(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for wrong in ("", "wrong", "k\u00e9y", "a\nb: c"):
         reply = login(client, wrong)
         assert reply.status_code == 401
@@ -90,7 +92,7 @@ def test_wrong_keys(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < int(guessed.headers["retry-after"]) <= 10
 
 
-def test_with_a_cookie_a_change_has_to_come_from_a_page_of_ours(client: httpx.Client) -> None:
+def test_change_with_cookie_requires_same_origin(client: httpx.Client) -> None:
     login(client, ANN)
 
     def change(headers: dict[str, str]) -> int:
@@ -103,13 +105,13 @@ def test_with_a_cookie_a_change_has_to_come_from_a_page_of_ours(client: httpx.Cl
     assert change({"x-api-key": BOB}) == 200  # it has no need of the cookie
 
 
-def test_a_key_in_the_request_is_stronger(client: httpx.Client) -> None:
+def test_key_in_request_takes_precedence_over_session(client: httpx.Client) -> None:
     login(client, ANN)
 
     assert client.get("/ui/probe.json", headers={"x-api-key": "wrong"}).status_code == 401
 
 
-def test_logging_out(client: httpx.Client) -> None:
+def test_logout_ends_session_and_removes_cookie(client: httpx.Client) -> None:
     login(client, ANN)
     session = dict(client.cookies)
     done = client.post("/ui/logout", headers=SAME)
@@ -120,7 +122,7 @@ def test_logging_out(client: httpx.Client) -> None:
     assert client.get("/ui/probe.json").status_code == 401
 
 
-def test_a_revoked_key_ends_its_sessions(
+def test_revoking_key_ends_its_sessions(
     client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.server.keys._RELOAD_INTERVAL_S", 0.0)
@@ -132,7 +134,7 @@ def test_a_revoked_key_ends_its_sessions(
     assert client.get("/ui/probe.json").status_code == 401
 
 
-def test_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_end_by_age_and_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(sessions, "monotonic", lambda: now)
     monkeypatch.setattr(sessions, "_MAX_SESSIONS", 3)
@@ -152,7 +154,7 @@ def test_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made._logins) == 1
 
 
-def test_a_secure_cookie(settings: Settings, file: Path) -> None:
+def test_session_cookie_is_secure_behind_https_proxy(settings: Settings, file: Path) -> None:
     """As a proxy on this machine says that it speaks https."""
     with run_server(create_app(settings, access=KeysFileAccess(file))) as url:
         headers = {"x-forwarded-proto": "https", **SAME}
@@ -161,7 +163,7 @@ def test_a_secure_cookie(settings: Settings, file: Path) -> None:
     assert "; Secure" in done.headers["set-cookie"]
 
 
-def test_a_token_for_handlers(settings: Settings, tmp_path: Path) -> None:
+def test_login_accepts_token_that_auth_handlers_check(settings: Settings, tmp_path: Path) -> None:
     access = AuthFileAccess(written(tmp_path, GUIDE))
     with (
         run_server(add_probe_routes(create_app(settings, access=access))) as url,
@@ -173,12 +175,12 @@ def test_a_token_for_handlers(settings: Settings, tmp_path: Path) -> None:
         assert client.get("/ui/probe.json").json()["user"] == "bob"
 
 
-def test_there_is_nothing_to_log_in_to(settings: Settings) -> None:
+def test_login_page_redirects_to_threads_on_server_without_keys(settings: Settings) -> None:
     with run_server(create_app(settings)) as url:
         assert httpx.get(f"{url}/ui/login").headers["location"] == "/ui/threads"
 
 
-def test_in_a_browser(tab: Page, client: httpx.Client) -> None:
+def test_login_and_logout_work_in_browser(tab: Page, client: httpx.Client) -> None:
     tab.goto("/ui/login?next=/ui/login")
     tab.keyboard.type(BOB)
     tab.keyboard.press("Enter")
@@ -192,7 +194,7 @@ def test_in_a_browser(tab: Page, client: httpx.Client) -> None:
     expect(tab.get_by_role("button", name="Log out")).to_have_count(0)
 
 
-def test_forms_work_at_an_address_without_tls_that_is_not_this_machine(
+def test_login_form_works_at_remote_address_without_tls(
     browser: Browser, settings: Settings, file: Path
 ) -> None:
     """There browsers send no Sec-Fetch-Site; http://0.0.0.0 stands for such an address."""
@@ -206,7 +208,7 @@ def test_forms_work_at_an_address_without_tls_that_is_not_this_machine(
         context.close()
 
 
-def test_an_address_that_is_none(client: httpx.Client) -> None:
+def test_invalid_current_url_header_answers_401(client: httpx.Client) -> None:
     sent = {"hx-request": "true", "hx-current-url": "http://["}
 
     assert client.get("/ui/threads", headers=sent).status_code == 401

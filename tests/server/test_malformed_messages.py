@@ -109,7 +109,7 @@ def requests(thread_id: str, channel: str, value: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def test_they_are_refused_before_anything_is_written(client: httpx.Client) -> None:
+def test_malformed_messages_are_refused_before_anything_is_written(client: httpx.Client) -> None:
     """With 422 and a sentence, in all ways into a run; the thread can be read and goes on."""
     thread_id = begun(client)
     paths = [f"/threads/{thread_id}/{each}" for each in ("state", "history", "runs")]
@@ -130,7 +130,7 @@ def test_they_are_refused_before_anything_is_written(client: httpx.Client) -> No
     assert [each["content"] for each in ended["messages"]] == ["hi"]
 
 
-def test_the_sentence_names_the_value_and_what_was_expected(client: httpx.Client) -> None:
+def test_refusal_of_malformed_messages_names_value_and_expectation(client: httpx.Client) -> None:
     path, body = requests(begun(client), "messages", BAD[0])[0]
     sentence = client.post(path, json=body).json()["detail"]
 
@@ -140,7 +140,7 @@ def test_the_sentence_names_the_value_and_what_was_expected(client: httpx.Client
 
 
 @pytest.mark.parametrize("number", range(len(GOOD)))
-def test_all_forms_of_messages_are_accepted(client: httpx.Client, number: int) -> None:
+def test_all_valid_forms_of_messages_are_accepted(client: httpx.Client, number: int) -> None:
     """Also removals and keeps, which depend on the state."""
     thread_id = begun(client)
     for path, body in requests(thread_id, "messages", GOOD[number])[:1]:
@@ -150,7 +150,7 @@ def test_all_forms_of_messages_are_accepted(client: httpx.Client, number: int) -
     assert client.get(f"/threads/{thread_id}/state").status_code == 200
 
 
-def test_channels_of_other_values_take_what_looks_like_messages(client: httpx.Client) -> None:
+def test_channels_without_message_reducer_accept_malformed_messages(client: httpx.Client) -> None:
     """Only the reducer tells whether a channel is one of messages."""
     thread_id = begun(client)
     values = {"forms": [{"role": "nobody"}], "last": [{"type": 5}], "none": [{"role": 1}]}
@@ -169,7 +169,7 @@ UNAPPLICABLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("request_body", UNAPPLICABLE)
-def test_a_thread_can_be_read_and_used_after_an_update_that_its_reducer_refuses(
+def test_thread_stays_usable_after_update_that_reducer_refuses(
     client: httpx.Client, request_body: dict[str, Any]
 ) -> None:
     """The run fails with the error of `operator.add`, which only accepts lists here."""

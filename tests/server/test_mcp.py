@@ -205,15 +205,15 @@ def filled(settings: Settings) -> Settings:
     return settings
 
 
-def test_every_tool_over_stdio(filled: Settings) -> None:
+def test_every_tool_works_over_stdio(filled: Settings) -> None:
     run(stdio(filled), everything)
 
 
-def test_a_memory_is_corrected_over_stdio(settings: Settings) -> None:
+def test_remember_with_key_corrects_memory_over_stdio(settings: Settings) -> None:
     run(stdio(settings), corrections)
 
 
-def test_a_memory_is_corrected_over_http(settings: Settings) -> None:
+def test_remember_with_key_corrects_memory_over_http(settings: Settings) -> None:
     with run_server(create_app(settings)) as url:
         run(f"{url}/mcp", corrections)
 
@@ -228,7 +228,9 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("named", "value"), KINDS, ids=[named for named, _ in KINDS])
-def test_only_facts_are_superseded(settings: Settings, named: str, value: dict[str, Any]) -> None:
+def test_remember_refuses_to_supersede_what_is_not_a_fact(
+    settings: Settings, named: str, value: dict[str, Any]
+) -> None:
     """A turn, an episode, a profile, instructions and other items stay as they are."""
     with open_store(settings.db) as store:
         store.put(("memories", "ann"), "k", value)
@@ -240,7 +242,7 @@ def test_only_facts_are_superseded(settings: Settings, named: str, value: dict[s
         assert store.get(("memories", "ann"), "k").value == value  # type: ignore[union-attr]
 
 
-def test_an_unknown_id_adds_nothing(settings: Settings) -> None:
+def test_remember_with_unknown_key_adds_nothing(settings: Settings) -> None:
     with pytest.raises(InvalidValue, match="'nope' is an id that no memory has"):
         call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="nope")
 
@@ -248,7 +250,7 @@ def test_an_unknown_id_adds_nothing(settings: Settings) -> None:
         assert memories(store=store, config={"configurable": {"user_id": "ann"}}) == []
 
 
-def test_versions_of_a_corrected_memory_stay(settings: Settings) -> None:
+def test_corrected_memory_keeps_its_versions_fields_and_kind(settings: Settings) -> None:
     """The fields and the kind of the memory stay, and its first text is in its history."""
     with open_store(settings.db) as store:
         of_ann: Any = {"configurable": {"user_id": "ann"}}
@@ -284,7 +286,7 @@ def call_tool(settings: Settings, action: Action, tool: Any, **arguments: Any) -
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_every_tool_over_http(filled: Settings, mode: str) -> None:
+def test_every_tool_works_over_http(filled: Settings, mode: str) -> None:
     with run_server(create_app(filled)) as url:
         run(f"{url}/mcp", everything, mode=mode)
 
@@ -318,7 +320,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_tool_is_its_callers(shared: str, filled: Settings, tmp_path: Path) -> None:
+def test_tools_reach_only_data_of_their_caller(
+    shared: str, filled: Settings, tmp_path: Path
+) -> None:
     for user in ("ann", "bob"):
         answer = asked(shared, user, "recall", {"query": "tea"}).json()["result"]
         other = {"ann": "bob", "bob": "ann"}[user]
@@ -334,9 +338,7 @@ def test_a_tool_is_its_callers(shared: str, filled: Settings, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("tool", [each.__name__ for each in TOOLS])
-def test_a_stranger_reaches_no_tool(
-    shared: str, filled: Settings, tool: str, tmp_path: Path
-) -> None:
+def test_tools_refuse_strangers(shared: str, filled: Settings, tool: str, tmp_path: Path) -> None:
     assert asked(shared, None, tool, EXAMPLES[tool]).status_code == 401
     refused = asked(shared, "nobody", tool, EXAMPLES[tool]).json()["result"]
     assert refused["isError"]
@@ -348,7 +350,7 @@ def test_a_stranger_reaches_no_tool(
         assert not memories(store=store, config={"configurable": {"user_id": "nobody"}})
 
 
-def test_reading_goes_on_beyond_branches(filled: Settings) -> None:
+def test_read_thread_continues_with_earlier_messages_across_branches(filled: Settings) -> None:
     with open_checkpointer(filled.db) as saver:
         ends = (each for each in saver.checkpoints("of ann") if each.counts.get("messages") == 2)
         end = next(ends)
@@ -370,7 +372,7 @@ def test_reading_goes_on_beyond_branches(filled: Settings) -> None:
     assert asyncio.run(course()) == wanted
 
 
-def test_what_a_thread_waits_for_is_told(settings: Settings) -> None:
+def test_thread_tools_report_pending_interrupt(settings: Settings) -> None:
     """A thread of a program of one's own: search names its status, reading the question."""
     run_asking_graph(settings, "asks")
 
@@ -388,7 +390,7 @@ def test_what_a_thread_waits_for_is_told(settings: Settings) -> None:
     assert (read["next"], read["waits_for_answers_to"]) == (["part"], ["Sure?"])
 
 
-def test_own_threads_are_found_below_those_of_others(filled: Settings) -> None:
+def test_search_threads_finds_own_thread_below_threads_of_others(filled: Settings) -> None:
     async def course() -> list[str]:
         databases = Databases(filled)
         call = Call(Identity("ann"), "threads:search", LocalAccess("ann"), databases)
@@ -402,12 +404,12 @@ def test_own_threads_are_found_below_those_of_others(filled: Settings) -> None:
     assert asyncio.run(course()) == ["of ann"]
 
 
-def test_every_tool_has_an_action() -> None:
+def test_every_tool_has_action_and_example() -> None:
     assert {each.__name__ for each in TOOLS} == set(EXAMPLES) == NAMES
     assert all(getattr(each, "action", None) for each in TOOLS)
 
 
-def test_stdout_is_the_protocol_and_ends_with_stdin(filled: Settings) -> None:
+def test_stdio_server_writes_only_protocol_and_ends_with_stdin(filled: Settings) -> None:
     asked = stdio(filled)
     began = {
         "jsonrpc": "2.0",
@@ -434,7 +436,7 @@ def test_stdout_is_the_protocol_and_ends_with_stdin(filled: Settings) -> None:
     assert all(line["jsonrpc"] == "2.0" for line in lines)
 
 
-def test_wrong_settings_are_a_line_on_stderr(tmp_path: Path) -> None:
+def test_invalid_settings_are_reported_in_one_line_on_stderr(tmp_path: Path) -> None:
     (tmp_path / "no.db").write_text("x" * 5000)
     command = stdio(Settings(db=str(tmp_path / "no.db"), user="ann"))
     done = subprocess.run(

@@ -83,7 +83,7 @@ def ask_opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
-def test_a_handshake_is_answered_as_the_sdk_answers_it(version: str) -> None:
+def test_handshake_replies_equal_those_of_sdk(version: str) -> None:
     """The replies to initialize, ping and all lists are the SDK's, also with strange ids."""
     messages = [
         message("ping", 0),
@@ -102,7 +102,7 @@ def test_a_handshake_is_answered_as_the_sdk_answers_it(version: str) -> None:
     assert ask_opening(messages) == ask_sdk(messages)
 
 
-def test_the_version_without_a_handshake_is_answered_as_the_sdk_answers_it() -> None:
+def test_replies_without_handshake_equal_those_of_sdk() -> None:
     messages = [
         message("server/discover", 1, _meta=ENVELOPE),
         message("tools/list", 2, _meta=ENVELOPE),
@@ -114,7 +114,7 @@ def test_the_version_without_a_handshake_is_answered_as_the_sdk_answers_it() -> 
     assert ask_opening(messages) == ask_sdk(messages)
 
 
-def test_versions_are_those_of_the_sdk() -> None:
+def test_protocol_versions_equal_those_of_sdk() -> None:
     assert HANDSHAKE_VERSIONS == HANDSHAKE_PROTOCOL_VERSIONS
     assert (ENVELOPE_VERSION,) == MODERN_PROTOCOL_VERSIONS
 
@@ -144,7 +144,7 @@ def test_versions_are_those_of_the_sdk() -> None:
         json.dumps(message("initialize", 1)),
     ],
 )
-def test_what_is_not_known_is_left_to_the_sdk(line: str) -> None:
+def test_unknown_messages_are_left_to_sdk(line: str) -> None:
     opening = StartupResponder(__version__)
 
     assert opening.answer_message(line) is None
@@ -161,7 +161,7 @@ def test_what_is_not_known_is_left_to_the_sdk(line: str) -> None:
         message("logging/setLevel", 2, level="info"),
     ],
 )
-def test_after_a_handshake_the_sdk_reads_it_again(later: dict[str, Any]) -> None:
+def test_handshake_is_replayed_to_sdk_before_other_messages(later: dict[str, Any]) -> None:
     """The SDK is given the version that was agreed upon, and what the client said after it."""
     opening = StartupResponder(__version__)
     ready = json.dumps(message("notifications/initialized")) + "\n"
@@ -174,7 +174,7 @@ def test_after_a_handshake_the_sdk_reads_it_again(later: dict[str, Any]) -> None
     assert then == ready
 
 
-def test_listing_tools_loads_neither_the_sdk_nor_the_libraries_of_tools(settings: Settings) -> None:
+def test_listing_tools_imports_neither_sdk_nor_libraries_of_tools(settings: Settings) -> None:
     """CPU time of the start: modules that take tenths of a second are not imported."""
     program = stdio(settings)
     lines = [
@@ -198,12 +198,12 @@ def test_listing_tools_loads_neither_the_sdk_nor_the_libraries_of_tools(settings
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_tools_are_called_after_the_opening(settings: Settings, mode: str) -> None:
+def test_tools_work_after_opening_without_sdk(settings: Settings, mode: str) -> None:
     fill(settings)
     run(stdio(settings), everything, mode=mode)
 
 
-def test_messages_before_and_with_a_call_are_answered_once(settings: Settings) -> None:
+def test_messages_sent_with_tool_call_are_answered_once(settings: Settings) -> None:
     """A client may send all at once; each id has one reply, in the agreed version."""
     lines = [
         initialize("2024-11-05"),
@@ -230,7 +230,7 @@ def test_messages_before_and_with_a_call_are_answered_once(settings: Settings) -
     assert rest == ""
 
 
-def test_schemas_have_the_arguments_of_the_functions() -> None:
+def test_tool_schemas_match_parameters_of_functions() -> None:
     """Names, defaults and hints of a tool are those of its function and action."""
     for schema, tool in zip(SCHEMAS, TOOLS, strict=True):
         _, *parameters = inspect.signature(tool).parameters.values()
@@ -267,7 +267,7 @@ SCHEMA = {each.name: each for each in SCHEMAS}
         ({"limit": 500}, "query is missing; expected a text; limit is 500"),
     ],
 )
-def test_a_wrong_argument_is_named_in_a_sentence(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_tool_argument_is_named_in_error(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         SCHEMA["recall"].check_arguments(arguments)
 
@@ -294,7 +294,7 @@ def test_a_wrong_argument_is_named_in_a_sentence(arguments: dict[str, Any], mess
         ),
     ],
 )
-def test_arguments_are_completed_and_converted(
+def test_tool_arguments_are_completed_and_converted(
     arguments: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     checked = SCHEMA["recall"].check_arguments(arguments)
