@@ -160,8 +160,9 @@ def test_run_belongs_to_person_named_in_its_context(desk: Desk, user: str) -> No
 
 
 def test_anybody_may_act_for_person_on_server_without_keys(
-    settings: Settings, model: Model
-) -> None:  # noqa: F811
+    settings: Settings,
+    model: Model,  # noqa: F811
+) -> None:
     with served(settings, LocalAccess("boss"), model) as desk:
         client: Any = desk.client("anybody")
         thread_id = client.threads.create()["thread_id"]
