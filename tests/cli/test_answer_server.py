@@ -19,7 +19,7 @@ from tests.cli.asking import read_answers, write_langgraph_json
 from tests.cli.commands import invoke, run, run_and_read_error, run_json, split_rows
 from tests.cli.databases import postgres_database
 from tests.server.running import run_server
-from tests.server.test_keys import entry
+from tests.server.test_keys import render_key_entry
 
 KEYS = {"dora": "perdure_dora", "boss": "perdure_boss", "emil": "perdure_emil"}
 
@@ -59,7 +59,9 @@ def server(
     keys = tmp_path / "keys.toml"
     admin = 'permissions = ["perdure:admin"]'
     keys.write_text(
-        "\n".join(entry(key, user, admin * (user == "boss")) for user, key in KEYS.items())
+        "\n".join(
+            render_key_entry(key, user, admin * (user == "boss")) for user, key in KEYS.items()
+        )
     )
 
     def serve(db_address: str) -> Iterator[RunningServer]:

@@ -19,7 +19,7 @@ from perdure.graphs.langgraph_json import LanggraphFile
 from perdure.stores import SQLiteStore
 from tests.cli.commands import run, run_and_read_error, run_json
 from tests.cli.test_serve import start_server
-from tests.server.test_keys import ANN, entry
+from tests.server.test_keys import ANN, render_key_entry
 
 MODULE = """
 from contextlib import asynccontextmanager
@@ -168,7 +168,7 @@ def test_cors_section_allows_requests_of_an_exact_site(app_folder: Path) -> None
 def test_http_app_is_protected_and_replaces_no_path_of_perdure(app_folder: Path) -> None:
     """The application is behind keys, host names, sites and limits."""
     keys = app_folder / "keys.toml"
-    keys.write_text(entry(ANN, "ann"))
+    keys.write_text(render_key_entry(ANN, "ann"))
     graphs = write_langgraph_json(app_folder, http={"app": "./shop_app.py:app"})
     options = ("--graphs", graphs, "--keys", str(keys))
     with (

@@ -18,8 +18,8 @@ import uvicorn
 
 from perdure.server.keys import KeysFileAccess
 from tests.cli.commands import invoke, run_and_read_error
-from tests.server.test_auth_file import GUIDE, written
-from tests.server.test_keys import ANN, entry
+from tests.server.test_auth_file import GUIDE, write_auth_file
+from tests.server.test_keys import ANN, render_key_entry
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def test_server_keeps_idle_connections_longer_than_clients_do(
 def test_serve_checks_keys_hosts_sites_and_proxies(tmp_path: Path) -> None:
     """SIGTERM ends the server, also in the background, where SIGINT is ignored."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann"))
+    keys.write_text(render_key_entry(ANN, "ann"))
     keys.chmod(0o644)
     hosts = ("--allowed-host", "mem.example", "--host", "0.0.0.0", "--proxy", "127.0.0.1")
     sites = ("--cors-origin", "http://a.example", "--cors-origin", "http://b.example")
@@ -148,8 +148,8 @@ def test_serve_refuses_invalid_options(
     def read_refusal(*options: str) -> str:
         return run_and_read_error("serve", "--db", str(tmp_path / "m.db"), *options, capsys=capsys)
 
-    keys_file, auth_file = tmp_path / "keys.toml", written(tmp_path, GUIDE)
-    keys_file.write_text(entry(ANN, "ann"))
+    keys_file, auth_file = tmp_path / "keys.toml", write_auth_file(tmp_path, GUIDE)
+    keys_file.write_text(render_key_entry(ANN, "ann"))
     for host in ("0.0.0.0", "::", "192.168.1.7", "memory.example", ""):
         assert "pass --keys or --auth" in read_refusal("--host", host)
     for name in ("*", ""):
@@ -179,7 +179,7 @@ def test_keys_with_tenants_need_postgres_database(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann", 'tenant = "acme"'))
+    keys.write_text(render_key_entry(ANN, "ann", 'tenant = "acme"'))
 
     assert "need a Postgres database" in run_and_read_error(
         "serve", "--db", str(tmp_path / "m.db"), "--keys", str(keys), capsys=capsys

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from tests import postgres_server
 from tests.cli.commands import run_and_read_error
 from tests.cli.test_serve import start_server
-from tests.server.test_keys import ANN, entry
+from tests.server.test_keys import ANN, render_key_entry
 
 GRAPHS = """
 from contextlib import asynccontextmanager
@@ -61,7 +61,7 @@ def test_serve_prints_files_of_its_graphs_and_keys(db: Path, tmp_path: Path) -> 
     graphs = ("compiled", "made", "opened")
     file = write_langgraph_json(tmp_path, **{name: f"./start_graphs.py:{name}" for name in graphs})
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann"))
+    keys.write_text(render_key_entry(ANN, "ann"))
     relative = Path(os.path.relpath(db))
     with start_server("--graphs", file, "--keys", str(keys), db=relative) as (_, output, _):
         lines = output.splitlines()

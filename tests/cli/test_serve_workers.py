@@ -16,7 +16,7 @@ import pytest
 from tests.cli.commands import run_and_read_error
 from tests.cli.test_serve import get_status, start_server
 from tests.server.running import wait_until
-from tests.server.test_keys import ANN, entry
+from tests.server.test_keys import ANN, render_key_entry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it finds processes in /proc")
 GRAPH = """
@@ -82,7 +82,7 @@ def get_run_status(path: str) -> Any:
 
 def test_login_session_survives_death_of_its_worker(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann"))
+    keys.write_text(render_key_entry(ANN, "ann"))
     options = ("--workers", "2", "--keys", str(keys))
     with start_server(*options, db=tmp_path / "memory.db") as (url, _, process):
         assert get_status(url, "/ok") == 200

@@ -1,4 +1,4 @@
-"""Every route, asked by strangers: it names an action, answers no, and changes nothing."""
+"""Every route names an action, refuses strangers, and changes nothing for them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from tests.server.examples import (
     UNPROVEN,
 )
 from tests.server.running import run_server
-from tests.server.test_auth_file import written
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_auth_file import write_auth_file
+from tests.server.test_keys import ANN, BOB, render_key_entry
 from tests.talks import store_conversation
 
 PUBLIC = {
@@ -60,7 +60,7 @@ PUBLIC = {
     "GET /mcp",
     "POST /mcp",  # its tools are asked in tests/server/test_mcp.py
 }
-NOTHING = """
+AUTH_WITHOUT_HANDLERS = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -99,13 +99,13 @@ async def create(ctx, value):
 async def store(ctx, value):
     value["namespace"] = (ctx.user.identity, *(value.get("namespace") or ()))
 """
-"""As in langgraph's guide. A handler of threads.create gives no filter, so it must not suffice."""
+"""Handlers of langgraph's guide. The handler of threads.create returns no filter."""
 MEMORY = (tuple(PLACE), KEY)
-REFUSED = (401, 403, 404, 409)  # 409: the id is taken
+REFUSED_STATUSES = (401, 403, 404, 409)  # 409: the id is taken
 
 
 class Route(NamedTuple):
-    """A route with one method."""
+    """A route and one of its methods."""
 
     name: str
     method: str
@@ -114,27 +114,27 @@ class Route(NamedTuple):
 
     @property
     def action(self) -> str | None:
-        """What it is; None: it is public."""
+        """The action that the route requires, or None if the route is public."""
         return getattr(self.of.endpoint, "action", None)
 
 
-def routes() -> list[Route]:
-    """All routes of the application that FastAPI has made."""
-    found = []
-    for each in iter_route_contexts(create_app(Settings(db=":memory:")).routes):
-        if isinstance(each.original_route, APIRoute):
-            for method in sorted(each.methods or ()):
-                path = str(each.path)
-                found.append(Route(f"{method} {path}", method, path, each.original_route))
-    return found
+def list_routes() -> list[Route]:
+    """Return all routes of the application that FastAPI has built."""
+    routes = []
+    for context in iter_route_contexts(create_app(Settings(db=":memory:")).routes):
+        if isinstance(context.original_route, APIRoute):
+            for method in sorted(context.methods or ()):
+                path = str(context.path)
+                routes.append(Route(f"{method} {path}", method, path, context.original_route))
+    return routes
 
 
-ROUTES = routes()
-ASKED = [each for each in ROUTES if each.action is not None]
+ROUTES = list_routes()
+PROTECTED_ROUTES = [each for each in ROUTES if each.action is not None]
 
 
 def test_every_route_names_its_action_or_is_public() -> None:
-    assert {each.action for each in ASKED} <= set(ACTIONS)
+    assert {each.action for each in PROTECTED_ROUTES} <= set(ACTIONS)
     assert {each.name for each in ROUTES if each.action is None} <= PUBLIC
     others = {
         each.path: getattr(each.endpoint, "action", None)
@@ -145,8 +145,8 @@ def test_every_route_names_its_action_or_is_public() -> None:
     assert others == {"/openapi.json": None, "/assets": None, **socket}
 
 
-class Place(NamedTuple):
-    """A database with Ann's things, and servers over it."""
+class SeededServers(NamedTuple):
+    """A database with data of Ann, and the servers that use it."""
 
     saver: Checkpointer
     store: WholeStore
@@ -158,14 +158,14 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A server with keys of Ann and Bob, one whose handlers allow nothing, one with the guide's."""
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeededServers]:
+    """Servers with keys, with handlers that allow nothing, and with the handlers of the guide."""
     folder: Path = tmp_path_factory.mktemp("access")
     keys, db = folder / "keys.toml", str(folder / "memory.db")
-    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     settings, limits = Settings(db=db), Limits(requests_per_s=1e6, burst=10**6)
-    denying = AuthFileAccess(written(folder, NOTHING, "nothing.py"))
-    guide = AuthFileAccess(written(folder, GUIDE, "guide.py"))
+    denying = AuthFileAccess(write_auth_file(folder, AUTH_WITHOUT_HANDLERS, "nothing.py"))
+    guide = AuthFileAccess(write_auth_file(folder, GUIDE, "guide.py"))
     with (
         open_checkpointer(db) as saver,
         open_store(db) as store,
@@ -174,124 +174,130 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         run_server(create_app(settings, access=denying, limits=limits)) as two,
         run_server(create_app(settings, access=guide, limits=limits)) as three,
     ):
-        place = Place(saver, store, one, two, three, dict(NAMED), client)
-        seed(place)
+        place = SeededServers(saver, store, one, two, three, dict(NAMED), client)
+        restore_data_of_ann(place)
         yield place
 
 
-def seed(place: Place) -> None:
-    """Write what belongs to Ann, what is missing of it."""
-    place.saver.delete_thread(FORK)
-    with place.saver.lock(THREAD, timeout_s=30):  # a run that Ann began may still be under way
-        if missing := not place.saver.heads(prefix=THREAD):
+def restore_data_of_ann(servers: SeededServers) -> None:
+    """Write those data of Ann that are missing."""
+    servers.saver.delete_thread(FORK)
+    with servers.saver.lock(THREAD, timeout_s=30):  # a run that Ann began may still be under way
+        if missing := not servers.saver.heads(prefix=THREAD):
             store_conversation(
-                place.saver, THREAD, texts=[CANARY, "yes"], user_id="ann", graph_id="chat"
+                servers.saver, THREAD, texts=[CANARY, "yes"], user_id="ann", graph_id="chat"
             )
-    run_id = place.named.get("run_id", "none")
+    run_id = servers.named.get("run_id", "none")
     if missing or not asyncio.run(
-        RunTable(place.saver).list_runs(THREAD, run_id)
+        RunTable(servers.saver).list_runs(THREAD, run_id)
     ):  # it was deleted
-        runs, headers = f"{place.keys}/threads/{THREAD}/runs", {"x-api-key": ANN}
-        began = place.client.post(runs, json=BODIES["POST /runs"], headers=headers)
-        place.named["run_id"] = run = began.json()["run_id"]
-        place.client.get(f"{runs}/{run}/join", headers=headers)
-    if place.store.get(*MEMORY) is None:
-        place.store.put(*MEMORY, {"text": CANARY, "kind": "fact"})
-    kept = {"thread_id": KEPT, "metadata": {"of": CANARY}, "if_exists": "do_nothing"}
-    place.client.post(f"{place.keys}/threads", json=kept, headers={"x-api-key": ANN})
+        runs, headers = f"{servers.keys}/threads/{THREAD}/runs", {"x-api-key": ANN}
+        reply = servers.client.post(runs, json=BODIES["POST /runs"], headers=headers)
+        servers.named["run_id"] = run = reply.json()["run_id"]
+        servers.client.get(f"{runs}/{run}/join", headers=headers)
+    if servers.store.get(*MEMORY) is None:
+        servers.store.put(*MEMORY, {"text": CANARY, "kind": "fact"})
+    thread = {"thread_id": KEPT, "metadata": {"of": CANARY}, "if_exists": "do_nothing"}
+    servers.client.post(f"{servers.keys}/threads", json=thread, headers={"x-api-key": ANN})
     made = BODIES["POST /assistants"]
-    place.client.post(f"{place.keys}/assistants", json=made, headers={"x-api-key": ANN})
-    crons = f"{place.keys}/runs/crons", {"x-api-key": ANN}
-    known = place.client.post(f"{crons[0]}/search", json={}, headers=crons[1]).json()
-    made = known or [place.client.post(crons[0], json=CRON, headers=crons[1]).json()]
-    place.named["cron_id"] = made[0]["cron_id"]
-    ids = [each.checkpoint_id for each in place.saver.checkpoints(THREAD, checkpoint_ns="")]
-    place.named.update(checkpoint_id=ids[0], checkpoint=ids[0], a=ids[0], b=ids[-1])
+    servers.client.post(f"{servers.keys}/assistants", json=made, headers={"x-api-key": ANN})
+    crons = f"{servers.keys}/runs/crons", {"x-api-key": ANN}
+    found_crons = servers.client.post(f"{crons[0]}/search", json={}, headers=crons[1]).json()
+    made = found_crons or [servers.client.post(crons[0], json=CRON, headers=crons[1]).json()]
+    servers.named["cron_id"] = made[0]["cron_id"]
+    ids = [each.checkpoint_id for each in servers.saver.checkpoints(THREAD, checkpoint_ns="")]
+    servers.named.update(checkpoint_id=ids[0], checkpoint=ids[0], a=ids[0], b=ids[-1])
 
 
-def of_ann(place: Place) -> Any:
-    """What belongs to Ann."""
+def read_data_of_ann(servers: SeededServers) -> Any:
+    """Return all data of Ann, for comparison."""
     return (
-        [each.checkpoint_id for each in place.saver.checkpoints(THREAD)],
-        [each.value.content for each in place.saver.history(THREAD)],
-        (item := place.store.get(*MEMORY)) and item.dict(),
-        ThreadList(place.saver).get(KEPT),
-        sorted(asyncio.run(CronTable(place.saver).list_crons())),
-        [row.live.run_id for row in asyncio.run(RunTable(place.saver).list_runs(THREAD))],
-        asyncio.run(AssistantTable(place.saver).list_versions(ASSISTANT)),
+        [each.checkpoint_id for each in servers.saver.checkpoints(THREAD)],
+        [each.value.content for each in servers.saver.history(THREAD)],
+        (item := servers.store.get(*MEMORY)) and item.dict(),
+        ThreadList(servers.saver).get(KEPT),
+        sorted(asyncio.run(CronTable(servers.saver).list_crons())),
+        [row.live.run_id for row in asyncio.run(RunTable(servers.saver).list_runs(THREAD))],
+        asyncio.run(AssistantTable(servers.saver).list_versions(ASSISTANT)),
     )
 
 
-def in_query(dependant: Dependant) -> Iterator[Any]:
-    """The parameters of an endpoint's query, and of what it depends on; models have defaults."""
-    for each in dependant.query_params:
-        if not hasattr(each.field_info.annotation, "model_fields"):
-            yield each
-    for inner in dependant.dependencies:
-        yield from in_query(inner)
+def iter_query_parameters(dependant: Dependant) -> Iterator[Any]:
+    """Yield the query parameters of an endpoint and of its dependencies, except models."""
+    for parameter in dependant.query_params:
+        if not hasattr(parameter.field_info.annotation, "model_fields"):
+            yield parameter
+    for dependency in dependant.dependencies:
+        yield from iter_query_parameters(dependency)
 
 
-def ask(place: Place, url: str, route: Route, key: str = "") -> httpx.Response:
-    """The answer to the example of a route."""
-    named, queried = dict(place.named), [*in_query(route.of.dependant)]
-    if any(each.name == "ns" and each.field_info.annotation is str for each in queried):
+def send_example(servers: SeededServers, url: str, route: Route, key: str = "") -> httpx.Response:
+    """Send the example request of a route and return the reply."""
+    named, queried = dict(servers.named), [*iter_query_parameters(route.of.dependant)]
+    if any(
+        parameter.name == "ns" and parameter.field_info.annotation is str for parameter in queried
+    ):
         del named["ns"]  # it is a namespace of checkpoints
-    missing = {each.name for each in route.of.dependant.path_params} - named.keys()
+    missing = {parameter.name for parameter in route.of.dependant.path_params} - named.keys()
     missing |= {
-        each.name for each in queried if each.field_info.is_required() and each.name not in named
+        parameter.name
+        for parameter in queried
+        if parameter.field_info.is_required() and parameter.name not in named
     }
     has_body = route.of.body_field is not None and not route.path.startswith("/ui/")
     assert not missing, f"{route.name} has {missing}: add them to NAMED in tests/server/examples.py"
     assert not has_body or route.name in BODIES, f"{route.name}: add a body to BODIES"
-    sent: dict[str, Any] = {}
+    request_body: dict[str, Any] = {}
     if route.path.startswith("/ui/") and route.method == "POST":
-        sent["data"] = named | FORMS.get(route.name, {})
+        request_body["data"] = named | FORMS.get(route.name, {})
     elif route.name in BODIES:
-        sent["json"] = BODIES[route.name]
+        request_body["json"] = BODIES[route.name]
     path = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: str(named[found[1]]), route.path)
     headers = {"x-api-key": key, "accept": "*/*"} if key else {}
-    with place.client.stream(
-        route.method, url + path, params=named, headers=headers, **sent
+    with servers.client.stream(
+        route.method, url + path, params=named, headers=headers, **request_body
     ) as reply:
         if "event-stream" not in reply.headers.get("content-type", "") or reply.status_code >= 400:
             reply.read()
     return reply
 
 
-@pytest.mark.parametrize("route", ASKED, ids=lambda route: route.name)
-def test_routes_refuse_strangers_and_change_nothing(place: Place, route: Route) -> None:
-    seed(place)
-    before = of_ann(place)
-    nobody = ask(place, place.keys, route)
-    bob = ask(place, place.keys, route, BOB)
-    denied = ask(place, place.nothing, route, ANN)
-    guided = ask(place, place.guide, route, BOB)
-    after = of_ann(place)
+@pytest.mark.parametrize("route", PROTECTED_ROUTES, ids=lambda route: route.name)
+def test_routes_refuse_strangers_and_change_nothing(servers: SeededServers, route: Route) -> None:
+    restore_data_of_ann(servers)
+    before = read_data_of_ann(servers)
+    nobody = send_example(servers, servers.keys, route)
+    bob = send_example(servers, servers.keys, route, BOB)
+    denied = send_example(servers, servers.nothing, route, ANN)
+    guided = send_example(servers, servers.guide, route, BOB)
+    after = read_data_of_ann(servers)
 
     assert nobody.status_code == 401
     assert denied.status_code == 403, denied.text
     assert guided.status_code < 500
     assert after == before
-    assert not [each for each in (nobody, bob, denied, guided) if CANARY in body(each)]
-    assert not place.saver.heads(prefix=FORK)
+    assert not [each for each in (nobody, bob, denied, guided) if CANARY in read_body(each)]
+    assert not servers.saver.heads(prefix=FORK)
     if route.name in OWN:
         assert bob.status_code < 500
     else:
-        assert bob.status_code in REFUSED, bob.text
+        assert bob.status_code in REFUSED_STATUSES, bob.text
 
 
-def body(reply: httpx.Response) -> str:
-    """What was read of an answer; of a stream nothing."""
+def read_body(reply: httpx.Response) -> str:
+    """Return the text of the reply, or an empty string for a stream that was not read."""
     return reply.text if reply.is_stream_consumed else ""
 
 
 @pytest.mark.parametrize(
-    "route", [each for each in ASKED if each.action != "admin"], ids=lambda route: route.name
+    "route",
+    [each for each in PROTECTED_ROUTES if each.action != "admin"],
+    ids=lambda route: route.name,
 )
-def test_routes_answer_their_examples_for_owner(place: Place, route: Route) -> None:
-    """Ann, whose things they are about, is not refused: so the strangers were."""
-    seed(place)
-    reply = ask(place, place.keys, route, ANN)
+def test_routes_answer_their_examples_for_owner(servers: SeededServers, route: Route) -> None:
+    """Ann is not refused, so the refusals of strangers do not come from invalid examples."""
+    restore_data_of_ann(servers)
+    reply = send_example(servers, servers.keys, route, ANN)
     unproven = (404, 422) if route.name in UNPROVEN else ()
 
-    assert reply.status_code < 400 or reply.status_code in (405, 409, *unproven), body(reply)
+    assert reply.status_code < 400 or reply.status_code in (405, 409, *unproven), read_body(reply)

@@ -1,4 +1,4 @@
-"""A backend acts for a customer: what is reached, what is made, and what is refused."""
+"""A backend acts for a customer: what it may read and create, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from perdure.server.auth_file import AuthFileAccess
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.running import wait_until
-from tests.server.test_auth_file import written
+from tests.server.test_auth_file import write_auth_file
 from tests.server.test_crons import make_due
-from tests.server.test_keys import entry
+from tests.server.test_keys import render_key_entry
 from tests.server.test_person import (
     ASKS,
     MORE,
@@ -58,30 +58,30 @@ async def everything(ctx, value):
 """
 
 
-def keys(folder: Path) -> KeysFileAccess:
-    """Keys of a backend, an admin, two customers, and of a user of another tenant."""
+def write_keys(folder: Path) -> KeysFileAccess:
+    """Write the keys of a backend, an admin, a customer, and a user of another tenant."""
     file = folder / "keys.toml"
     file.write_text(
-        entry("desk", "desk", f'permissions = ["{ACT_PERMISSION}"]')
-        + entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]')
-        + entry("dora", "dora")
-        + entry("zoe", "zoe", 'tenant = "other"')
+        render_key_entry("desk", "desk", f'permissions = ["{ACT_PERMISSION}"]')
+        + render_key_entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]')
+        + render_key_entry("dora", "dora")
+        + render_key_entry("zoe", "zoe", 'tenant = "other"')
     )
     return KeysFileAccess(file)
 
 
 @pytest.fixture
 def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
-    """A desk with keys; see `keys`."""
-    with served(settings, keys(tmp_path), model) as made:
-        yield made
+    """A desk with keys; see `write_keys`."""
+    with served(settings, write_keys(tmp_path), model) as desk:
+        yield desk
 
 
-def acting(desk: Desk, user: str, person: str) -> SyncLangGraphClient:
-    """The client of a user who acts for a person."""
+def open_client_acting_for(desk: Desk, user: str, person: str) -> SyncLangGraphClient:
+    """Open the client of a user who acts for a person."""
     headers = {"X-Perdure-User": person, "authorization": f"Bearer {user}"}
-    made = get_sync_client(url=desk.url, api_key=user, headers=headers)
-    return desk.clients.enter_context(made)
+    client = get_sync_client(url=desk.url, api_key=user, headers=headers)
+    return desk.clients.enter_context(client)
 
 
 @pytest.mark.parametrize("user", ["desk", "boss"])
@@ -91,9 +91,9 @@ def test_person_owns_what_caller_creates_for_them(
     model: Model,  # noqa: F811
     user: str,
 ) -> None:
-    """By the header, on a file and on Postgres: threads, runs, items and memories."""
-    with served(db, keys(tmp_path), model) as desk:
-        client = acting(desk, user, "dora")
+    """Threads, runs, items and memories belong to the person whom the header names."""
+    with served(db, write_keys(tmp_path), model) as desk:
+        client = open_client_acting_for(desk, user, "dora")
         thread_id = client.threads.create()["thread_id"]
         client.runs.wait(thread_id, "desk", input=ASKS)
         client.runs.wait(thread_id, "desk", command=YES)
@@ -116,7 +116,7 @@ def test_person_owns_what_caller_creates_for_them(
 
 
 def test_caller_exports_and_deletes_only_person_acted_for(desk: Desk) -> None:
-    """And nobody else is, also if the caller is an admin."""
+    """Other people are refused, even if the caller is an admin."""
     begun(desk, "dora")
     for user in ("desk", "boss"):
         headers = {"x-api-key": user, "x-perdure-user": "dora"}
@@ -134,14 +134,14 @@ def test_caller_exports_and_deletes_only_person_acted_for(desk: Desk) -> None:
 
 def test_user_header_accepts_non_ascii_name_in_utf_8(desk: Desk) -> None:
     headers = [(b"x-api-key", b"desk"), (b"x-perdure-user", "Åsa".encode())]
-    made = httpx.post(f"{desk.url}/threads", headers=headers, json={}, timeout=60).json()
+    thread = httpx.post(f"{desk.url}/threads", headers=headers, json={}, timeout=60).json()
 
-    assert made["metadata"]["owner"] == "Åsa"
+    assert thread["metadata"]["owner"] == "Åsa"
 
 
 @pytest.mark.parametrize("user", ["desk", "boss"])
 def test_run_belongs_to_person_named_in_its_context(desk: Desk, user: str) -> None:
-    """On a new thread, on one that the caller made and that had no turn, and without a thread."""
+    """The run may be on a new thread, on an empty thread of the caller, or without a thread."""
     client, context = desk.client(user), {"user_id": "emil"}
     own = client.threads.create()["thread_id"]
     client.runs.wait(own, "desk", input=MORE, context=context)
@@ -150,7 +150,9 @@ def test_run_belongs_to_person_named_in_its_context(desk: Desk, user: str) -> No
 
     for thread_id in (own, "new"):
         assert desk.head(thread_id)["user_id"] == "emil"
-        metadata: Any = acting(desk, user, "emil").threads.get(thread_id)["metadata"]
+        metadata: Any = open_client_acting_for(desk, user, "emil").threads.get(thread_id)[
+            "metadata"
+        ]
         assert metadata["owner"] == "emil"
     assert any("Kayak" in each for each in desk.memories("emil"))
     assert desk.memories(user) == ([SECRETS["boss"]] if user == "boss" else [])
@@ -170,16 +172,16 @@ def test_anybody_may_act_for_person_on_server_without_keys(
 
         assert desk.head(thread_id)["user_id"] == "dora"
         assert ("Heron" in desk.prompts(), "Walrus" in desk.prompts()) == (True, False)
-        theirs = acting(desk, "anybody", "dora")
+        theirs = open_client_acting_for(desk, "anybody", "dora")
         assert [each["thread_id"] for each in theirs.threads.search()] == [thread_id]
-        assert acting(desk, "anybody", "kim").threads.search() == []
+        assert open_client_acting_for(desk, "anybody", "kim").threads.search() == []
 
 
 @pytest.mark.parametrize("user", ["desk", "boss"])
 def test_caller_acting_for_person_reaches_only_data_of_person(desk: Desk, user: str) -> None:
-    """And nothing of others, also if the caller is an admin."""
+    """Data of other people are refused, even if the caller is an admin."""
     thread_id = begun(desk, "dora")
-    client = acting(desk, user, "emil")
+    client = open_client_acting_for(desk, user, "emil")
     headers = {"x-api-key": user, "x-perdure-user": "emil"}
 
     assert client.threads.search() == []
@@ -209,9 +211,9 @@ BODIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_invalid_or_forbidden_user_headers_are_refused(desk: Desk, path: str) -> None:
-    """A blank person, one of another tenant, two, no text, and a caller without the permission."""
+    """Blank, repeated and non-UTF-8 names, other tenants, and callers without permission get 403."""
 
-    def status(user: str, *names: bytes) -> int:
+    def post_with_user_headers(user: str, *names: bytes) -> int:
         sent = [(b"x-perdure-user", name) for name in names]
         headers = [
             (b"x-api-key", user.encode()),
@@ -222,18 +224,18 @@ def test_invalid_or_forbidden_user_headers_are_refused(desk: Desk, path: str) ->
             f"{desk.url}{path}", headers=[*headers, *sent], json=body, timeout=60
         ).status_code
 
-    assert status("dora", b"dora") == 200
+    assert post_with_user_headers("dora", b"dora") == 200
     for user in ("desk", "boss"):
-        assert status(user, b"") == status(user, b"*") == 403
-        assert status(user, b"zoe") == 403
-        assert status(user, b"dora", b"emil") == 403
-        assert status(user, b"\xff") == 403
-    assert status("dora", b"emil") == 403
+        assert post_with_user_headers(user, b"") == post_with_user_headers(user, b"*") == 403
+        assert post_with_user_headers(user, b"zoe") == 403
+        assert post_with_user_headers(user, b"dora", b"emil") == 403
+        assert post_with_user_headers(user, b"\xff") == 403
+    assert post_with_user_headers("dora", b"emil") == 403
     assert len(desk.model.requests) == (1 if path == "/runs/wait" else 0)
 
 
 def test_invalid_or_forbidden_user_in_context_is_refused(desk: Desk) -> None:
-    def status(user: str, context: Any, **headers: str) -> int:
+    def post_with_context(user: str, context: Any, **headers: str) -> int:
         body = {"assistant_id": "desk", "input": MORE, "context": context}
         headers = {"x-api-key": user, **headers}
         return httpx.post(
@@ -241,10 +243,10 @@ def test_invalid_or_forbidden_user_in_context_is_refused(desk: Desk) -> None:
         ).status_code
 
     for name in ("", "  ", "zoe", 5, ["emil"]):
-        assert status("desk", {"user_id": name}) == 403
-    assert status("dora", {"user_id": "emil"}) == 403
-    assert status("desk", {"user_id": "emil"}, **{"x-perdure-user": "dora"}) == 403
-    assert status("desk", {"user_id": "emil", "owner": "dora"}) == 422
+        assert post_with_context("desk", {"user_id": name}) == 403
+    assert post_with_context("dora", {"user_id": "emil"}) == 403
+    assert post_with_context("desk", {"user_id": "emil"}, **{"x-perdure-user": "dora"}) == 403
+    assert post_with_context("desk", {"user_id": "emil", "owner": "dora"}) == 422
     assert desk.model.requests == []
 
 
@@ -253,13 +255,13 @@ def test_run_on_thread_of_another_person_is_refused(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    """A handler lets the caller reach it, and the person of the thread is another."""
+    """The handler allows the caller to reach the thread, but its person is another."""
     open_to_all = HANDLERS.replace('return {"owner": person}', "return None")
-    with served(settings, AuthFileAccess(written(tmp_path, open_to_all)), model) as desk:
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, open_to_all)), model) as desk:
         thread_id = begun(desk, "dora")
 
         with pytest.raises(httpx.HTTPStatusError, match="403"):
-            acting(desk, "desk", "emil").runs.wait(thread_id, "desk", command=YES)
+            open_client_acting_for(desk, "desk", "emil").runs.wait(thread_id, "desk", command=YES)
 
 
 def test_auth_handlers_receive_caller_and_person(
@@ -267,16 +269,18 @@ def test_auth_handlers_receive_caller_and_person(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    with served(settings, AuthFileAccess(written(tmp_path, HANDLERS)), model) as desk:
-        made: Any = acting(desk, "desk", "dora").threads.create()
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as desk:
+        thread: Any = open_client_acting_for(desk, "desk", "dora").threads.create()
         own: Any = desk.client("dora").threads.create()
 
-        assert (made["metadata"]["owner"], made["metadata"]["sent_by"]) == ("dora", "desk")
+        assert (thread["metadata"]["owner"], thread["metadata"]["sent_by"]) == ("dora", "desk")
         assert (own["metadata"]["owner"], own["metadata"]["sent_by"]) == ("dora", "dora")
         for user, person in (("desk", "vip"), ("dora", "emil")):
             with pytest.raises(PermissionDeniedError):
-                acting(desk, user, person).threads.create()
-        acting(desk, "desk", "dora").runs.wait(made["thread_id"], "desk", input=MORE)
+                open_client_acting_for(desk, user, person).threads.create()
+        open_client_acting_for(desk, "desk", "dora").runs.wait(
+            thread["thread_id"], "desk", input=MORE
+        )
         assert "Heron" in desk.prompts()
 
 
@@ -285,9 +289,9 @@ def test_tenant_from_handler_is_refused_on_sqlite_file(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    """A handler names a tenant, and the database is an SQLite file, which has none."""
-    named = HANDLERS.replace('{"identity": name,', '{"identity": name, "tenant": "acme",')
-    with served(settings, AuthFileAccess(written(tmp_path, named)), model) as desk:
+    """The handler returns a tenant, but an SQLite file has no tenants."""
+    handlers = HANDLERS.replace('{"identity": name,', '{"identity": name, "tenant": "acme",')
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, handlers)), model) as desk:
         for person in ("desk", "dora"):
             headers = {"authorization": "Bearer desk", "x-perdure-user": person}
             url = f"{desk.url}/memories/search"
@@ -300,9 +304,9 @@ def test_auth_handlers_receive_person_with_custom_user_class(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    """Attributes of the user stay, and so does what graphs see."""
+    """The attributes and methods of the user class stay available to handlers."""
     returned = 'return {"identity": name, "permissions": ["perdure:act"] if name == "desk" else []}'
-    made = HANDLERS.replace(returned, "return Staff(name)").replace(
+    handlers = HANDLERS.replace(returned, "return Staff(name)").replace(
         "auth = Auth()\n",
         """
 auth = Auth()
@@ -317,13 +321,13 @@ class Staff:
         return getattr(self, name, None)
 """,
     )
-    made = made.replace(
+    handlers = handlers.replace(
         'value["metadata"]["sent_by"]',
         'value["metadata"]["team"] = ctx.user["team"] + ctx.user.team'
         '\n    value["metadata"]["sent_by"]',
     )
-    with served(settings, AuthFileAccess(written(tmp_path, made)), model) as desk:
-        theirs: Any = acting(desk, "desk", "dora").threads.create()["metadata"]
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, handlers)), model) as desk:
+        theirs: Any = open_client_acting_for(desk, "desk", "dora").threads.create()["metadata"]
         own: Any = desk.client("desk").threads.create()["metadata"]
 
     assert theirs == {"owner": "dora", "sent_by": "desk", "team": "redred"}
@@ -332,7 +336,7 @@ class Staff:
 
 def test_audit_log_names_caller_and_person(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "perdure.audit"):
-        acting(desk, "desk", "dora").threads.create(thread_id="t")
+        open_client_acting_for(desk, "desk", "dora").threads.create(thread_id="t")
 
     audit = [each.message for each in caplog.records if each.name == "perdure.audit"]
     [record] = map(json.loads, audit)
@@ -341,26 +345,26 @@ def test_audit_log_names_caller_and_person(desk: Desk, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("by_context", [False, True])
 def test_deleting_person_deletes_crons_made_for_them(desk: Desk, by_context: bool) -> None:
-    """It makes a new thread for each run, so only the cron itself says for whom it is."""
+    """The cron creates a new thread for each run, so only the cron itself names the person."""
     context: Any = {"user_id": "dora"} if by_context else None
-    client = desk.client("desk") if by_context else acting(desk, "desk", "dora")
+    client = desk.client("desk") if by_context else open_client_acting_for(desk, "desk", "dora")
     client.crons.create("desk", schedule="0 0 1 1 *", input=MORE, context=context)
     desk.client("desk").crons.create("desk", schedule="0 0 1 1 *", input=MORE)
     own: Any = {"headers": {"x-api-key": "dora"}, "timeout": 60}
     archive = httpx.get(f"{desk.url}/people/dora/export", **own).raise_for_status().text
     report = httpx.delete(f"{desk.url}/people/dora", **own).raise_for_status().json()
-    left: Any = desk.client("boss").crons.search()
+    remaining_crons: Any = desk.client("boss").crons.search()
 
     crons = [line["cron"] for line in map(json.loads, archive.splitlines()) if "cron" in line]
     assert [each["made_by"] for each in crons] == ["a backend"]
     assert [each["count"] for each in report["erased"] if each["what"] == "crons"] == [1]
-    assert [each["user_id"] for each in left] == ["desk"]
+    assert [each["user_id"] for each in remaining_crons] == ["desk"]
 
 
 def test_cron_for_person_stops_when_caller_loses_permission_to_act(
     desk: Desk, settings: Settings, tmp_path: Path
 ) -> None:
-    client: Any = acting(desk, "desk", "dora")
+    client: Any = open_client_acting_for(desk, "desk", "dora")
     thread_id = client.threads.create()["thread_id"]
     cron = client.crons.create_for_thread(thread_id, "desk", schedule="0 0 1 1 *", input=MORE)
     make_due(settings, cron["cron_id"])
@@ -385,7 +389,7 @@ HEADERS = {"x-api-key": "desk", "x-perdure-user": "dora"}
 
 
 def test_keys_file_refuses_acting_for_person_of_another_tenant(tmp_path: Path) -> None:
-    access = keys(tmp_path)
+    access = write_keys(tmp_path)
     caller = Identity("x", "other", frozenset({ACT_PERMISSION}))
 
     assert build_identity_acting_for(access, caller, "zoe").person == "zoe"
@@ -396,6 +400,6 @@ def test_keys_file_refuses_acting_for_person_of_another_tenant(tmp_path: Path) -
     with pytest.raises(Forbidden, match="has no key in the tenant"):
         build_identity_acting_for(access, caller, "dora")
     file = tmp_path / "keys.toml"
-    file.write_text(entry("x", "x", 'permissions = ["perdure:all"]'))
+    file.write_text(render_key_entry("x", "x", 'permissions = ["perdure:all"]'))
     with pytest.raises(ConfigurationError, match=r"keys\.0\.permissions"):
         KeysFileAccess(file)

@@ -19,7 +19,7 @@ from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import run_server
-from tests.server.test_auth_file import written
+from tests.server.test_auth_file import write_auth_file
 from tests.server.test_person import (
     MORE,
     Model,
@@ -50,12 +50,12 @@ async def everything(ctx, value):
     value.setdefault("metadata", {})["owner"] = person
     return {"owner": person}
 """
-KNOWING = HANDLERS.replace(
+TENANT_AWARE_HANDLERS = HANDLERS.replace(
     "    if ctx.resource",
     '    assert TENANTS.get(person, ctx.user["tenant"]) == ctx.user["tenant"], "another tenant"\n'
     "    if ctx.resource",
 )
-"""The same, of a service that knows the tenants of its users."""
+"""The same handlers, of a service that knows the tenants of its users."""
 SECRET = "The refund of Zoe goes to the account Zebra."
 
 
@@ -65,54 +65,63 @@ class Site:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def headers(self, user: str, person: str = "") -> dict[str, str]:
-        """The headers of a user, who may act for a person."""
+    def build_headers(self, user: str, person: str = "") -> dict[str, str]:
+        """Build the headers of a user; with `person`, the user acts for that person."""
         acting = {"X-Perdure-User": person} if person else {}
         return {"authorization": f"Bearer {user}", **acting}
 
-    def sdk(self, user: str, person: str = "") -> SyncLangGraphClient:
-        """langgraph's client of a user."""
-        return get_sync_client(url=self.url, headers=self.headers(user, person))
+    def open_client(self, user: str, person: str = "") -> SyncLangGraphClient:
+        """Open the langgraph client of a user, who may act for a person."""
+        return get_sync_client(url=self.url, headers=self.build_headers(user, person))
 
-    def ask(self, user: str, person: str, method: str, path: str, **sent: Any) -> httpx.Response:
-        """The reply to a request of a user who acts for a person."""
-        headers = self.headers(user, person) | {"accept": "application/json, text/event-stream"}
+    def send_request(
+        self, user: str, person: str, method: str, path: str, **sent: Any
+    ) -> httpx.Response:
+        """Send a request of a user who acts for a person, and return the reply."""
+        headers = self.build_headers(user, person) | {
+            "accept": "application/json, text/event-stream"
+        }
         return httpx.request(method, f"{self.url}{path}", headers=headers, timeout=60, **sent)
 
 
 @contextmanager
-def served(db: str, handlers: str, folder: Path, model: Model) -> Iterator[Site]:  # noqa: F811
-    """A server with an Auth file, over tables that tenants share."""
+def serve_agent(db: str, handlers: str, folder: Path, model: Model) -> Iterator[Site]:  # noqa: F811
+    """Run a server with an Auth file, over tables that tenants share."""
     with open_checkpointer(db, tenant="acme") as saver, open_store(db, tenant="acme") as store:
         saver.setup()
         store.setup()
-    access, graphs = AuthFileAccess(written(folder, handlers)), Graphs({"desk": agent(model)})
+    access, graphs = (
+        AuthFileAccess(write_auth_file(folder, handlers)),
+        Graphs({"desk": agent(model)}),
+    )
     with run_server(create_app(Settings(db=db), access=access, graphs=graphs)) as url:
         yield Site(url)
 
 
-def zoes(site: Site) -> list[Any]:
-    """All that Zoe of the tenant globex sees of herself."""
-    with site.sdk("zoe") as client:
+def read_data_of_zoe(site: Site) -> list[Any]:
+    """Return all that Zoe of the tenant globex can read about herself."""
+    with site.open_client("zoe") as client:
         return [
             client.threads.search(),
             client.threads.get_state("of-zoe")["values"],
             client.runs.list("of-zoe"),
             client.crons.search(),
             client.store.search_items(["memories", "zoe"], limit=100),
-            site.ask("zoe", "", "GET", "/people/zoe").json(),
+            site.send_request("zoe", "", "GET", "/people/zoe").json(),
         ]
 
 
-def filled(site: Site) -> list[Any]:
-    """Have Zoe of the tenant globex say something and keep something; returns what she sees."""
-    with site.sdk("zoe") as client:
+def store_data_of_zoe(site: Site) -> list[Any]:
+    """Store a conversation, a cron and a memory of Zoe of globex, and return what she reads."""
+    with site.open_client("zoe") as client:
         if not client.threads.search():
-            site.ask("zoe", "", "POST", "/memories", json={"memory": SECRET}).raise_for_status()
+            site.send_request(
+                "zoe", "", "POST", "/memories", json={"memory": SECRET}
+            ).raise_for_status()
             client.threads.create(thread_id="of-zoe")
             client.runs.wait("of-zoe", "desk", input=MORE)
             client.crons.create_for_thread("of-zoe", "desk", schedule="0 0 1 1 *", input=MORE)
-    return zoes(site)
+    return read_data_of_zoe(site)
 
 
 @pytest.mark.parametrize("user", ["desk", "root"])
@@ -122,32 +131,37 @@ def test_acting_for_user_id_of_another_tenant_does_not_reach_their_data(
     model: Model,  # noqa: F811
     user: str,
 ) -> None:
-    """A caller of acme who acts for "zoe" reads and writes nothing of the Zoe of globex."""
-    with served(dsn, HANDLERS, tmp_path, model) as site, site.sdk(user, "zoe") as acting:
-        before, asked = filled(site), len(model.requests)
+    """A caller of acme who acts for "zoe" reads and writes no data of the Zoe of globex."""
+    with (
+        serve_agent(dsn, HANDLERS, tmp_path, model) as site,
+        site.open_client(user, "zoe") as acting,
+    ):
+        before, asked = store_data_of_zoe(site), len(model.requests)
         call = {"name": "recall", "arguments": {"query": "refund of Zoe", "min_score": 0}}
         rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
         reads = [
-            site.ask(user, "zoe", "POST", "/memories/search", json={"query": "refund of Zoe"}),
-            site.ask(user, "zoe", "GET", "/memories"),
-            site.ask(user, "zoe", "GET", "/people/zoe"),
-            site.ask(user, "zoe", "GET", "/people/zoe/export"),
-            site.ask(user, "zoe", "GET", "/ui/memories"),
-            site.ask(user, "zoe", "GET", "/ui/threads"),
-            site.ask(user, "zoe", "GET", "/threads/of-zoe"),
-            site.ask(user, "zoe", "GET", "/threads/of-zoe/state"),
-            site.ask(user, "zoe", "POST", "/mcp", json=rpc),
+            site.send_request(
+                user, "zoe", "POST", "/memories/search", json={"query": "refund of Zoe"}
+            ),
+            site.send_request(user, "zoe", "GET", "/memories"),
+            site.send_request(user, "zoe", "GET", "/people/zoe"),
+            site.send_request(user, "zoe", "GET", "/people/zoe/export"),
+            site.send_request(user, "zoe", "GET", "/ui/memories"),
+            site.send_request(user, "zoe", "GET", "/ui/threads"),
+            site.send_request(user, "zoe", "GET", "/threads/of-zoe"),
+            site.send_request(user, "zoe", "GET", "/threads/of-zoe/state"),
+            site.send_request(user, "zoe", "POST", "/mcp", json=rpc),
         ]
         assert acting.threads.search() == []
         assert acting.crons.search() == []
         assert acting.store.search_items(["memories", "zoe"])["items"] == []
         acting.runs.wait("of-zoe", "desk", input=MORE, if_not_exists="create")
-        with site.sdk(user) as own:
+        with site.open_client(user) as own:
             own.runs.wait(None, "desk", input=MORE, context={"user_id": "zoe"})
         acting.store.put_item(["memories", "zoe"], "k", {"text": "Zoe of acme rows."})
-        texts = [each["text"] for each in site.ask(user, "zoe", "GET", "/memories").json()]
-        erased = site.ask(user, "zoe", "DELETE", "/people/zoe")
-        after = zoes(site)
+        texts = [each["text"] for each in site.send_request(user, "zoe", "GET", "/memories").json()]
+        erased = site.send_request(user, "zoe", "DELETE", "/people/zoe")
+        after = read_data_of_zoe(site)
 
     assert not [each.text for each in reads if "Zebra" in each.text]
     assert "of-zoe" not in reads[5].text
@@ -163,19 +177,19 @@ def test_auth_handlers_can_refuse_acting_for_people_of_other_tenants(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    """With 403, for the header and for the context of a run. People of the tenant are reached."""
-    with served(dsn, KNOWING, tmp_path, model) as site:
-        filled(site)
+    """The header and the context of a run answer 403. People of the own tenant can be reached."""
+    with serve_agent(dsn, TENANT_AWARE_HANDLERS, tmp_path, model) as site:
+        store_data_of_zoe(site)
         run = {"assistant_id": "desk", "input": MORE}
         named = run | {"context": {"user_id": "zoe"}}
         refused = [
-            site.ask("desk", "zoe", "POST", "/threads/search", json={}),
-            site.ask("desk", "zoe", "POST", "/memories/search", json={"query": "tea"}),
-            site.ask("desk", "zoe", "GET", "/people/zoe"),
-            site.ask("desk", "zoe", "POST", "/runs/wait", json=run),
-            site.ask("desk", "", "POST", "/runs/wait", json=named),
+            site.send_request("desk", "zoe", "POST", "/threads/search", json={}),
+            site.send_request("desk", "zoe", "POST", "/memories/search", json={"query": "tea"}),
+            site.send_request("desk", "zoe", "GET", "/people/zoe"),
+            site.send_request("desk", "zoe", "POST", "/runs/wait", json=run),
+            site.send_request("desk", "", "POST", "/runs/wait", json=named),
         ]
-        reached = site.ask("desk", "emil", "POST", "/threads/search", json={})
+        reached = site.send_request("desk", "emil", "POST", "/threads/search", json={})
 
     assert [each.status_code for each in refused] == [403] * len(refused)
     assert (reached.status_code, reached.json()) == (200, [])
@@ -186,12 +200,13 @@ def test_acting_requires_permission_and_tenant(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    """A caller whom the handler gives no tenant reaches no database that has tenants."""
-    with served(dsn, HANDLERS, tmp_path, model) as site:
-        filled(site)
-        without_right = site.ask("boss", "zoe", "POST", "/threads/search", json={})
+    """A caller without a tenant cannot reach a database that has tenants."""
+    with serve_agent(dsn, HANDLERS, tmp_path, model) as site:
+        store_data_of_zoe(site)
+        without_right = site.send_request("boss", "zoe", "POST", "/threads/search", json={})
         without_tenant = [
-            site.ask("loose", person, "POST", "/threads/search", json={}) for person in ("", "zoe")
+            site.send_request("loose", person, "POST", "/threads/search", json={})
+            for person in ("", "zoe")
         ]
 
     assert without_right.status_code == 403

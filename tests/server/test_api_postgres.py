@@ -1,4 +1,4 @@
-"""The same paths over Postgres."""
+"""Threads, store items and runs by REST over Postgres."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.server.talking import Gate, build_input, build_talk_graph
 
 
 @contextmanager
-def new_database() -> Iterator[str]:
-    """The DSN of a database of the test's own."""
+def create_database() -> Iterator[str]:
+    """Create a database for one test, yield its DSN, and drop the database."""
     ours, name = postgres_server.dsn(), f"server_{uuid.uuid4().hex}"
     database = ours.replace(str(psycopg.conninfo.conninfo_to_dict(ours)["dbname"]), name)
     with psycopg.connect(ours, autocommit=True) as conn:
@@ -37,8 +37,8 @@ def new_database() -> Iterator[str]:
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    """Settings of one."""
-    with new_database() as dsn:
+    """Settings of a new Postgres database."""
+    with create_database() as dsn:
         yield Settings(db=dsn, user="ann")
 
 
@@ -51,8 +51,8 @@ def test_threads_and_store_items_work_on_postgres(settings: Settings) -> None:
         sdk.threads.create(thread_id="new", metadata={"x": {"y": [1]}})
         sdk.threads.update("a/b", metadata={"x": {"y": [1, 2]}})
 
-        found = sdk.threads.search(metadata={"x": {"y": [1]}})
-        assert {each["thread_id"] for each in found} == {"new", "a/b"}
+        threads = sdk.threads.search(metadata={"x": {"y": [1]}})
+        assert {each["thread_id"] for each in threads} == {"new", "a/b"}
         assert sdk.threads.search(metadata={"title": "Numbers"})[0]["thread_id"] == "a/b"
         first = sdk.threads.get_history("a/b", limit=9)[-1]["checkpoint"]
         sdk.threads.update_state("a/b", {"messages": []}, checkpoint=first, as_node="__start__")
@@ -70,7 +70,7 @@ def test_threads_and_store_items_work_on_postgres(settings: Settings) -> None:
         assert sdk.store.get_item(["notes"], "k") is None
 
 
-def end_sessions(settings: Settings) -> None:
+def terminate_database_sessions(settings: Settings) -> None:
     with psycopg.connect(settings.db, autocommit=True) as conn:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -79,7 +79,7 @@ def end_sessions(settings: Settings) -> None:
 
 
 def test_run_survives_repeated_loss_of_database_sessions(settings: Settings) -> None:
-    """Its server lives all the time, so it is not taken for one that kills servers."""
+    """The server stays alive, so the run is not treated as one that kills servers."""
     gate = Gate()
     app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
     with run_server(app) as url, get_sync_client(url=url) as client:
@@ -88,7 +88,7 @@ def test_run_survives_repeated_loss_of_database_sessions(settings: Settings) -> 
         for _ in range(5):
             assert gate.reached.wait(60)
             gate.reached.clear()
-            end_sessions(settings)
+            terminate_database_sessions(settings)
         assert gate.reached.wait(60)
         gate.open.set()
         values: Any = client.runs.join("t", run)
@@ -98,21 +98,21 @@ def test_run_survives_repeated_loss_of_database_sessions(settings: Settings) -> 
 
 
 def test_run_of_cron_survives_loss_of_database_sessions(settings: Settings) -> None:
-    """Of the locks under which it was begun none is its own."""
+    """The run holds none of the locks under which the cron started it."""
     gate = Gate()
     app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
     with run_server(app) as url, get_sync_client(url=url) as client:
         client.threads.create(thread_id="t")
-        given: Any = {"schedule": "0 0 1 1 *", "input": build_input("one")}
-        made: Any = client.crons.create_for_thread("t", "talk", **given)
+        options: Any = {"schedule": "0 0 1 1 *", "input": build_input("one")}
+        created: Any = client.crons.create_for_thread("t", "talk", **options)
         with PostgresCheckpointer.open(settings.db) as saver:
             table = CronTable(saver)
-            cron = asyncio.run(table.get(made["cron_id"]))
+            cron = asyncio.run(table.get(created["cron_id"]))
             assert cron is not None
             asyncio.run(table.advance_next_time(cron, time.time() - 1))
         assert gate.reached.wait(60)
         gate.reached.clear()
-        end_sessions(settings)
+        terminate_database_sessions(settings)
         assert gate.reached.wait(60)
         gate.open.set()
         wait_until(lambda: client.runs.list("t")[0]["status"] not in ("pending", "running"))

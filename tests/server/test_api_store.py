@@ -20,12 +20,12 @@ from tests.server.running import run_server
 @pytest.fixture
 def store(url: str) -> Iterator[SyncStoreClient]:
     """The SDK's client of the store."""
-    with get_sync_client(url=url, api_key=None) as made:
-        yield made.store
+    with get_sync_client(url=url, api_key=None) as sdk:
+        yield sdk.store
 
 
-def keys(found: Any) -> list[str]:
-    return [item["key"] for item in found["items"]]
+def list_keys(reply: Any) -> list[str]:
+    return [item["key"] for item in reply["items"]]
 
 
 def test_store_item_is_put_read_and_deleted(store: SyncStoreClient) -> None:
@@ -46,13 +46,13 @@ def test_store_search_supports_prefix_filter_query_and_paging(store: SyncStoreCl
         store.put_item(["notes", "a"], f"k{number}", value, index=False if number == 2 else None)
     store.put_item(["notes", "b"], "other", {"text": "pears"})
 
-    assert keys(store.search_items(["notes"])) == ["k0", "k1", "k2", "other"]
-    assert keys(store.search_items(["notes", "a"], limit=1, offset=1)) == ["k1"]
-    assert keys(store.search_items(["notes"], filter={"n": {"$gte": 1}})) == ["k1", "k2"]
-    best = store.search_items(["notes", "a"], query="which pears?")["items"][0]
-    assert (best["key"], best["value"]["text"]) == ("k1", "green pears")
-    assert best["score"]
-    assert "k2" not in keys(store.search_items(["notes"], query="cars"))
+    assert list_keys(store.search_items(["notes"])) == ["k0", "k1", "k2", "other"]
+    assert list_keys(store.search_items(["notes", "a"], limit=1, offset=1)) == ["k1"]
+    assert list_keys(store.search_items(["notes"], filter={"n": {"$gte": 1}})) == ["k1", "k2"]
+    best_item = store.search_items(["notes", "a"], query="which pears?")["items"][0]
+    assert (best_item["key"], best_item["value"]["text"]) == ("k1", "green pears")
+    assert best_item["score"]
+    assert "k2" not in list_keys(store.search_items(["notes"], query="cars"))
 
 
 def test_store_item_expires_after_its_ttl(store: SyncStoreClient, client: httpx.Client) -> None:
@@ -138,8 +138,8 @@ BAD: list[tuple[str, str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of a server for requests that change nothing."""
+def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """The client of a server that tests share, for requests that change nothing."""
     settings = Settings(db=str(tmp_path_factory.mktemp("server") / "memory.db"), user="ann")
     with run_server(create_app(settings)) as address, httpx.Client(base_url=address) as client:
         yield client
@@ -147,42 +147,42 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]
 
 @pytest.mark.parametrize(("method", "path", "body"), BAD)
 def test_store_requests_with_invalid_input_are_refused_with_detail(
-    standing: httpx.Client, method: str, path: str, body: Any
+    shared_client: httpx.Client, method: str, path: str, body: Any
 ) -> None:
     sent = json.dumps(body).encode() if isinstance(body, dict) else body
     headers = {"content-type": "application/json"}
 
-    answer = standing.request(method, path, headers=headers, content=sent)
+    answer = shared_client.request(method, path, headers=headers, content=sent)
 
     assert 400 <= answer.status_code < 500, answer.text
     assert isinstance(answer.json()["detail"], str), answer.text
-    assert standing.post("/store/namespaces", json={}).json() == {"namespaces": []}
+    assert shared_client.post("/store/namespaces", json={}).json() == {"namespaces": []}
 
 
-class Own(Access):
-    """Access to one's own namespace, which is put before what is asked for."""
+class OwnNamespaceAccess(Access):
+    """Access that puts the user's own namespace before the requested one."""
 
     async def identify(self, connection: Any) -> Identity:
-        """Bob."""
+        """Identify everybody as Bob."""
         return Identity("bob")
 
     async def authorize_and_build_filter(
         self, identity: Identity, action: str, value: dict[str, Any]
     ) -> Filter:
-        """All, but what is asked for as it is."""
+        """Prefix the namespace with the user, unless the namespace contains "as it is"."""
         if "as it is" not in (value["namespace"] or ()):
             value["namespace"] = ["of", identity.user, *(value["namespace"] or ())]
         return {}
 
 
 def test_access_can_rewrite_namespace_of_store_requests(settings: Settings) -> None:
-    app = create_app(settings, access=Own())
+    app = create_app(settings, access=OwnNamespaceAccess())
     with run_server(app) as url, get_sync_client(url=url, api_key=None) as sdk:
         store = sdk.store
         store.put_item(["a"], "k", {"x": 1})
 
         assert store.get_item(["a"], "k")["namespace"] == ["of", "bob", "a"]
-        assert keys(store.search_items([])) == ["k"]
+        assert list_keys(store.search_items([])) == ["k"]
         assert store.list_namespaces()["namespaces"] == [["of", "bob", "a"]]
         store.delete_item(["a"], "k")
         assert store.list_namespaces()["namespaces"] == []
@@ -192,13 +192,13 @@ def test_access_can_rewrite_namespace_of_store_requests(settings: Settings) -> N
         assert memory["namespace"] == ["of", "bob", "memories", "bob"]
 
 
-class Open(Own):
-    """Access to all of the store, for one who is no admin."""
+class WholeStoreAccess(OwnNamespaceAccess):
+    """Access to the whole store for a user who is no admin."""
 
     async def authorize_and_build_filter(
         self, identity: Identity, action: str, value: dict[str, Any]
     ) -> Filter:
-        """All of it."""
+        """Allow everything."""
         return {}
 
 
@@ -210,7 +210,7 @@ def test_store_requests_for_thread_records_of_server_are_refused(settings: Setti
         ("POST", "items/search", {"namespace_prefix": records[:1]}),
         ("POST", "namespaces", {"prefix": records[:1]}),
     ]
-    app = create_app(settings, access=Open())
+    app = create_app(settings, access=WholeStoreAccess())
     with run_server(app) as url, httpx.Client(base_url=f"{url}/store/") as client:
         answers = [client.request(method, path, json=body) for method, path, body in requests]
         read = client.get("items", params={"namespace": records, "key": "k"})
@@ -223,7 +223,7 @@ def test_store_requests_for_thread_records_of_server_are_refused(settings: Setti
 
 
 def test_writes_to_internal_namespaces_are_refused_even_for_admins(client: httpx.Client) -> None:
-    """An admin included: a record of another form would break each list of threads."""
+    """A record of another form would break every list of threads."""
     client.post("/threads", json={"thread_id": "t"})
     for namespace in (["perdure", "server", "threads"], ["perdure", "quarantine"]):
         place = {"namespace": namespace, "key": "t"}

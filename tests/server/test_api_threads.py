@@ -30,13 +30,13 @@ from tests.server.graphs import Chats, asking_graph, run_asking_graph, run_chat_
 from tests.server.running import run_server
 
 Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it returns
-Standing = tuple[Sdk, httpx.Client]
-ODD = ["a/b", "..", ".", "ünï ¢ode 💬", "a?b#c", "%2F", 'q"<script>', "a b", "a%00b"]
+SharedClients = tuple[Sdk, httpx.Client]
+ODD_IDS = ["a/b", "..", ".", "ünï ¢ode 💬", "a?b#c", "%2F", 'q"<script>', "a b", "a%00b"]
 
 
 @pytest.fixture
 def url(settings: Settings) -> Iterator[str]:
-    """A server with a graph."""
+    """The address of a server with graphs."""
     graphs: Any = Chats()
     app = create_app(settings, graphs=graphs)
     with run_server(app) as address:
@@ -44,8 +44,8 @@ def url(settings: Settings) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
-    """A server with a graph and a thread, for tests that leave it as it is, and clients of it."""
+def shared_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedClients]:
+    """Clients of a server with a thread, shared by tests that do not change its data."""
     settings = Settings(db=str(tmp_path_factory.mktemp("server") / "memory.db"), user="ann")
     run_chat_turns(settings, "t", "one", graph_id="chat")
     graphs: Any = Chats()
@@ -60,16 +60,16 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 
 @pytest.fixture
 def sdk(url: str) -> Iterator[Sdk]:
-    """The SDK's client of it."""
-    with get_sync_client(url=url, api_key=None) as made:
-        yield made
+    """The SDK's client of the server."""
+    with get_sync_client(url=url, api_key=None) as client:
+        yield client
 
 
-def texts(state: Any) -> list[str]:
+def list_message_texts(state: Any) -> list[str]:
     return [message["content"] for message in state["values"].get("messages", ())]
 
 
-def ids(threads: Any) -> list[str]:
+def list_thread_ids(threads: Any) -> list[str]:
     return [thread["thread_id"] for thread in threads]
 
 
@@ -102,37 +102,37 @@ def test_creating_thread_with_taken_id_conflicts_or_returns_it(sdk: Sdk) -> None
         sdk.threads.create(thread_id="mine")
 
 
-async def created(url: str, times: int) -> list[Any]:
+async def create_thread_concurrently(url: str, times: int) -> list[Any]:
     async with get_client(url=url, api_key=None) as client:
         making = [client.threads.create(thread_id="t", metadata={"n": n}) for n in range(times)]
         return list(await asyncio.gather(*making, return_exceptions=True))
 
 
 def test_only_one_of_concurrent_creations_of_thread_succeeds(url: str) -> None:
-    found = asyncio.run(created(url, 12))
+    found = asyncio.run(create_thread_concurrently(url, 12))
 
     assert sum(not isinstance(each, Exception) for each in found) == 1
     assert {type(each) for each in found if isinstance(each, Exception)} == {ConflictError}
 
 
-LARGE = {"text": "x" * 64_000}
-DEEP: dict[str, Any] = {"a": [[[[[[[{}]]]]]]]}
-MOST = {"a": [[[[[[[1]]]]]]], "text": "x" * 63_000}
+LARGE_METADATA = {"text": "x" * 64_000}
+DEEP_METADATA: dict[str, Any] = {"a": [[[[[[[{}]]]]]]]}
+LARGEST_METADATA = {"a": [[[[[[[1]]]]]]], "text": "x" * 63_000}
 
 
 @pytest.mark.parametrize(
     ("metadata", "limit"),
     [
-        (LARGE, "expected at most 64000"),
-        (DEEP, "at most 8 levels"),
+        (LARGE_METADATA, "expected at most 64000"),
+        (DEEP_METADATA, "at most 8 levels"),
         ({"a": [{"b": 2**64}]}, "integer of 65 bits"),
     ],
 )
 def test_requests_with_too_large_or_deep_metadata_are_refused(
-    metadata: Any, limit: str, standing: Standing
+    metadata: Any, limit: str, shared_clients: SharedClients
 ) -> None:
-    """Of a new thread, of a change, of a run and in a run's config: nothing is written."""
-    sdk, client = standing
+    """Thread creations, updates, runs, run configs and searches are refused; nothing is written."""
+    sdk, client = shared_clients
     run = {"assistant_id": "chat", "input": {"messages": []}, "if_not_exists": "create"}
     before = sdk.threads.get("t")
     for method, path, body in (
@@ -149,27 +149,27 @@ def test_requests_with_too_large_or_deep_metadata_are_refused(
     assert client.get("/threads/new").status_code == 404
 
 
-def test_run_with_too_large_configurable_is_refused(standing: Standing) -> None:
-    """langgraph stores texts of `configurable` in the metadata of checkpoints."""
-    body = {"assistant_id": "chat", "input": {}, "config": {"configurable": LARGE}}
-    refused = standing[1].post("/threads/t/runs", json=body)
+def test_run_with_too_large_configurable_is_refused(shared_clients: SharedClients) -> None:
+    """langgraph stores the strings of `configurable` in the metadata of checkpoints."""
+    body = {"assistant_id": "chat", "input": {}, "config": {"configurable": LARGE_METADATA}}
+    refused = shared_clients[1].post("/threads/t/runs", json=body)
 
     assert (refused.status_code, "at most 64000" in refused.text) == (422, True)
 
 
 def test_thread_update_is_refused_if_merged_metadata_is_too_large(sdk: Sdk) -> None:
-    """A change is refused if what is there and what is added are too much together."""
-    sdk.threads.create(thread_id="t", metadata=MOST)
+    """The limit applies to the stored and the added metadata together."""
+    sdk.threads.create(thread_id="t", metadata=LARGEST_METADATA)
     with pytest.raises(UnprocessableEntityError, match="at most 64000"):
         sdk.threads.update("t", metadata={"more": "x" * 2_000})
 
-    assert sdk.threads.get("t")["metadata"] == MOST
+    assert sdk.threads.get("t")["metadata"] == LARGEST_METADATA
     assert sdk.threads.update("t", metadata={"text": "x"})["metadata"]["text"] == "x"
 
 
-def test_search_filter_with_too_many_nested_lists_is_refused(standing: Standing) -> None:
-    """Each of them may be compared with all that a stored list has."""
-    sdk, client = standing
+def test_search_filter_with_too_many_nested_lists_is_refused(shared_clients: SharedClients) -> None:
+    """Each nested list may have to be compared with every element of a stored list."""
+    sdk, client = shared_clients
     asked: Any = {"a": [[n] for n in range(11)]}
     refused = client.post("/threads/search", json={"metadata": asked})
 
@@ -188,7 +188,7 @@ def test_thread_update_merges_metadata_at_top_level(sdk: Sdk) -> None:
     assert sdk.threads.get("t")["metadata"]["a"] == 5
 
 
-async def updated(url: str, times: int) -> None:
+async def update_thread_concurrently(url: str, times: int) -> None:
     async with get_client(url=url, api_key=None) as client:
         await client.threads.create(thread_id="t")
         changes = [client.threads.update("t", metadata={f"k{n}": n}) for n in range(times)]
@@ -196,30 +196,32 @@ async def updated(url: str, times: int) -> None:
 
 
 def test_concurrent_metadata_updates_are_all_kept(url: str, sdk: Sdk) -> None:
-    asyncio.run(updated(url, 6))
+    asyncio.run(update_thread_concurrently(url, 6))
 
     assert sdk.threads.get("t")["metadata"] == {f"k{n}": n for n in range(6)}
 
 
-@pytest.mark.parametrize("thread_id", ODD)
-def test_thread_id_may_be_any_text(standing: Standing, thread_id: str) -> None:
-    threads = standing[0].threads
+@pytest.mark.parametrize("thread_id", ODD_IDS)
+def test_thread_id_may_be_any_text(shared_clients: SharedClients, thread_id: str) -> None:
+    threads = shared_clients[0].threads
     threads.create(thread_id=thread_id, metadata={"x": 1}, graph_id="chat")
     threads.update_state(thread_id, {"messages": [{"role": "user", "content": "hi"}]})
 
     assert threads.get(thread_id)["thread_id"] == thread_id
-    assert texts(threads.get_state(thread_id)) == ["hi"]
+    assert list_message_texts(threads.get_state(thread_id)) == ["hi"]
     assert len(threads.get_history(thread_id)) == 1
-    assert ids(threads.search(metadata={"x": 1})) == [thread_id]
+    assert list_thread_ids(threads.search(metadata={"x": 1})) == [thread_id]
     threads.delete(thread_id)
-    assert ids(threads.search()) == ["t"]
+    assert list_thread_ids(threads.search()) == ["t"]
 
 
 @pytest.mark.parametrize("thread_id", ["a\0b", "\ud800", "x" * 5000])
-def test_thread_id_that_cannot_be_stored_is_refused(standing: Standing, thread_id: str) -> None:
+def test_thread_id_that_cannot_be_stored_is_refused(
+    shared_clients: SharedClients, thread_id: str
+) -> None:
     body, headers = json.dumps({"thread_id": thread_id}), {"content-type": "application/json"}
 
-    answer = standing[1].post("/threads", content=body.encode(), headers=headers)
+    answer = shared_clients[1].post("/threads", content=body.encode(), headers=headers)
 
     assert answer.status_code == 422, answer.text
     assert "key" in answer.json()["detail"] or "thread_id" in answer.json()["detail"]
@@ -237,7 +239,7 @@ def test_thread_written_by_another_program_is_read_updated_and_deleted(
 
     known = {"owner": "ann", "user_id": "ann", "title": "Greetings", "graph_id": "chat"}
     assert thread["metadata"] == known
-    assert texts(thread)[0] == "hello"
+    assert list_message_texts(thread)[0] == "hello"
     assert [each["thread_id"] for each in sdk.threads.search(metadata={"owner": "ann"})] == [
         "chat-1"
     ]
@@ -253,7 +255,7 @@ def test_thread_without_graph_has_state_and_history_but_refuses_updates(
 
     state, states = sdk.threads.get_state("chat-1"), sdk.threads.get_history("chat-1", limit=3)
 
-    assert texts(state)[::2] == ["one", "two"]
+    assert list_message_texts(state)[::2] == ["one", "two"]
     assert state["checkpoint"]["thread_id"] == "chat-1"
     assert state["checkpoint"] == states[0]["checkpoint"]
     assert state["parent_checkpoint"] == states[1]["checkpoint"]
@@ -274,14 +276,17 @@ def test_thread_search_supports_metadata_ids_sorting_and_paging(
         )
     run_chat_turns(settings, "t1", "hello")
 
-    assert ids(sdk.threads.search(limit=2)) == ["t1", "t4"]
-    assert ids(sdk.threads.search(limit=3, offset=2)) == ["t3", "t2", "t0"]
-    assert ids(sdk.threads.search(metadata={"even": True})) == ["t4", "t2", "t0"]
-    assert ids(sdk.threads.search(metadata={"even": True}, limit=1, offset=1)) == ["t2"]
-    assert ids(sdk.threads.search(metadata={"in": {"a": 1}, "n": 3})) == ["t3"]
-    assert ids(sdk.threads.search(ids=["t2", "no", "t0"])) == ["t2", "t0"]
-    assert ids(sdk.threads.search(sort_by="thread_id", sort_order="asc", limit=2)) == ["t0", "t1"]
-    assert ids(sdk.threads.search(status="busy")) == []
+    assert list_thread_ids(sdk.threads.search(limit=2)) == ["t1", "t4"]
+    assert list_thread_ids(sdk.threads.search(limit=3, offset=2)) == ["t3", "t2", "t0"]
+    assert list_thread_ids(sdk.threads.search(metadata={"even": True})) == ["t4", "t2", "t0"]
+    assert list_thread_ids(sdk.threads.search(metadata={"even": True}, limit=1, offset=1)) == ["t2"]
+    assert list_thread_ids(sdk.threads.search(metadata={"in": {"a": 1}, "n": 3})) == ["t3"]
+    assert list_thread_ids(sdk.threads.search(ids=["t2", "no", "t0"])) == ["t2", "t0"]
+    assert list_thread_ids(sdk.threads.search(sort_by="thread_id", sort_order="asc", limit=2)) == [
+        "t0",
+        "t1",
+    ]
+    assert list_thread_ids(sdk.threads.search(status="busy")) == []
     assert sdk.threads.count() == 5
     assert sdk.threads.count(metadata={"even": True}) == 3
 
@@ -293,7 +298,7 @@ def test_thread_search_returns_selected_fields(settings: Settings, sdk: Sdk) -> 
     [whole] = sdk.threads.search(values={})
 
     assert plain == {"thread_id": "t1", "status": "idle"}
-    assert texts(whole)[0] == "hello"
+    assert list_message_texts(whole)[0] == "hello"
 
 
 def test_pages_of_thread_search_contain_each_thread_once(settings: Settings, sdk: Sdk) -> None:
@@ -303,7 +308,9 @@ def test_pages_of_thread_search_contain_each_thread_once(settings: Settings, sdk
         if number % 2:
             run_chat_turns(settings, f"t{number:02}", "hello")
 
-    pages = [ids(sdk.threads.search(limit=7, offset=start)) for start in range(0, 42, 7)]
+    pages = [
+        list_thread_ids(sdk.threads.search(limit=7, offset=start)) for start in range(0, 42, 7)
+    ]
 
     found = [each for page in pages for each in page]
     assert sorted(found) == [f"t{n:02}" for n in range(30) if n % 3 or n % 2]
@@ -345,9 +352,9 @@ def test_prune_deletes_threads_or_keeps_latest_checkpoint(settings: Settings, sd
     assert sdk.threads.prune(["gone", "unknown"]) == {"pruned_count": 1}
     assert sdk.threads.prune(["kept"], strategy="keep_latest") == {"pruned_count": 1}
 
-    assert ids(sdk.threads.search()) == ["kept"]
+    assert list_thread_ids(sdk.threads.search()) == ["kept"]
     assert len(sdk.threads.get_history("kept")) == 1
-    assert texts(sdk.threads.get_state("kept"))[::2] == ["one", "two"]
+    assert list_message_texts(sdk.threads.get_state("kept"))[::2] == ["one", "two"]
 
 
 # -- states
@@ -359,17 +366,17 @@ def test_state_update_applies_to_latest_or_older_checkpoint(settings: Settings, 
     new = {"messages": [{"role": "user", "content": "three"}]}
 
     made = sdk.threads.update_state("t", new, as_node="respond")
-    assert texts(sdk.threads.get_state("t"))[-1] == "three"
+    assert list_message_texts(sdk.threads.get_state("t"))[-1] == "three"
     assert sdk.threads.get_state("t")["checkpoint"] == made["checkpoint"]
 
     fork = sdk.threads.update_state("t", new, checkpoint=older, as_node="__start__")
     state = sdk.threads.get_state("t")
 
-    assert texts(state) == ["three"]
+    assert list_message_texts(state) == ["three"]
     assert state["checkpoint"] == fork["checkpoint"]
     assert state["next"] == ["respond"]
     assert state["parent_checkpoint"]["checkpoint_id"] == older["checkpoint_id"]
-    assert len(texts(sdk.threads.get_state("t", checkpoint=made["checkpoint"]))) == 5
+    assert len(list_message_texts(sdk.threads.get_state("t", checkpoint=made["checkpoint"]))) == 5
     by_id = sdk.threads.get_state("t", checkpoint_id=older["checkpoint_id"])
     assert by_id["checkpoint"] == older
     known = sdk.threads.get("t")["metadata"]
@@ -429,7 +436,7 @@ def test_client_metadata_cannot_change_user_of_thread(settings: Settings, sdk: S
 
 
 def test_state_update_keeps_user_of_thread(settings: Settings, sdk: Sdk) -> None:
-    """Also if the thread belongs to nobody; then no memories are made of it for the client."""
+    """A thread without a user stays without one, so it adds no memories for the client."""
     for thread_id, user in (("anns", "ann"), ("nobodys", "")):
         with SQLiteCheckpointer.open(settings.db) as saver:
             config: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
@@ -479,7 +486,7 @@ def test_thread_and_state_show_pending_interrupt(
 def test_thread_interrupted_by_another_program_has_status_interrupted(
     settings: Settings, sdk: Sdk
 ) -> None:
-    """Its thread is found by the status; once the program has the answer, it is idle."""
+    """The thread is found by its status, and is idle after the program received the answer."""
     run_asking_graph(settings, "theirs")
     run_chat_turns(settings, "chat", "hello")
     waiting = sdk.threads.search(status="interrupted")
@@ -497,7 +504,7 @@ def test_thread_interrupted_by_another_program_has_status_interrupted(
 
 
 def test_state_after_failed_node_names_next_node_and_error(settings: Settings, sdk: Sdk) -> None:
-    """The thread of a program that failed is idle, and its state says which node is to run."""
+    """The thread of a program that failed is idle, and its state names the node to run next."""
     with SQLiteCheckpointer.open(settings.db) as saver:
         builder: Any = StateGraph(dict)
         builder.add_node("fails", lambda state: 1 / 0)
@@ -586,48 +593,48 @@ BAD: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("method", "path", "body"), BAD)
 def test_thread_requests_with_invalid_input_are_refused_with_detail(
-    standing: Standing, method: str, path: str, body: Any
+    shared_clients: SharedClients, method: str, path: str, body: Any
 ) -> None:
     sent = json.dumps(body).encode() if isinstance(body, dict) else body
     headers = {"content-type": "application/json"}
 
-    answer = standing[1].request(method, path, headers=headers, content=sent)
+    answer = shared_clients[1].request(method, path, headers=headers, content=sent)
 
     assert 400 <= answer.status_code < 500, answer.text
     assert isinstance(answer.json()["detail"], str), answer.text
-    assert standing[1].get("/threads/t").status_code == 200
+    assert shared_clients[1].get("/threads/t").status_code == 200
 
 
-def test_refused_thread_creation_creates_no_thread(standing: Standing) -> None:
+def test_refused_thread_creation_creates_no_thread(shared_clients: SharedClients) -> None:
     steps = [{"updates": [{"values": {"heard": ["x"]}, "as_node": "hear"}]}]
     asked = {"thread_id": "new", "metadata": {"graph_id": "chat"}, "supersteps": steps}
 
-    assert standing[1].post("/threads", json=asked).status_code == 422
-    assert standing[1].get("/threads/new").status_code == 404
+    assert shared_clients[1].post("/threads", json=asked).status_code == 422
+    assert shared_clients[1].get("/threads/new").status_code == 404
 
 
-def test_refused_prune_deletes_no_thread(standing: Standing) -> None:
+def test_refused_prune_deletes_no_thread(shared_clients: SharedClients) -> None:
     for thread_ids in (["t", ""], ["t", *["x"] * 1000]):
-        answer = standing[1].post("/threads/prune", json={"thread_ids": thread_ids})
+        answer = shared_clients[1].post("/threads/prune", json={"thread_ids": thread_ids})
 
         assert answer.status_code == 422
-        assert standing[1].get("/threads/t").status_code == 200
+        assert shared_clients[1].get("/threads/t").status_code == 200
 
 
 # -- who may
 
 
-class Owners(Access):
-    """Everybody reaches their own threads, and says who they are by a header."""
+class OwnerAccess(Access):
+    """Access of users to their own threads; a header names the user."""
 
     async def identify(self, connection: Any) -> Identity:
-        """Whoever is named."""
+        """Identify the user whom the header names."""
         return Identity(connection.headers.get("x-user", "nobody"))
 
     async def authorize_and_build_filter(
         self, identity: Identity, action: str, value: dict[str, Any]
     ) -> Filter:
-        """Their own, which are marked as theirs when they are created."""
+        """Set the owner of new threads, and restrict other requests to own threads."""
         if action == "threads:create":
             value["metadata"] = {**value.get("metadata", {}), "owner": identity.user}
             return {}
@@ -637,15 +644,18 @@ class Owners(Access):
 def test_users_reach_only_threads_that_they_own(settings: Settings) -> None:
     run_chat_turns(settings, "of-ann", "secret", graph_id="chat")
     with (
-        run_server(create_app(settings, access=Owners())) as url,
+        run_server(create_app(settings, access=OwnerAccess())) as url,
         get_sync_client(url=url, api_key=None, headers={"x-user": "ann"}) as of_ann,
         get_sync_client(url=url, api_key=None, headers={"x-user": "bob"}) as of_bob,
     ):
         ann, bob = cast(Any, of_ann).threads, of_bob.threads
-        mine = bob.create(thread_id="of-bob")
+        thread_of_bob = bob.create(thread_id="of-bob")
 
-        assert mine["metadata"] == {"owner": "bob"}
-        assert (ids(ann.search()), ids(bob.search())) == (["of-ann"], ["of-bob"])
+        assert thread_of_bob["metadata"] == {"owner": "bob"}
+        assert (list_thread_ids(ann.search()), list_thread_ids(bob.search())) == (
+            ["of-ann"],
+            ["of-bob"],
+        )
         assert (ann.count(), bob.count()) == (1, 1)
         assert bob.search(ids=["of-ann"]) == []
         assert bob.prune(["of-ann"]) == {"pruned_count": 0}
@@ -665,7 +675,7 @@ def test_users_reach_only_threads_that_they_own(settings: Settings) -> None:
         with pytest.raises(PermissionDeniedError, match="would not be accessible to you"):
             ann.update("of-ann", metadata={"owner": "bob"})
         assert ann.copy("of-ann")["metadata"]["owner"] == "ann"
-        assert texts(ann.get("of-ann"))[0] == "secret"
+        assert list_message_texts(ann.get("of-ann"))[0] == "secret"
 
 
 def test_openapi_document_describes_paths_and_schemas(client: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""The application: health, methods, and numbers that no database has."""
+"""The application: health, HEAD requests, and integers that no database can store."""
 
 from __future__ import annotations
 
@@ -32,30 +32,34 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 @pytest.fixture(scope="module")
 def client(app: FastAPI) -> Iterator[httpx.Client]:
-    """A client of it."""
-    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as made:
-        yield made
+    """A client of the application."""
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        yield client
 
 
-def parameters(of: Dependant) -> Iterator[Any]:
-    """What a query may have, and a form."""
-    yield from of.query_params
-    for dependency in of.dependencies:
-        yield from parameters(dependency)
+def iter_query_parameters(dependant: Dependant) -> Iterator[Any]:
+    """Yield the query parameters of an endpoint and of its dependencies."""
+    yield from dependant.query_params
+    for dependency in dependant.dependencies:
+        yield from iter_query_parameters(dependency)
 
 
-def queries(app: FastAPI, method: str) -> Iterator[tuple[str, dict[str, str], set[str]]]:
-    """The path of each route, the query that it needs, and the names of its whole numbers."""
+def iter_route_queries(app: FastAPI, method: str) -> Iterator[tuple[str, dict[str, str], set[str]]]:
+    """Yield each route's path, its required query, and the names of its integer parameters."""
     for route in iter_route_contexts(app.routes):
-        if isinstance(made := route.original_route, APIRoute) and method in (made.methods or ()):
-            named = [*parameters(made.dependant)]
-            needed = {each.alias: "t" for each in named if each.field_info.is_required()}
-            whole = {
+        if isinstance(original_route := route.original_route, APIRoute) and method in (
+            original_route.methods or ()
+        ):
+            parameters = [*iter_query_parameters(original_route.dependant)]
+            required_values = {
+                each.alias: "t" for each in parameters if each.field_info.is_required()
+            }
+            integer_names = {
                 each.alias
-                for each in named
+                for each in parameters
                 if "int" in re.findall(r"\w+", str(each.field_info.annotation))
             }
-            yield re.sub(r"{\w+}", "t", str(route.path)), needed, whole
+            yield re.sub(r"{\w+}", "t", str(route.path)), required_values, integer_names
 
 
 def test_health_route_answers_ok(client: httpx.Client) -> None:
@@ -65,8 +69,8 @@ def test_health_route_answers_ok(client: httpx.Client) -> None:
 def test_head_request_has_status_and_headers_of_get_without_body(
     app: FastAPI, client: httpx.Client
 ) -> None:
-    """Of every route, also where it refuses."""
-    paths = [(path, needed) for path, needed, _ in queries(app, "GET")]
+    """The rule holds for every route, also for replies with an error."""
+    paths = [(path, needed) for path, needed, _ in iter_route_queries(app, "GET")]
     assert len(paths) > 40
     for path, needed in [*paths, ("/assets/style.css", {}), ("/nonsense", {})]:
         with client.stream("GET", path, params=needed) as got:  # one of a thread does not end
@@ -82,20 +86,22 @@ def test_head_request_has_status_and_headers_of_get_without_body(
 def test_integer_query_parameters_of_any_size_cause_no_server_error(
     app: FastAPI, client: httpx.Client
 ) -> None:
-    """Of every query: taken or refused, never an error of the server."""
-    asked = [query for query in queries(app, "GET") if query[2] and ".json" not in query[0]]
+    """Every query is accepted or refused, never answered with a status of 500 or more."""
+    queries = [
+        query for query in iter_route_queries(app, "GET") if query[2] and ".json" not in query[0]
+    ]
     assert {"/ui/thread", "/ui/checkpoints", "/threads/t/history", "/memories"} <= {
-        path for path, _, _ in asked
+        path for path, _, _ in queries
     }
-    for path, needed, whole in asked:
+    for path, needed, whole in queries:
         for number in NUMBERS:
             query = {**needed, **dict.fromkeys(whole, str(number))}
             assert client.get(path, params=query).status_code < 500, (path, query)
 
 
 def test_info_route_reports_versions_and_flags(client: httpx.Client) -> None:
-    told = client.get("/info").json()
+    info = client.get("/info").json()
 
-    assert (told["version"], told["langgraph_py_version"]) == (__version__, version("langgraph"))
-    assert (told["flags"]["assistants"], told["flags"]["langsmith"]) == (True, False)
-    assert told["host"]["kind"] == "self-hosted"
+    assert (info["version"], info["langgraph_py_version"]) == (__version__, version("langgraph"))
+    assert (info["flags"]["assistants"], info["flags"]["langsmith"]) == (True, False)
+    assert info["host"]["kind"] == "self-hosted"

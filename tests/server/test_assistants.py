@@ -1,4 +1,4 @@
-"""Assistants by langgraph's SDK: their versions, whose they are, and the runs of them."""
+"""Assistants by langgraph's SDK: their versions, their owners, and their runs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.running import run_server
 from tests.server.talking import Gate, build_asking_graph, build_input, build_talk_graph
-from tests.server.test_api_postgres import new_database
-from tests.server.test_auth_file import written
-from tests.server.test_keys import ANN, BOB, ROOT, entry
+from tests.server.test_api_postgres import create_database
+from tests.server.test_auth_file import write_auth_file
+from tests.server.test_keys import ANN, BOB, ROOT, render_key_entry
 
 
 class _State(TypedDict, total=False):
-    seen: dict[str, Any]
+    run_and_read_seen: dict[str, Any]
 
 
 class _Context(TypedDict, total=False):
@@ -46,10 +46,10 @@ class _Context(TypedDict, total=False):
     prompt: str
 
 
-def tells() -> Any:
-    """A graph that tells what it was configured with."""
+def build_config_recording_graph() -> Any:
+    """Build a graph that records the config and the context that it received."""
 
-    def tell(state: _State, config: RunnableConfig, runtime: Runtime[_Context]) -> _State:
+    def record_config(state: _State, config: RunnableConfig, runtime: Runtime[_Context]) -> _State:
         metadata = config["metadata"]
         return {
             "seen": {
@@ -65,10 +65,10 @@ def tells() -> Any:
             }
         }
 
-    made: Any = StateGraph(_State, context_schema=_Context)
+    outer: Any = StateGraph(_State, context_schema=_Context)
     inner: Any = StateGraph(_State, context_schema=_Context)
-    made.add_node("part", inner.add_node(tell).add_edge(START, "tell").compile())
-    return made.add_edge(START, "part").compile()
+    outer.add_node("part", inner.add_node(record_config).add_edge(START, "tell").compile())
+    return outer.add_edge(START, "part").compile()
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -76,15 +76,17 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setting
     """Settings of a new database of each kind."""
     with ExitStack() as stack:
         is_file = request.param == "file"
-        db = str(tmp_path / "memory.db") if is_file else stack.enter_context(new_database())
+        db = str(tmp_path / "memory.db") if is_file else stack.enter_context(create_database())
         yield Settings(db=db, user="ann")
 
 
-def served(gate: Gate) -> Graphs:
-    nested = StateGraph(_State).add_node("part", tells()).add_edge(START, "part")
+def build_graphs(gate: Gate) -> Graphs:
+    nested = (
+        StateGraph(_State).add_node("part", build_config_recording_graph()).add_edge(START, "part")
+    )
     return Graphs(
         {
-            "tells": tells(),
+            "tells": build_config_recording_graph(),
             "talk": build_talk_graph(gate),
             "ask": build_asking_graph(),
             "nested": nested,
@@ -94,7 +96,7 @@ def served(gate: Gate) -> Graphs:
 
 @pytest.fixture
 def url(settings: Settings, gate: Gate) -> Iterator[str]:
-    with run_server(create_app(settings, graphs=served(gate))) as address:
+    with run_server(create_app(settings, graphs=build_graphs(gate))) as address:
         yield address
 
 
@@ -104,12 +106,12 @@ def sdk(url: str) -> Iterator[SyncLangGraphClient]:
         yield client
 
 
-def ids(found: Any) -> list[str]:
-    return [each["assistant_id"] for each in found]
+def list_assistant_ids(assistants: Any) -> list[str]:
+    return [each["assistant_id"] for each in assistants]
 
 
-def configured(sdk: SyncLangGraphClient, **options: Any) -> Any:
-    """An assistant with something of everything."""
+def create_configured_assistant(sdk: SyncLangGraphClient, **options: Any) -> Any:
+    """Create an assistant with a config, a context, metadata and a name."""
     config: Any = {
         "configurable": {"model": "large", "speed": 1},
         "tags": ["house"],
@@ -117,15 +119,15 @@ def configured(sdk: SyncLangGraphClient, **options: Any) -> Any:
         "metadata": {"by": "us"},
     }
     context = {"tone": "dry", "prompt": "Be short"}
-    made = {"config": config, "context": context, "metadata": {"of": "ops"}, "name": "Dry"}
-    return sdk.assistants.create("tells", **{**made, **options})
+    defaults = {"config": config, "context": context, "metadata": {"of": "ops"}, "name": "Dry"}
+    return sdk.assistants.create("tells", **{**defaults, **options})
 
 
 # -- one assistant
 
 
 def test_assistant_has_fields_it_was_created_with(sdk: SyncLangGraphClient) -> None:
-    made = configured(sdk, description="For notes")
+    made = create_configured_assistant(sdk, description="For notes")
     plain = sdk.assistants.create("tells")
 
     assert sdk.assistants.get(made["assistant_id"]) == made
@@ -140,7 +142,7 @@ def test_assistant_has_fields_it_was_created_with(sdk: SyncLangGraphClient) -> N
 def test_assistant_update_creates_version_and_keeps_omitted_fields(
     sdk: SyncLangGraphClient,
 ) -> None:
-    at: str = configured(sdk)["assistant_id"]
+    at: str = create_configured_assistant(sdk)["assistant_id"]
     second = sdk.assistants.update(at, context={"tone": "warm"}, metadata={"n": 2})
     third = sdk.assistants.update(at, graph_id="talk", name="Other", config={})
     back = sdk.assistants.set_latest(at, 2)
@@ -169,23 +171,23 @@ def test_assistant_update_creates_version_and_keeps_omitted_fields(
 def test_concurrent_assistant_updates_create_separate_versions(
     settings: Settings, gate: Gate, url: str, sdk: SyncLangGraphClient
 ) -> None:
-    """Of two servers, too; of creations with one id the first counts."""
-    at: str = configured(sdk)["assistant_id"]
+    """Two servers take part. Of creations with the same id, the first one counts."""
+    at: str = create_configured_assistant(sdk)["assistant_id"]
     body = {"assistant_id": str(uuid4()), "graph_id": "tells", "if_exists": "do_nothing"}
 
-    def change(n: int) -> int:
+    def update_metadata(n: int) -> int:
         of = urls[n % 2]
         return httpx.patch(f"{of}/assistants/{at}", json={"metadata": {f"n{n}": n}}).status_code
 
-    def create(n: int) -> Any:
+    def create_with_same_id(n: int) -> Any:
         made = httpx.post(f"{urls[n % 2]}/assistants", json={**body, "name": f"n{n}"})
         return made.json()["name"]
 
-    other = run_server(create_app(settings, graphs=served(gate)))
+    other = run_server(create_app(settings, graphs=build_graphs(gate)))
     with other as second, ThreadPoolExecutor(8) as pool:
         urls = [url, second]
-        assert {*pool.map(change, range(8))} == {200}
-        assert len({*pool.map(create, range(8))}) == 1
+        assert {*pool.map(update_metadata, range(8))} == {200}
+        assert len({*pool.map(create_with_same_id, range(8))}) == 1
 
     latest: Any = sdk.assistants.get(at)
     assert (latest["version"], len(latest["metadata"])) == (9, 9)
@@ -193,7 +195,7 @@ def test_concurrent_assistant_updates_create_separate_versions(
 
 
 def test_creating_assistant_with_taken_id_conflicts_or_returns_it(sdk: SyncLangGraphClient) -> None:
-    at: str = configured(sdk)["assistant_id"]
+    at: str = create_configured_assistant(sdk)["assistant_id"]
 
     assert sdk.assistants.create("talk", assistant_id=at, if_exists="do_nothing")["name"] == "Dry"
     for taken in (at, default_assistant_id("talk")):
@@ -208,7 +210,7 @@ def test_creating_assistant_with_taken_id_conflicts_or_returns_it(sdk: SyncLangG
 def test_deleted_assistant_is_not_found_and_can_delete_its_threads(
     sdk: SyncLangGraphClient,
 ) -> None:
-    at: str = configured(sdk)["assistant_id"]
+    at: str = create_configured_assistant(sdk)["assistant_id"]
     runs: Any = sdk.runs
     for thread in ("kept", "other"):
         sdk.threads.create(thread_id=thread)
@@ -229,7 +231,7 @@ def test_deleted_assistant_is_not_found_and_can_delete_its_threads(
             call()
     assert {each["thread_id"] for each in sdk.threads.search()} == {"kept", "other"}
 
-    again: str = configured(sdk)["assistant_id"]
+    again: str = create_configured_assistant(sdk)["assistant_id"]
     runs.wait("kept", again, input={})
     sdk.assistants.delete(again, delete_threads=True)
     assert [each["thread_id"] for each in sdk.threads.search()] == ["other"]
@@ -259,24 +261,24 @@ def test_assistant_search_supports_name_metadata_sorting_and_paging(
     sdk: SyncLangGraphClient,
 ) -> None:
     made = [
-        configured(sdk, name=name, metadata={"team": team, "n": n})["assistant_id"]
+        create_configured_assistant(sdk, name=name, metadata={"team": team, "n": n})["assistant_id"]
         for n, (name, team) in enumerate([("Blue fox", "a"), ("red FOX", "b"), ("hen", "b")])
     ]
     search = sdk.assistants.search
 
-    assert set(ids(search())) == {
+    assert set(list_assistant_ids(search())) == {
         *made,
         *map(default_assistant_id, ("tells", "talk", "ask", "nested")),
     }
-    assert ids(search(graph_id="tells"))[:3] == made[::-1]  # the newest first
-    assert ids(search(name="fox")) == [made[1], made[0]]
-    assert ids(search(metadata={"team": "b"})) == [made[2], made[1]]
-    assert ids(search(metadata={"team": "b", "n": 1})) == [made[1]]
-    assert ids(search(metadata={"created_by": "system"}, graph_id="talk")) == [
+    assert list_assistant_ids(search(graph_id="tells"))[:3] == made[::-1]  # the newest first
+    assert list_assistant_ids(search(name="fox")) == [made[1], made[0]]
+    assert list_assistant_ids(search(metadata={"team": "b"})) == [made[2], made[1]]
+    assert list_assistant_ids(search(metadata={"team": "b", "n": 1})) == [made[1]]
+    assert list_assistant_ids(search(metadata={"created_by": "system"}, graph_id="talk")) == [
         default_assistant_id("talk")
     ]
     team: Any = {"metadata": {"team": "b"}}
-    assert ids(search(**team, sort_by="created_at", sort_order="asc")) == made[1:]
+    assert list_assistant_ids(search(**team, sort_by="created_at", sort_order="asc")) == made[1:]
     named = search(name="o", graph_id="tells", sort_by="name", sort_order="asc")
     assert [each["name"] for each in named] == ["Blue fox", "red FOX"]
     assert search(**team, select=["name", "version"])[0] == {"name": "hen", "version": 1}
@@ -288,7 +290,7 @@ def test_assistant_search_supports_name_metadata_sorting_and_paging(
     assert (len(page["assistants"]), len(rest["assistants"]), rest["next"]) == (2, 2, None)
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+INVALID_INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"assistant_id": "my-id"}, "assistant_id is 'my-id'"),
     ({"graph_id": "none"}, "graph_id is 'none'"),
     ({"graph_id": None}, "graph_id"),
@@ -310,21 +312,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_assistant_requests_with_invalid_input_are_refused_with_value(
     url: str, sdk: SyncLangGraphClient
 ) -> None:
-    at: str = configured(sdk)["assistant_id"]
-    for given, why in REFUSED:
-        made = httpx.post(f"{url}/assistants", json={"graph_id": "tells", **given})
-        assert (made.status_code, why in made.text) == (422, True), made.text
-        if {*given} & {"assistant_id", "if_exists"} or None in given.values():
+    at: str = create_configured_assistant(sdk)["assistant_id"]
+    for body, expected_message in INVALID_INPUTS:
+        created = httpx.post(f"{url}/assistants", json={"graph_id": "tells", **body})
+        assert (created.status_code, expected_message in created.text) == (422, True), created.text
+        if {*body} & {"assistant_id", "if_exists"} or None in body.values():
             continue
-        changed = httpx.patch(f"{url}/assistants/{at}", json=given)
-        assert (changed.status_code, why in changed.text) == (422, True), changed.text
-    for given, why in (
+        changed = httpx.patch(f"{url}/assistants/{at}", json=body)
+        assert (changed.status_code, expected_message in changed.text) == (422, True), changed.text
+    for body, expected_message in (
         ({"sort_by": "size"}, "sort_by is 'size'"),
         ({"select": ["secret"]}, "is 'secret'"),
         ({"limit": -1}, "limit is -1"),
     ):
-        found = httpx.post(f"{url}/assistants/search", json=given)
-        assert (found.status_code, why in found.text) == (422, True), found.text
+        searched = httpx.post(f"{url}/assistants/search", json=body)
+        assert (searched.status_code, expected_message in searched.text) == (422, True), (
+            searched.text
+        )
     assert sdk.assistants.get(at)["version"] == 1
     assert sdk.assistants.count(graph_id="tells") == 2
 
@@ -351,15 +355,17 @@ def test_assistant_returns_schemas_nodes_and_subgraphs_of_graph(sdk: SyncLangGra
 # -- runs
 
 
-def seen(sdk: SyncLangGraphClient, at: str, thread: str | None = None, **options: Any) -> Any:
+def run_and_read_seen(
+    sdk: SyncLangGraphClient, at: str, thread: str | None = None, **options: Any
+) -> Any:
     runs: Any = sdk.runs
     return runs.wait(thread, at, input={}, **options)["seen"]
 
 
 def test_run_receives_config_context_and_metadata_of_assistant(sdk: SyncLangGraphClient) -> None:
-    at: str = configured(sdk)["assistant_id"]
+    at: str = create_configured_assistant(sdk)["assistant_id"]
 
-    assert seen(sdk, at) == {
+    assert run_and_read_seen(sdk, at) == {
         "context": {"tone": "dry", "prompt": "Be short"},
         "model": "large",
         "speed": 1,
@@ -373,15 +379,17 @@ def test_run_receives_config_context_and_metadata_of_assistant(sdk: SyncLangGrap
 
 
 def test_run_request_overrides_settings_of_assistant(sdk: SyncLangGraphClient) -> None:
-    at: str = configured(sdk)["assistant_id"]
+    at: str = create_configured_assistant(sdk)["assistant_id"]
     config = {"configurable": {"speed": 2}, "tags": ["mine"], "recursion_limit": 9}
     config |= {"metadata": {"by": "me"}}
-    told = seen(sdk, at, config=config, context={"tone": "wry"}, metadata={"of": "dev"})
+    seen = run_and_read_seen(
+        sdk, at, config=config, context={"tone": "wry"}, metadata={"of": "dev"}
+    )
 
-    assert told["context"] == {"tone": "wry", "prompt": "Be short"}
-    assert (told["model"], told["speed"], told["limit"]) == ("large", 2, 9)
-    assert (told["of"], told["by"], told["tags"]) == ("dev", "me", ["house", "mine"])
-    plain = seen(sdk, "tells")
+    assert seen["context"] == {"tone": "wry", "prompt": "Be short"}
+    assert (seen["model"], seen["speed"], seen["limit"]) == ("large", 2, 9)
+    assert (seen["of"], seen["by"], seen["tags"]) == ("dev", "me", ["house", "mine"])
+    plain = run_and_read_seen(sdk, "tells")
     assert (plain["context"] or {}, plain["model"], plain["tags"], plain["limit"]) == (
         {},
         None,
@@ -392,9 +400,9 @@ def test_run_request_overrides_settings_of_assistant(sdk: SyncLangGraphClient) -
 
 
 def test_thread_and_its_runs_name_their_assistant(sdk: SyncLangGraphClient) -> None:
-    at: str = configured(sdk)["assistant_id"]
+    at: str = create_configured_assistant(sdk)["assistant_id"]
     sdk.threads.create(thread_id="t")
-    seen(sdk, at, "t")
+    run_and_read_seen(sdk, at, "t")
     metadata: Any = sdk.threads.get("t")["metadata"]
     run: Any = sdk.runs.list("t")[0]
 
@@ -408,26 +416,26 @@ def test_thread_and_its_runs_name_their_assistant(sdk: SyncLangGraphClient) -> N
 def test_queued_run_keeps_assistant_version_after_update_and_delete(
     settings: Settings, gate: Gate
 ) -> None:
-    """It waits while its assistant is changed and deleted, and in another server it is the same."""
+    """The run waits while its assistant is changed and deleted, and continues on another server."""
     runs: Any
-    graphs = served(gate)
+    graphs = build_graphs(gate)
     with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
-        at: str = configured(sdk)["assistant_id"]
+        at: str = create_configured_assistant(sdk)["assistant_id"]
         sdk.threads.create(thread_id="t")
         runs = sdk.runs
         runs.create("t", "talk", input=build_input("first"))
         assert gate.reached.wait(60)
-        waits = runs.create("t", at, input={}, context={"tone": "wry"})
+        queued_run = runs.create("t", at, input={}, context={"tone": "wry"})
         sdk.assistants.update(at, context={"prompt": "other"}, config={}, graph_id="talk")
         sdk.assistants.delete(at)
     gate.open.set()
     with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         runs = sdk.runs
-        told = runs.join("t", waits["run_id"])["seen"]
-        run = runs.get("t", waits["run_id"])
+        seen = runs.join("t", queued_run["run_id"])["seen"]
+        run = runs.get("t", queued_run["run_id"])
 
-    assert told["context"] == {"tone": "wry", "prompt": "Be short"}
-    assert (told["model"], told["of"], told["assistant_id"]) == ("large", "ops", at)
+    assert seen["context"] == {"tone": "wry", "prompt": "Be short"}
+    assert (seen["model"], seen["of"], seen["assistant_id"]) == ("large", "ops", at)
     assert run["assistant_id"] == at
 
 
@@ -435,17 +443,20 @@ def test_queued_run_keeps_assistant_version_after_update_and_delete(
 def test_run_started_by_command_uses_settings_of_assistant(
     url: str, sdk: SyncLangGraphClient
 ) -> None:
-    """And what else the request says of how it is run, such as a breakpoint."""
-    at, runs = configured(sdk)["assistant_id"], sdk.runs
+    """Other options of the command, such as a breakpoint, apply too."""
+    at, runs = create_configured_assistant(sdk)["assistant_id"], sdk.runs
 
-    def values(thread: str, **options: Any) -> Any:
+    def start_run_and_read_values(thread: str, **options: Any) -> Any:
         params = {"assistant_id": at, "input": {}, "context": {"tone": "wry"}, **options}
         body = {"id": 1, "method": "run.start", "params": params}
         made = httpx.post(f"{url}/threads/{thread}/commands", json=body).json()["result"]
         return runs.join(thread, made["run_id"])
 
-    assert values("t")["seen"]["context"] == {"tone": "wry", "prompt": "Be short"}
-    assert not values("u", interrupt_before=["part"])
+    assert start_run_and_read_values("t")["seen"]["context"] == {
+        "tone": "wry",
+        "prompt": "Be short",
+    }
+    assert not start_run_and_read_values("u", interrupt_before=["part"])
     assert sdk.threads.get_state("u")["next"] == ["part"]
     assert sdk.threads.get("u")["status"] == "interrupted"
 
@@ -454,47 +465,47 @@ def test_run_started_by_command_uses_settings_of_assistant(
 def test_answer_to_interrupt_runs_with_assistant_of_thread(
     url: str, sdk: SyncLangGraphClient
 ) -> None:
-    """By the protocol of events and on the pages; if it is no more, by the graph's own."""
+    """Answers by command and by page use the default assistant if the own one was deleted."""
     runs: Any = sdk.runs
 
-    def commanded(method: str, **params: Any) -> Any:
+    def send_command(method: str, **params: Any) -> Any:
         body = {"id": 1, "method": method, "params": params}
         return httpx.post(f"{url}/threads/{thread}/commands", json=body).json()["result"]["run_id"]
 
     at = ""
     for thread in ("kept", "gone", "kept-page", "gone-page"):
         at = at or sdk.assistants.create("ask", metadata={"of": "ops"})["assistant_id"]
-        runs.join(thread, commanded("run.start", assistant_id=at, input={"messages": []}))
-        [[asked]] = sdk.threads.get(thread)["interrupts"].values()
-        answers = at
+        runs.join(thread, send_command("run.start", assistant_id=at, input={"messages": []}))
+        [[interrupt]] = sdk.threads.get(thread)["interrupts"].values()
+        expected_assistant = at
         if thread.startswith("gone"):
             sdk.assistants.delete(at)
-            answers, at = default_assistant_id("ask"), ""
+            expected_assistant, at = default_assistant_id("ask"), ""
         if thread.endswith("page"):
-            form = {"assistant": "ask", "of": asked["id"], "answer": "yes", "how": "text"}
+            form = {"assistant": "ask", "of": interrupt["id"], "answer": "yes", "how": "text"}
             assert httpx.post(f"{url}/ui/answer?id={thread}", data=form).status_code == 303
         else:
-            commanded("input.respond", interrupt_id=asked["id"], response="yes")
+            send_command("input.respond", interrupt_id=interrupt["id"], response="yes")
         newest: Any = runs.list(thread)[0]
         runs.join(thread, newest["run_id"])
         assert len(runs.list(thread)) == 2
-        assert newest["assistant_id"] == answers
+        assert newest["assistant_id"] == expected_assistant
 
 
 def test_assistant_of_unserved_graph_is_read_and_moved_but_not_run(
     settings: Settings, gate: Gate
 ) -> None:
     with (
-        run_server(create_app(settings, graphs=served(gate))) as url,
+        run_server(create_app(settings, graphs=build_graphs(gate))) as url,
         get_sync_client(url=url) as sdk,
     ):
-        at: str = configured(sdk)["assistant_id"]
+        at: str = create_configured_assistant(sdk)["assistant_id"]
     others = Graphs({"talk": build_talk_graph(gate)})
     with run_server(create_app(settings, graphs=others)) as url, get_sync_client(url=url) as sdk:
         assert sdk.assistants.get(at)["graph_id"] == "tells"
-        assert ids(sdk.assistants.search(graph_id="tells")) == [at]
+        assert list_assistant_ids(sdk.assistants.search(graph_id="tells")) == [at]
         with pytest.raises(httpx.HTTPStatusError, match="422"):
-            seen(sdk, at)
+            run_and_read_seen(sdk, at)
         with pytest.raises(NotFoundError, match="'tells' is not served"):
             sdk.assistants.get_graph(at)
         with pytest.raises(UnprocessableEntityError, match="'tells'"):
@@ -507,24 +518,26 @@ def test_assistant_of_unserved_graph_is_read_and_moved_but_not_run(
 
 
 @pytest.fixture
-def keys(settings: Settings, tmp_path: Path, gate: Gate) -> Iterator[str]:
+def url_with_keys(settings: Settings, tmp_path: Path, gate: Gate) -> Iterator[str]:
     file = tmp_path / "keys.toml"
-    admin = entry(ROOT, "root", 'permissions = ["perdure:admin"]')
-    file.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
-    with run_server(create_app(settings, graphs=served(gate), access=KeysFileAccess(file))) as url:
+    admin = render_key_entry(ROOT, "root", 'permissions = ["perdure:admin"]')
+    file.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob") + admin)
+    with run_server(
+        create_app(settings, graphs=build_graphs(gate), access=KeysFileAccess(file))
+    ) as url:
         yield url
 
 
-def test_other_users_cannot_see_change_or_run_assistant(keys: str) -> None:
+def test_other_users_cannot_see_change_or_run_assistant(url_with_keys: str) -> None:
     with (
-        get_sync_client(url=keys, api_key=ANN) as ann,
-        get_sync_client(url=keys, api_key=BOB) as bob,
-        get_sync_client(url=keys, api_key=ROOT) as root,
+        get_sync_client(url=url_with_keys, api_key=ANN) as ann,
+        get_sync_client(url=url_with_keys, api_key=BOB) as bob,
+        get_sync_client(url=url_with_keys, api_key=ROOT) as root,
     ):
-        made = configured(ann, metadata={"owner": "bob", "of": "ann"})
+        made = create_configured_assistant(ann, metadata={"owner": "bob", "of": "ann"})
         at: str = made["assistant_id"]
         assert made["metadata"] == {"owner": "ann", "of": "ann"}
-        assert seen(ann, at)["of"] == "ann"
+        assert run_and_read_seen(ann, at)["of"] == "ann"
         unknown = str(uuid4())
         for call in (
             lambda at: bob.assistants.get(at),
@@ -533,7 +546,7 @@ def test_other_users_cannot_see_change_or_run_assistant(keys: str) -> None:
             lambda at: bob.assistants.set_latest(at, 1),
             lambda at: bob.assistants.delete(at, delete_threads=True),
             lambda at: bob.assistants.get_schemas(at),
-            lambda at: seen(bob, at),
+            lambda at: run_and_read_seen(bob, at),
         ):
             why = []
             for asked in (at, unknown):
@@ -544,12 +557,12 @@ def test_other_users_cannot_see_change_or_run_assistant(keys: str) -> None:
             assert why[0] == why[1]
         with pytest.raises(ConflictError):
             bob.assistants.create("tells", assistant_id=at, if_exists="do_nothing")
-        assert at not in ids(bob.assistants.search(limit=100))
+        assert at not in list_assistant_ids(bob.assistants.search(limit=100))
         assert bob.assistants.search(metadata={"of": "ann"}) == []
         assert bob.assistants.count() == 4
         own = bob.assistants.search(metadata={"created_by": "system"})
         assert len(own) == 4  # those of the graphs are everybody's
-        assert seen(bob, "tells")["user_id"] == "bob"
+        assert run_and_read_seen(bob, "tells")["user_id"] == "bob"
 
         assert ann.assistants.update(at, metadata={"owner": "bob"})["metadata"] == made["metadata"]
         assert root.assistants.update(at, metadata={"owner": "bob"})["version"] == 3
@@ -560,7 +573,7 @@ def test_other_users_cannot_see_change_or_run_assistant(keys: str) -> None:
             ann.assistants.get(at)
 
 
-HANDLERS = """
+TEAM_HANDLERS = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -592,21 +605,21 @@ async def delete(ctx, value):
 def test_auth_handler_filters_limit_assistants(
     settings: Settings, tmp_path: Path, gate: Gate
 ) -> None:
-    access = AuthFileAccess(written(tmp_path, HANDLERS))
+    access = AuthFileAccess(write_auth_file(tmp_path, TEAM_HANDLERS))
     with (
-        run_server(create_app(settings, graphs=served(gate), access=access)) as url,
+        run_server(create_app(settings, graphs=build_graphs(gate), access=access)) as url,
         get_sync_client(url=url, api_key="a") as a,
         get_sync_client(url=url, api_key="b") as b,
     ):
-        at: str = configured(a)["assistant_id"]
-        assert ids(a.assistants.search()) == [at]  # those of the graphs have no team
+        at: str = create_configured_assistant(a)["assistant_id"]
+        assert list_assistant_ids(a.assistants.search()) == [at]  # those of the graphs have no team
         assert b.assistants.search() == []
         made = [client.assistants.create("tells")["metadata"] for client in (a, b)]
         assert made == [{"team": name, f"by-{name}": True} for name in "ab"]
-        assert seen(a, at)["model"] == "large"
+        assert run_and_read_seen(a, at)["model"] == "large"
         with pytest.raises(httpx.HTTPStatusError, match="422"):
-            seen(b, at)
-        assert seen(b, "tells")["model"] is None
+            run_and_read_seen(b, at)
+        assert run_and_read_seen(b, "tells")["model"] is None
         with pytest.raises(PermissionDeniedError, match="would not be accessible to you"):
             a.assistants.update(at, metadata={"team": "b"})
         with pytest.raises(PermissionDeniedError, match="may not"):
@@ -616,19 +629,19 @@ def test_auth_handler_filters_limit_assistants(
 def test_auth_file_without_assistants_handler_allows_only_default_assistants(
     settings: Settings, tmp_path: Path, gate: Gate
 ) -> None:
-    text = HANDLERS.partition("@auth.on.assistants\n")[0]
+    text = TEAM_HANDLERS.partition("@auth.on.assistants\n")[0]
     with (
-        run_server(create_app(settings, graphs=served(gate))) as url,
+        run_server(create_app(settings, graphs=build_graphs(gate))) as url,
         get_sync_client(url=url) as sdk,
     ):
-        at: str = configured(sdk)["assistant_id"]
-    access = AuthFileAccess(written(tmp_path, text))
+        at: str = create_configured_assistant(sdk)["assistant_id"]
+    access = AuthFileAccess(write_auth_file(tmp_path, text))
     with (
-        run_server(create_app(settings, graphs=served(gate), access=access)) as url,
+        run_server(create_app(settings, graphs=build_graphs(gate), access=access)) as url,
         get_sync_client(url=url, api_key="a") as sdk,
     ):
-        assert seen(sdk, "tells")["model"] is None
+        assert run_and_read_seen(sdk, "tells")["model"] is None
         with pytest.raises(httpx.HTTPStatusError, match="422"):
-            seen(sdk, at)
+            run_and_read_seen(sdk, at)
         with pytest.raises(PermissionDeniedError, match="no handler allows"):
             sdk.assistants.get(at)

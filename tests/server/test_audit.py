@@ -1,4 +1,4 @@
-"""The audit log: every route that changes something leaves a record, whatever its outcome."""
+"""The audit log: every route that changes something writes a record, whatever its outcome."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.talks import store_conversation
 CANARY = "canary-of-content"
 
 
-class Stranger:
-    """Somebody who may do nothing."""
+class ForbiddingAccess:
+    """Access of a user who may do nothing."""
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         return Identity("eve", tenant="t2")
@@ -49,43 +49,43 @@ class Stranger:
         raise Forbidden("eve may do nothing")
 
 
-class Unknown(Stranger):
-    """Somebody who cannot be told."""
+class UnauthenticatedAccess(ForbiddingAccess):
+    """Access that authenticates nobody."""
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         raise Unauthenticated("give a key")
 
 
-def made(settings: Settings, file: Path, access: Access | None = None) -> FastAPI:
-    """The application, with routes like those that change something."""
+def build_app(settings: Settings, file: Path, access: Access | None = None) -> FastAPI:
+    """Build the application with probe routes that change something, fail, or read."""
     app = create_app(settings, access=access, audit=Audit(file))
 
     @app.patch("/probe/{thread_id}")
     @set_required_action("threads:update")
-    async def changed(call: CurrentCall, thread_id: str, body: dict[str, Any]) -> None:
+    async def update_probe(call: CurrentCall, thread_id: str, body: dict[str, Any]) -> None:
         await call.authorize_arguments({"thread_id": thread_id, "metadata": body})
 
     @app.delete("/probe/{thread_id}")
     @set_required_action("store:delete")
-    async def erased(call: CurrentCall, thread_id: str) -> None:
+    async def erase_probe(call: CurrentCall, thread_id: str) -> None:
         await call.authorize_arguments({"namespace": ("memories", "ann"), "key": thread_id})
         call.record_for_audit(hashes=["0f"])
 
     @app.post("/probe/{thread_id}")
     @set_required_action("admin")
-    async def failed(call: CurrentCall, thread_id: str) -> None:
+    async def fail_probe(call: CurrentCall, thread_id: str) -> None:
         await call.authorize_arguments({"thread_id": thread_id})
         raise InvalidPatch(CANARY) if thread_id == "refused" else KeyError(CANARY)
 
     @app.get("/probe/{thread_id}")
     @set_required_action("admin")
-    async def read(call: CurrentCall, thread_id: str) -> None:
+    async def read_probe(call: CurrentCall, thread_id: str) -> None:
         await call.authorize_arguments({"thread_id": thread_id})
 
     return app
 
 
-def records(file: Path) -> list[dict[str, Any]]:
+def read_records(file: Path) -> list[dict[str, Any]]:
     assert CANARY not in file.read_text()
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -94,7 +94,7 @@ def test_audit_record_names_user_action_outcome_and_object(
     settings: Settings, tmp_path: Path
 ) -> None:
     with (
-        run_server(made(settings, tmp_path / "audit")) as url,
+        run_server(build_app(settings, tmp_path / "audit")) as url,
         httpx.Client(base_url=url, headers={"x-request-id": "r-1"}) as client,
     ):
         assert client.patch("/probe/a", json={"text": CANARY}).status_code == 200
@@ -102,10 +102,10 @@ def test_audit_record_names_user_action_outcome_and_object(
         assert client.post("/probe/refused").status_code == 422
         assert client.get("/probe/a").status_code == 200
         assert client.post("/probe/broken").status_code == 500  # uvicorn may close after it
-    found = records(tmp_path / "audit")
-    assert all(each.pop("at") and each.pop("request_id") == "r-1" for each in found)
-    assert all(each.pop("user") == "ann" for each in found)
-    assert found == [
+    records = read_records(tmp_path / "audit")
+    assert all(each.pop("at") and each.pop("request_id") == "r-1" for each in records)
+    assert all(each.pop("user") == "ann" for each in records)
+    assert records == [
         {"action": "threads:update", "outcome": "ok", "status": 200, "about": [{"thread_id": "a"}]},
         {
             "action": "store:delete",
@@ -126,33 +126,35 @@ def test_audit_record_names_user_action_outcome_and_object(
     ]
 
 
-@pytest.mark.parametrize("access", [LocalAccess("ann"), Stranger(), Unknown()], ids=type)
+@pytest.mark.parametrize(
+    "access", [LocalAccess("ann"), ForbiddingAccess(), UnauthenticatedAccess()], ids=type
+)
 def test_every_changing_route_writes_audit_record(
     settings: Settings, tmp_path: Path, access: Access
 ) -> None:
     file = tmp_path / "audit"
-    app = made(settings, file, access)
+    app = build_app(settings, file, access)
     every = [each.original_route for each in iter_route_contexts(app.routes)]
     routes: Any = [route for route in every if isinstance(route, APIRoute)]
-    walked = [
+    changing_routes = [
         (method, re.sub(r"{[^}]*}", "x", route.path), route.endpoint.action)
         for route in routes
         for method in sorted(route.methods)
         if is_audited_change(route.endpoint.action, method)
     ]
-    assert len(walked) >= 3
+    assert len(changing_routes) >= 3
     with run_server(app) as url:
-        for number, (method, path, name) in enumerate(walked, 1):
-            asked = httpx.request(method, url + path, json={"text": CANARY}, timeout=30)
-            found = records(file)
-            assert len(found) == number, (method, path)
-            assert (found[-1]["action"], found[-1]["status"]) == (name, asked.status_code)
-            if isinstance(access, Unknown):
-                assert "user" not in found[-1]
-                assert found[-1]["outcome"] == "denied"
-            elif isinstance(access, Stranger):
-                assert (found[-1]["user"], found[-1]["tenant"]) == ("eve", "t2")
-                assert found[-1]["outcome"] in ("denied", "failed")
+        for number, (method, path, name) in enumerate(changing_routes, 1):
+            reply = httpx.request(method, url + path, json={"text": CANARY}, timeout=30)
+            records = read_records(file)
+            assert len(records) == number, (method, path)
+            assert (records[-1]["action"], records[-1]["status"]) == (name, reply.status_code)
+            if isinstance(access, UnauthenticatedAccess):
+                assert "user" not in records[-1]
+                assert records[-1]["outcome"] == "denied"
+            elif isinstance(access, ForbiddingAccess):
+                assert (records[-1]["user"], records[-1]["tenant"]) == ("eve", "t2")
+                assert records[-1]["outcome"] in ("denied", "failed")
 
 
 def test_changes_by_rest_are_recorded_without_content(settings: Settings, tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_changes_by_rest_are_recorded_without_content(settings: Settings, tmp_pa
         client.delete(f"/memories/{key}")
     memory = {"namespace": ["memories", "ann"], "key": key}
     found = [
-        (each["action"], each["status"], each["about"]) for each in records(tmp_path / "audit")
+        (each["action"], each["status"], each["about"]) for each in read_records(tmp_path / "audit")
     ]
     hashes = found[-1][2][0].pop("hashes")
     assert len(hashes) == 1
@@ -188,13 +190,13 @@ def test_request_fails_with_500_if_audit_record_cannot_be_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "perdure.requests")
-    app = made(settings, tmp_path / "audit")
+    app = build_app(settings, tmp_path / "audit")
 
-    def full(*args: Any) -> None:
+    def raise_disk_full(*args: Any) -> None:
         raise OSError("no space left")
 
     with run_server(app) as url:
-        monkeypatch.setattr(app.state.audit, "_append_line", full)
+        monkeypatch.setattr(app.state.audit, "_append_line", raise_disk_full)
         failed = httpx.patch(f"{url}/probe/a", json={}, headers={"x-request-id": "r-1"})
         assert (failed.status_code, failed.headers["x-request-id"]) == (500, "r-1")
         assert failed.headers["x-content-type-options"] == "nosniff"
@@ -216,9 +218,9 @@ def test_request_fails_with_500_if_audit_record_cannot_be_written(
 def test_ids_with_slash_are_recorded_in_audit_and_request_logs(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither from the audit log nor from the line of the request."""
+    """An id with a slash is complete in the audit log, and the request log has the right route."""
     caplog.set_level(logging.INFO, "perdure.requests")
-    app = made(settings, tmp_path / "audit")
+    app = build_app(settings, tmp_path / "audit")
     with run_server(app) as url, httpx.Client(base_url=url) as client:
         client.post("/threads", json={"thread_id": "a/b"}).raise_for_status()
         assert client.delete("/threads/a%2Fb").status_code == 204
@@ -226,7 +228,7 @@ def test_ids_with_slash_are_recorded_in_audit_and_request_logs(
     routes = {each.fields["route"] for each in caplog.records if each.name == "perdure.requests"}  # type: ignore[attr-defined]
     assert routes == {"/threads", "/threads/{thread_id}", "/memories/{key}"}
     found = [
-        (each["action"], each["status"], each["about"]) for each in records(tmp_path / "audit")
+        (each["action"], each["status"], each["about"]) for each in read_records(tmp_path / "audit")
     ]
     memory = {"namespace": ["memories", "ann"], "key": "k/1"}
     assert found[1:] == [
@@ -238,8 +240,8 @@ def test_ids_with_slash_are_recorded_in_audit_and_request_logs(
 def test_stranger_is_refused_before_body_is_read_for_id_with_slash(
     settings: Settings, tmp_path: Path
 ) -> None:
-    """They are refused before the body is read, which is no JSON here."""
-    app = made(settings, tmp_path / "audit", Unknown())
+    """The body is not JSON, so it would be refused with another status if it were read."""
+    app = build_app(settings, tmp_path / "audit", UnauthenticatedAccess())
     with run_server(app) as url:
         sent = {"content": b"{", "headers": {"content-type": "application/json"}}
         assert httpx.patch(f"{url}/threads/a%2Fb", **sent).status_code == 401  # type: ignore[arg-type]
@@ -259,13 +261,13 @@ def test_change_is_refused_with_507_if_disk_is_almost_full(
         assert client.get("/threads/t").status_code == 200
         monkeypatch.undo()
         assert client.delete("/threads/t").status_code == 204
-    assert [each["status"] for each in records(tmp_path / "audit")] == [507, 204]
+    assert [each["status"] for each in read_records(tmp_path / "audit")] == [507, 204]
 
 
 def test_partly_written_audit_record_raises_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `write` does on a disk that is almost full."""
+    """`os.write` writes part of a line on a disk that is almost full."""
     audit = Audit(tmp_path / "audit")
     monkeypatch.setattr("os.write", lambda file, line: len(line) - 1)
     with pytest.raises(OSError, match="part of a record"):

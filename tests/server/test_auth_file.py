@@ -1,4 +1,4 @@
-"""A file with handlers of langgraph_sdk.Auth, as it is in langgraph's guide."""
+"""A file with handlers of langgraph_sdk.Auth, as langgraph's guide shows it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def everything(ctx, value):
 """
 
 
-def written(tmp_path: Path, text: str, name: str = "auth.py") -> str:
+def write_auth_file(tmp_path: Path, text: str, name: str = "auth.py") -> str:
     file = tmp_path / name
     file.write_text(text)
     return f"{file}:auth"
@@ -91,29 +91,31 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the guide's handlers."""
     folder = tmp_path_factory.mktemp("auth")
     access, settings = (
-        AuthFileAccess(written(folder, GUIDE)),
+        AuthFileAccess(write_auth_file(folder, GUIDE)),
         Settings(db=str(folder / "memory.db")),
     )
     with run_server(add_probe_routes(create_app(settings, access=access))) as address:
         yield address
 
 
-def asked(url: str, action: str, value: Any = None, token: str = "ann-token") -> httpx.Response:
+def post_probe(
+    url: str, action: str, value: Any = None, token: str = "ann-token"
+) -> httpx.Response:
     headers = {"authorization": f"Bearer {token}"}
     return httpx.post(f"{url}/probe/{action}", json=value or {}, headers=headers)
 
 
 def test_authenticate_handler_identifies_user_or_answers_401(url: str) -> None:
-    assert asked(url, "threads:read").json()["user"] == "ann"
+    assert post_probe(url, "threads:read").json()["user"] == "ann"
     for token in ("wrong", "out-token"):
-        assert asked(url, "threads:read", token=token).status_code == 401
+        assert post_probe(url, "threads:read", token=token).status_code == 401
     without = httpx.post(f"{url}/probe/threads:read", json={})
     assert (without.status_code, without.json()["detail"]) == (401, "Invalid token")
     assert without.headers["www-authenticate"] == "Bearer x"
 
 
 @pytest.mark.parametrize(
-    ("action", "value", "left"),
+    ("action", "value", "authorized_value"),
     [
         ("threads:create", {"thread_id": "t"}, {"thread_id": "t", "metadata": {"owner": "ann"}}),
         ("threads:search", {"metadata": None}, {"metadata": {"owner": "ann"}}),
@@ -125,16 +127,16 @@ def test_authenticate_handler_identifies_user_or_answers_401(url: str) -> None:
     ],
 )
 def test_most_specific_handler_authorizes_and_changes_value(
-    url: str, action: str, value: Any, left: Any
+    url: str, action: str, value: Any, authorized_value: Any
 ) -> None:
-    reply = asked(url, action, value)
+    reply = post_probe(url, action, value)
 
     assert reply.status_code == 200, reply.text
-    assert reply.json()["value"] == left
+    assert reply.json()["value"] == authorized_value
 
 
 @pytest.mark.parametrize(
-    ("action", "value", "token", "status", "says"),
+    ("action", "value", "token", "status", "expected_detail"),
     [
         ("assistants:read", {}, "ann-token", 403, "may not"),
         ("threads:create_run", {}, "bob-token", 403, "you may not write"),
@@ -145,22 +147,22 @@ def test_most_specific_handler_authorizes_and_changes_value(
     ],
 )
 def test_denied_actions_answer_with_status_and_detail_of_handler(
-    url: str, action: str, value: Any, token: str, status: int, says: str
+    url: str, action: str, value: Any, token: str, status: int, expected_detail: str
 ) -> None:
-    reply = asked(url, action, value, token)
+    reply = post_probe(url, action, value, token)
 
-    assert (reply.status_code, says in reply.json()["detail"]) == (status, True)
+    assert (reply.status_code, expected_detail in reply.json()["detail"]) == (status, True)
 
 
 def test_admin_permission_allows_admin_action_only(url: str) -> None:
-    assert asked(url, "admin", token="root-token").status_code == 200
-    assert asked(url, "assistants:read", token="root-token").status_code == 403
+    assert post_probe(url, "admin", token="root-token").status_code == 200
+    assert post_probe(url, "assistants:read", token="root-token").status_code == 403
 
 
 # -- without a server
 
 
-def permitted(
+def authorize_action(
     access: AuthFileAccess, action: Action, value: Any = None, user: Any = None
 ) -> Filter:
     identity = Identity("ann", raw_user=user)
@@ -169,42 +171,46 @@ def permitted(
     )
 
 
-def handlers(tmp_path: Path, text: str) -> AuthFileAccess:
+def build_access_with_handlers(tmp_path: Path, text: str) -> AuthFileAccess:
     begins = "from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\n"
-    return AuthFileAccess(written(tmp_path, f"{begins}async def user():\n    return 'ann'\n{text}"))
+    return AuthFileAccess(
+        write_auth_file(tmp_path, f"{begins}async def user():\n    return 'ann'\n{text}")
+    )
 
 
 def test_action_without_matching_handler_is_denied(tmp_path: Path) -> None:
-    """Langgraph's server allows it."""
-    access = handlers(tmp_path, "@auth.on.threads.read\nasync def read(ctx, value): ...\n")
+    """Langgraph's own server would allow the action."""
+    access = build_access_with_handlers(
+        tmp_path, "@auth.on.threads.read\nasync def read(ctx, value): ...\n"
+    )
 
-    assert permitted(access, "threads:read") == {}
+    assert authorize_action(access, "threads:read") == {}
     for action in ("threads:create", "store:get", "assistants:search"):
         with pytest.raises(Forbidden, match="no handler allows"):
-            permitted(access, action)
+            authorize_action(access, action)
 
 
 def test_handlers_are_chosen_from_most_to_least_specific(tmp_path: Path) -> None:
-    def handler(decorator: str, name: str) -> str:
+    def render_handler(decorator: str, name: str) -> str:
         return f"@{decorator}\nasync def {name}(ctx, value): value['by'] = {name!r}\n"
 
-    access = handlers(
+    access = build_access_with_handlers(
         tmp_path,
-        handler("auth.on", "all")
-        + handler("auth.on(actions='read')", "action")
-        + handler("auth.on(resources=['threads'])", "resource")
-        + handler("auth.on.threads.read", "both"),
+        render_handler("auth.on", "all")
+        + render_handler("auth.on(actions='read')", "action")
+        + render_handler("auth.on(resources=['threads'])", "resource")
+        + render_handler("auth.on.threads.read", "both"),
     )
 
-    def by(action: Action) -> str:
+    def run_handler(action: Action) -> str:
         value: dict[str, str] = {}
-        permitted(access, action, value)
+        authorize_action(access, action, value)
         return value["by"]
 
-    asked: tuple[Action, ...] = (
+    actions: tuple[Action, ...] = (
         "threads:read", "threads:create", "assistants:read", "store:get"
     )  # fmt: skip
-    assert [by(each) for each in asked] == ["both", "resource", "action", "all"]
+    assert [run_handler(each) for each in actions] == ["both", "resource", "action", "all"]
 
 
 @pytest.mark.parametrize(
@@ -229,20 +235,24 @@ def test_handlers_are_chosen_from_most_to_least_specific(tmp_path: Path) -> None
 def test_handler_results_are_accepted_as_filters_or_denied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, result: Any, denied: bool
 ) -> None:
-    access = handlers(tmp_path, f"@auth.on\nasync def all(ctx, value): return {result!r}\n")
+    access = build_access_with_handlers(
+        tmp_path, f"@auth.on\nasync def all(ctx, value): return {result!r}\n"
+    )
     if denied:
         with pytest.raises(Forbidden):
-            permitted(access, "threads:search")
+            authorize_action(access, "threads:search")
         assert "expected None, a bool or a filter" in caplog.text
     else:
-        assert permitted(access, "threads:search") == result
+        assert authorize_action(access, "threads:search") == result
 
 
 def test_filter_for_store_action_is_denied(tmp_path: Path) -> None:
-    access = handlers(tmp_path, "@auth.on\nasync def all(ctx, value): return {'owner': 'ann'}\n")
+    access = build_access_with_handlers(
+        tmp_path, "@auth.on\nasync def all(ctx, value): return {'owner': 'ann'}\n"
+    )
     with pytest.raises(Forbidden, match="returned an invalid filter"):
-        permitted(access, "store:search")
-    assert permitted(access, "assistants:search") == {"owner": "ann"}
+        authorize_action(access, "store:search")
+    assert authorize_action(access, "assistants:search") == {"owner": "ann"}
 
 
 USERS = """
@@ -255,7 +265,7 @@ class User:
 
 
 @pytest.mark.parametrize(
-    ("given", "identity"),
+    ("returned", "identity"),
     [
         ("'ann'", Identity("ann")),
         ("{'identity': 'ann', 'tenant': 'acme'}", Identity("ann", "acme")),
@@ -264,26 +274,30 @@ class User:
     ],
 )
 def test_authenticate_handler_may_return_string_dict_or_object(
-    tmp_path: Path, settings: Settings, given: str, identity: Identity
+    tmp_path: Path, settings: Settings, returned: str, identity: Identity
 ) -> None:
-    """A string, a dict, or any object; the handler may block."""
+    """The handler may be a function that is not async."""
     text = f"from langgraph_sdk import Auth\nauth = Auth()\n{USERS}\n@auth.authenticate\n"
-    access = AuthFileAccess(written(tmp_path, f"{text}def user():\n    return {given}\n"))
+    access = AuthFileAccess(
+        write_auth_file(tmp_path, f"{text}def user():\n    return {returned}\n")
+    )
 
-    assert asyncio.run(access.identify(connection())) == identity
+    assert asyncio.run(access.identify(build_connection())) == identity
 
 
-@pytest.mark.parametrize("given", ["None", "''", "{}", "{'identity': 7}", "42"])
-def test_authenticate_result_without_identity_answers_401(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("returned", ["None", "''", "{}", "{'identity': 7}", "42"])
+def test_authenticate_result_without_identity_answers_401(tmp_path: Path, returned: str) -> None:
     text = "from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\n"
-    access = AuthFileAccess(written(tmp_path, f"{text}async def user():\n    return {given}\n"))
+    access = AuthFileAccess(
+        write_auth_file(tmp_path, f"{text}async def user():\n    return {returned}\n")
+    )
     with pytest.raises(Refused, match="a user without a valid identity") as raised:
-        asyncio.run(access.identify(connection()))
+        asyncio.run(access.identify(build_connection()))
 
     assert raised.value.status == 401
 
 
-def connection() -> Any:
+def build_connection() -> Any:
     from starlette.requests import Request
 
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
@@ -301,7 +315,7 @@ def test_authenticate_handler_receives_all_documented_parameters(
         "    return 'ann'\n"
         "@auth.on\nasync def all(ctx, value): value['seen'] = SEEN\n"
     )
-    access = AuthFileAccess(written(tmp_path, text))
+    access = AuthFileAccess(write_auth_file(tmp_path, text))
     with run_server(add_probe_routes(create_app(settings, access=access))) as url:
         seen = httpx.post(
             f"{url}/probe/threads:read?q=1", json={"n": 1}, headers={"authorization": "Basic x"}
@@ -318,8 +332,8 @@ def test_authenticate_handler_receives_all_documented_parameters(
 
 
 @contextmanager
-def _raises(says: str) -> Iterator[None]:
-    with pytest.raises(ConfigurationError, match=says):
+def _raises_configuration_error(pattern: str) -> Iterator[None]:
+    with pytest.raises(ConfigurationError, match=pattern):
         yield
 
 
@@ -330,37 +344,43 @@ def test_unusable_auth_files_raise_configuration_errors(tmp_path: Path) -> None:
         (r"expected .*file\.py:name", lambda: "auth.py"),
         ("there is no file", lambda: str(tmp_path / "none.py:auth")),
         ("ModuleNotFoundError", lambda: "no_such_module:auth"),
-        ("SyntaxError", lambda: written(tmp_path, "def")),
-        ("ZeroDivisionError", lambda: written(tmp_path, "1/0")),
-        ("has no 'auth'", lambda: written(tmp_path, "", "empty.py")),
-        ("is int; expected langgraph_sdk.Auth", lambda: written(tmp_path, "auth = 1", "number.py")),
-        ("no handler under @auth.authenticate", lambda: written(tmp_path, auth, "nobody.py")),
+        ("SyntaxError", lambda: write_auth_file(tmp_path, "def")),
+        ("ZeroDivisionError", lambda: write_auth_file(tmp_path, "1/0")),
+        ("has no 'auth'", lambda: write_auth_file(tmp_path, "", "empty.py")),
+        (
+            "is int; expected langgraph_sdk.Auth",
+            lambda: write_auth_file(tmp_path, "auth = 1", "number.py"),
+        ),
+        (
+            "no handler under @auth.authenticate",
+            lambda: write_auth_file(tmp_path, auth, "nobody.py"),
+        ),
         (
             "has the parameter 'scopes'",
-            lambda: written(tmp_path, auth + user.format("scopes"), "scopes.py"),
+            lambda: write_auth_file(tmp_path, auth + user.format("scopes"), "scopes.py"),
         ),
     ]
-    for says, path in cases:
-        with _raises(says):
+    for pattern, path in cases:
+        with _raises_configuration_error(pattern):
             AuthFileAccess(path())
 
 
 def test_auth_file_imports_module_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "beside_the_auth_file.py").write_text("NAME = 'ann'\n")
     text = "from beside_the_auth_file import NAME\nfrom langgraph_sdk import Auth\nauth = Auth()\n"
-    path = written(tmp_path, f"{text}@auth.authenticate\ndef user(): return NAME\n")
+    path = write_auth_file(tmp_path, f"{text}@auth.authenticate\ndef user(): return NAME\n")
 
-    assert asyncio.run(AuthFileAccess(path).identify(connection())).user == "ann"
+    assert asyncio.run(AuthFileAccess(path).identify(build_connection())).user == "ann"
 
 
 def test_langgraph_json_names_auth_file(tmp_path: Path) -> None:
     file = tmp_path / "langgraph.json"
     file.write_text(json.dumps({"graphs": {}, "auth": {"path": "./auth.py:auth"}}))
-    written(tmp_path, GUIDE)
+    write_auth_file(tmp_path, GUIDE)
 
-    named = LanggraphFile.read(file).auth
-    assert named is not None
-    AuthFileAccess(named)
+    auth_path = LanggraphFile.read(file).auth
+    assert auth_path is not None
+    AuthFileAccess(auth_path)
     file.write_text('{"graphs": {}}')
     assert LanggraphFile.read(file).auth is None
     for text in ("[]", "{", '{"graphs": {}, "auth": {"n": 1}}', '{"graphs": {}, "auth": 3}'):
@@ -374,13 +394,13 @@ def test_langgraph_json_names_auth_file(tmp_path: Path) -> None:
 def test_auth_class_of_unsupported_sdk_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are in private attributes; which, and in what form, this pins."""
+    """perdure reads private attributes of the class; this test pins their names and forms."""
     auth = Auth()
     assert (auth._handlers, auth._global_handlers, auth._authenticate_handler) == ({}, [], None)
     monkeypatch.delattr(Auth, "_global_handlers")
     text = "from langgraph_sdk import Auth\nauth = object.__new__(Auth)\n"
     with pytest.raises(ConfigurationError, match=r"langgraph-sdk \d.* install another version"):
-        AuthFileAccess(written(tmp_path, text))
+        AuthFileAccess(write_auth_file(tmp_path, text))
 
 
 TEAM = """
@@ -399,37 +419,40 @@ async def threads(ctx, value):
 @auth.on.store
 async def store(ctx, value): return True
 """
-"""Threads are their owners', the store is a team's."""
+"""Each thread belongs to its owner, and the whole team shares the store."""
 
 
 def test_store_search_and_listing_omit_internal_namespaces(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.server.call._PAGE_SIZE", 2)
-    served = create_app(settings, access=AuthFileAccess(written(tmp_path, TEAM, "team.py")))
-    places = [[label, "x"] for label in ("a", "b", "perdure.notes", "q", "r")]
+    app = create_app(settings, access=AuthFileAccess(write_auth_file(tmp_path, TEAM, "team.py")))
+    namespaces = [[label, "x"] for label in ("a", "b", "perdure.notes", "q", "r")]
 
-    def listed(path: str, **asked: Any) -> Any:
+    def post_to_store(path: str, **asked: Any) -> Any:
         return bob.post(f"/store/{path}", json=asked).json()
 
-    with run_server(served) as url, httpx.Client(base_url=url, headers={"x-api-key": "bob"}) as bob:
+    with run_server(app) as url, httpx.Client(base_url=url, headers={"x-api-key": "bob"}) as bob:
         for number in range(5):
             own = {"thread_id": f"t{number}", "metadata": {"topic": "SECRET of ann"}}
             assert bob.post("/threads", json=own, headers={"x-api-key": "ann"}).is_success
-        for place in places:
-            bob.put("/store/items", json={"namespace": place, "key": "k", "value": {}})
+        for namespace in namespaces:
+            bob.put("/store/items", json={"namespace": namespace, "key": "k", "value": {}})
         direct = {"namespace_prefix": ["perdure", "server", "threads"]}
         assert bob.post("/store/items/search", json=direct).status_code == 403
         assert "SECRET" not in bob.get("/ui/store/items.json").text
         assert '"perdure"' not in bob.get("/ui/store.json").text
         for prefix in (None, ["*"], []):
-            assert listed("namespaces", prefix=prefix)["namespaces"] == places
-        assert listed("namespaces", max_depth=1, limit=2, offset=3)["namespaces"] == [["q"], ["r"]]
-        pages = [listed("items/search", limit=2, offset=n)["items"] for n in (0, 2, 4, 6)]
+            assert post_to_store("namespaces", prefix=prefix)["namespaces"] == namespaces
+        assert post_to_store("namespaces", max_depth=1, limit=2, offset=3)["namespaces"] == [
+            ["q"],
+            ["r"],
+        ]
+        pages = [post_to_store("items/search", limit=2, offset=n)["items"] for n in (0, 2, 4, 6)]
 
     assert [[item["namespace"] for item in page] for page in pages] == [
-        places[:2],
-        places[2:4],
-        places[4:],
+        namespaces[:2],
+        namespaces[2:4],
+        namespaces[4:],
         [],
     ]

@@ -69,19 +69,19 @@ def store(settings: Settings) -> Iterator[SQLiteStore]:
         yield opened
 
 
-def unfold(tab: Page) -> None:
-    """Show all that is folded in a page."""
+def open_all_details(tab: Page) -> None:
+    """Open all `details` elements of the page."""
     tab.evaluate("document.querySelectorAll('details').forEach((details) => (details.open = true))")
 
 
 def test_no_page_is_wider_than_screen_with_long_texts(
     tab: Page, saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Ids, names and words that are long wrap, on a phone as on a desk."""
+    """Long ids, names and words wrap on a phone and on a desktop screen."""
     wide = []
     for path in store_text_everywhere(saver, store, LONG):
         tab.goto(path)
-        unfold(tab)
+        open_all_details(tab)
         for width in (390, 1280):
             tab.set_viewport_size({"width": width, "height": 860})
             if over := tab.evaluate(OVER):
@@ -94,24 +94,24 @@ def test_no_page_is_wider_than_screen_with_long_texts(
 def test_right_to_left_text_does_not_move_texts_beside_it(
     tab: Page, saver: SQLiteCheckpointer, store: SQLiteStore, width: int
 ) -> None:
-    """Stored text is isolated: the boxes of texts are in the order of the page."""
+    """Stored text is isolated, so the boxes of texts are in the order of the page."""
     tab.set_viewport_size({"width": width, "height": 860})
     wrong = {}
     for path in store_text_everywhere(saver, store, RIGHT_TO_LEFT):
         tab.goto(path)
-        unfold(tab)
+        open_all_details(tab)
         wrong[path] = tab.evaluate(MISPLACED)
     tab.goto(build_link("/ui/forget", ns=("notes", *[RIGHT_TO_LEFT] * 2), key=RIGHT_TO_LEFT))
     tab.get_by_role("button", name="Erase permanently").click()
     tab.get_by_role("heading", name="Erased").wait_for()
-    unfold(tab)
+    open_all_details(tab)
     wrong["/ui/forget"] = tab.evaluate(MISPLACED)
 
     assert {path: texts for path, texts in wrong.items() if texts} == {}
 
 
 def test_docs_page_lists_paths_of_openapi_document(tab: Page, client: httpx.Client) -> None:
-    """All that `/openapi.json` has, without a script of another site."""
+    """The page lists every path of `/openapi.json`, without a script of another site."""
     described = client.get("/openapi.json").json()["paths"]
     tab.goto("/docs")
 

@@ -59,7 +59,7 @@ def saver(settings: Settings) -> Iterator[SQLiteCheckpointer]:
 
 @pytest.fixture
 def ann(store: SQLiteStore) -> Collection:
-    """Ann's memories: of drinks, superseded once, of a move, of an allergy."""
+    """Ann's memories of a drink (superseded once), of a move, and of an allergy."""
     memories = Collection(store, ("memories", "{user_id}"))
     said = Provenance(thread_id="trip", message_ids=("m1",), actor="user", trust="user")
     memories.insert("Ann drinks green tea", key="drink", provenance=said, config=ANN)
@@ -69,8 +69,8 @@ def ann(store: SQLiteStore) -> Collection:
     return memories
 
 
-def place(*ns: str, **more: str) -> str:
-    """The query of a namespace, and maybe a key in it."""
+def build_namespace_query(*ns: str, **more: str) -> str:
+    """Build the query of a namespace, with other parameters such as a key."""
     return urlencode({"ns": ns, **more}, doseq=True)
 
 
@@ -79,7 +79,7 @@ def place(*ns: str, **more: str) -> str:
 
 @pytest.mark.usefixtures("ann")
 def test_memory_search_page_explains_scores_of_results(tab: Page, client: httpx.Client) -> None:
-    """What an agent would be given comes best first, each score with its parts in words."""
+    """Results are sorted by score, and the page explains the parts of each score in words."""
     tab.goto("/ui/memories")
     tab.get_by_label("Ask as the agent would").fill("what does ann drink")
     tab.get_by_role("button", name="Search").click()
@@ -95,14 +95,14 @@ def test_memory_search_page_explains_scores_of_results(tab: Page, client: httpx.
 
 @pytest.mark.usefixtures("ann")
 def test_memory_search_page_explains_why_memory_is_not_recalled(tab: Page) -> None:
-    """The rank of a memory that is not among the answers is told, with the reason."""
+    """The page shows the rank of a memory that is not among the results, and the reason."""
     tab.goto("/ui/memories?q=what+does+ann+drink&limit=1")
     tab.get_by_label("Why is a memory not recalled?").fill("move")
     tab.get_by_role("button", name="Explain").click()
 
     expect(tab.locator("#why-not")).to_contain_text(re.compile(r"Why move is at rank [23]"))
     expect(tab.locator("#why-not")).to_contain_text("of 3 items score higher")
-    tab.goto(f"/ui/memory?{place('memories', 'ann', key='nuts')}")
+    tab.goto(f"/ui/memory?{build_namespace_query('memories', 'ann', key='nuts')}")
     tab.get_by_label("How does this memory rank").fill("allergies")
     tab.get_by_role("button", name="Explain").click()
     expect(tab.locator("#why-not")).to_contain_text("Why nuts is at rank 1")
@@ -112,7 +112,7 @@ def test_memory_search_page_explains_why_memory_is_not_recalled(tab: Page) -> No
 def test_memory_search_page_separates_results_below_minimum_score(
     tab: Page, client: httpx.Client
 ) -> None:
-    """What an agent is not given stands below a line, with its score; at 0 there is none."""
+    """Results below the minimum score stand below a line; with the minimum 0 there is no line."""
     tab.goto("/ui/memories?q=coffee+from+volcanoes&min_score=0.01")
     tab.get_by_label("Minimum score").fill("1")
     tab.get_by_role("button", name="Search").click()
@@ -132,7 +132,7 @@ def test_memory_search_page_separates_results_below_minimum_score(
 def test_memories_are_listed_newest_first_by_kind_and_time(
     client: httpx.Client, store: SQLiteStore, ann: Collection
 ) -> None:
-    """Without a query they are listed by pages, newest first; of a kind; of a moment."""
+    """Without a query, pages list memories newest first, optionally of one kind or a past time."""
     before = datetime.now(UTC).isoformat()
     for number in range(120):
         value = {"text": f"turn {number}", "kind": "turn"}
@@ -155,7 +155,7 @@ def test_memories_are_listed_newest_first_by_kind_and_time(
 def test_admin_chooses_user_whose_memories_are_shown(
     tab: Page, client: httpx.Client, store: SQLiteStore
 ) -> None:
-    """The choice is kept by searches; of many users one is typed."""
+    """Searches keep the chosen user. If there are many users, the admin types the name."""
     tab.goto("/ui/memories")
     expect(tab.get_by_label("User")).to_have_count(0)  # there is no choice
     bobs = Collection(store, ("memories", "{user_id}"))
@@ -174,7 +174,7 @@ def test_admin_chooses_user_whose_memories_are_shown(
     expect(tab.locator("h1")).to_have_text("Quarantine of bob & co")
 
     assert client.get("/ui/memories.json?user=bob+%26+co").json()["users"] == ["ann", "bob & co"]
-    deeper = client.get(f"/ui/memories?{place('memories', 'ann', 'trips')}").text
+    deeper = client.get(f"/ui/memories?{build_namespace_query('memories', 'ann', 'trips')}").text
     assert "<select" not in deeper
     for number in range(500):
         store.put(("memories", f"user {number}"), "k", {"text": "any"}, index=False)
@@ -186,24 +186,29 @@ def test_admin_chooses_user_whose_memories_are_shown(
 
 @pytest.mark.usefixtures("ann")
 def test_memory_page_shows_differences_between_versions(tab: Page, client: httpx.Client) -> None:
-    """Each version shows what it changed, and links to the message that it rests on."""
-    tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink')}")
+    """Each version shows its changes, and links to the message that it is based on."""
+    tab.goto(f"/ui/memory?{build_namespace_query('memories', 'ann', key='drink')}")
 
     newest = tab.locator(".versions > li").first
     assert newest.locator("del").all_inner_texts() == ["green", "tea"]
     assert newest.locator("ins").all_inner_texts() == ["black", "coffee"]
     link = tab.locator(".versions > li").last.get_by_role("link")
     expect(link).to_have_attribute("href", "/ui/thread?id=trip&message=m1")
-    versions = client.get(f"/ui/memory.json?{place('memories', 'ann', key='drink')}").json()
+    versions = client.get(
+        f"/ui/memory.json?{build_namespace_query('memories', 'ann', key='drink')}"
+    ).json()
     at = versions["versions"][1]["valid_from"]
-    tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink', as_of=at)}")
+    tab.goto(f"/ui/memory?{build_namespace_query('memories', 'ann', key='drink', as_of=at)}")
     expect(tab.locator(".text.large")).to_have_text("Ann drinks green tea")
-    assert client.get(f"/ui/memory?{place('memories', 'ann', key='none')}").status_code == 404
+    assert (
+        client.get(f"/ui/memory?{build_namespace_query('memories', 'ann', key='none')}").status_code
+        == 404
+    )
 
 
 def test_memory_page_corrects_and_supersedes_memory(tab: Page, ann: Collection) -> None:
-    """Both pass the gate; what was saved meanwhile is not overwritten."""
-    path = f"/ui/memory?{place('memories', 'ann', key='move')}"
+    """A version that was saved after the page was opened is not overwritten."""
+    path = f"/ui/memory?{build_namespace_query('memories', 'ann', key='move')}"
     tab.goto(path)
     tab.get_by_label("Text").fill("Ann moved to Lisbon")
     tab.get_by_role("button", name="Correct").click()
@@ -225,10 +230,11 @@ def test_memory_page_corrects_and_supersedes_memory(tab: Page, ann: Collection) 
 
 
 def test_memory_page_shows_refused_text_with_reason(client: httpx.Client, ann: Collection) -> None:
-    """The text that was typed is shown again with the reason."""
+    """The page shows the typed text again with the reason for the refusal."""
     text = "the password is hunter2hunter2 and the key sk-live-51Habcdefghijklmnop0123456789"
     reply = client.post(
-        f"/ui/memory?{place('memories', 'ann', key='move')}", data={"text": text, "version": "1"}
+        f"/ui/memory?{build_namespace_query('memories', 'ann', key='move')}",
+        data={"text": text, "version": "1"},
     )
 
     assert reply.status_code == 422
@@ -240,8 +246,8 @@ def test_memory_page_shows_refused_text_with_reason(client: httpx.Client, ann: C
 
 
 def test_forget_page_erases_memory_and_shows_receipt(tab: Page, ann: Collection) -> None:
-    """What goes is shown first; the receipt counts it, with hashes."""
-    tab.goto(f"/ui/memory?{place('memories', 'ann', key='drink')}")
+    """A preview shows what will be erased; the receipt counts it and lists hashes."""
+    tab.goto(f"/ui/memory?{build_namespace_query('memories', 'ann', key='drink')}")
     tab.get_by_role("link", name="Forget…").click()
     expect(tab.locator("main")).to_contain_text("Ann drinks black coffee")
     assert ann.get("drink", config=ANN) is not None
@@ -256,7 +262,7 @@ def test_forget_page_erases_memory_and_shows_receipt(tab: Page, ann: Collection)
 def test_forget_all_page_erases_memories_after_typed_confirmation(
     tab: Page, ann: Collection
 ) -> None:
-    """A phrase has to be typed; of a user the profile goes too, of others nothing."""
+    """The profile of the user is erased too. Data of other users stay."""
     store: Any = ann.store
     store.put(("profiles", "ann"), "profile", {"name": "Ann"})
     store.put(("memories", "bob"), "k", {"text": "of Bob"})
@@ -272,7 +278,7 @@ def test_forget_all_page_erases_memories_after_typed_confirmation(
 
 
 def test_quarantine_page_releases_and_discards_entries(tab: Page, ann: Collection) -> None:
-    """An entry is shown redacted, then as it was said; one is released, one discarded."""
+    """An entry is shown redacted at first, and in full on request."""
     for number, secret in enumerate(("hunter2hunter2", "correcthorsebattery")):
         ann.insert(f"My password is {secret}", key=f"s{number}", config=ANN)
     held = Quarantine(ann.store)
@@ -298,9 +304,9 @@ def test_quarantine_page_releases_and_discards_entries(tab: Page, ann: Collectio
 def test_store_page_edits_item_and_refuses_to_overwrite_newer_version(
     tab: Page, store: SQLiteStore
 ) -> None:
-    """JSON is edited; a version that was saved meanwhile is shown, and not overwritten."""
+    """The page shows the version that was saved after it was opened."""
     store.put(("notes",), "plan", {"steps": [1, 2], "title": "Plan"}, ttl=60)
-    tab.goto(f"/ui/memory?{place('notes', key='plan')}")
+    tab.goto(f"/ui/memory?{build_namespace_query('notes', key='plan')}")
     tab.get_by_label("Value").fill('{"steps": [1, 3], "title": "Plan"}')
     tab.get_by_role("button", name="Save").click()
     expect(tab.get_by_role("status")).to_have_text("Saved.")
@@ -313,14 +319,15 @@ def test_store_page_edits_item_and_refuses_to_overwrite_newer_version(
     store.put(("notes",), "plan", {"title": "Another"})
     tab.get_by_label("Value").fill('{"title": "Mine"}')
     html = tab.request.post(
-        f"/ui/memory?{place('notes', key='plan')}",
+        f"/ui/memory?{build_namespace_query('notes', key='plan')}",
         form={"value": '{"title": "Mine"}', "version": 2},
     )
     assert html.status == 409
     assert "version 3 was saved while you edited" in html.text()
     assert "&#34;Mine&#34;" in html.text()
     wrong = tab.request.post(
-        f"/ui/memory?{place('notes', key='plan')}", form={"value": "{", "version": 3}
+        f"/ui/memory?{build_namespace_query('notes', key='plan')}",
+        form={"value": "{", "version": 3},
     )
     assert (wrong.status, "is not JSON" in wrong.text()) == (422, True)
     last = store.get(("notes",), "plan")
@@ -329,36 +336,36 @@ def test_store_page_edits_item_and_refuses_to_overwrite_newer_version(
 
 
 def test_store_pages_add_filter_and_delete_items(tab: Page, store: SQLiteStore) -> None:
-    """A namespace lists its items by a filter; an item is added there, deleted, forgotten."""
+    """The page of a namespace filters its items, and adds, deletes and erases an item."""
     store.put(("notes", "team"), "old", {"n": 1})
-    tab.goto(f"/ui/store/items?{place('notes')}")
+    tab.goto(f"/ui/store/items?{build_namespace_query('notes')}")
     tab.get_by_text("Add an item").click()
     tab.get_by_label("Key").fill("new")
     tab.locator("textarea").fill('{"n": 2}')
     tab.get_by_role("button", name="Add").click()
     expect(tab.get_by_role("status")).to_have_text("Saved.")
-    filtered = place("notes", filter='{"n": {"$gte": 2}}')
+    filtered = build_namespace_query("notes", filter='{"n": {"$gte": 2}}')
     tab.goto(f"/ui/store/items?{filtered}")
     assert tab.locator("tbody tr").count() == 1
-    wrong = tab.request.get(f"/ui/store/items?{place('notes', filter='{}x')}")
+    wrong = tab.request.get(f"/ui/store/items?{build_namespace_query('notes', filter='{}x')}")
     assert (wrong.status, "is not JSON" in wrong.text()) == (422, True)
-    unknown = place("notes", filter='{"n": {"$many": 2}}')
+    unknown = build_namespace_query("notes", filter='{"n": {"$many": 2}}')
     assert "$many" in tab.request.get(f"/ui/store/items?{unknown}").text()
 
 
 def test_store_page_marks_deleted_item_and_keeps_versions(
     client: httpx.Client, store: SQLiteStore
 ) -> None:
-    """Its versions stay until it is forgotten; perdure's own notes are only shown."""
+    """The versions stay until the item is erased. Internal notes of perdure are read-only."""
     where = ("notes",)
     store.put(where, "k", {"n": 1})
-    path = place("notes", key="k")
+    path = build_namespace_query("notes", key="k")
     store.delete(where, "k")
     assert "deleted or expired" in client.get(f"/ui/memory?{path}").text
     assert "1" in client.post(f"/ui/forget?{path}").text
     assert store.history(where, "k") == []
     store.put(("perdure", "server", "threads"), "k", {"n": 1})
-    path = place("perdure", "server", "threads", key="k")
+    path = build_namespace_query("perdure", "server", "threads", key="k")
     assert client.post(f"/ui/forget?{path}").status_code == 403
     assert store.get(("perdure", "server", "threads"), "k") is not None
 
@@ -367,7 +374,7 @@ def test_store_page_marks_deleted_item_and_keeps_versions(
 def test_store_page_shows_namespaces_as_tree_with_counts(
     tab: Page, client: httpx.Client, store: SQLiteStore
 ) -> None:
-    """With counts and sizes; what is below comes when it is opened."""
+    """Each namespace shows counts and sizes, and loads its children when it is opened."""
     for labels in (("notes", "team", "a"), ("notes", "team", "b"), ("notes",), ("*", "x")):
         store.put(labels, "k", {"n": 1})
     tab.goto("/ui/store")
@@ -379,11 +386,11 @@ def test_store_page_shows_namespaces_as_tree_with_counts(
 
     team.locator("summary").first.press("Enter")
     expect(team.locator(".spaces .name")).to_have_text(["a", "b"])
-    rows = client.get(f"/ui/store.json?{place('memories')}").json()["rows"]
+    rows = client.get(f"/ui/store.json?{build_namespace_query('memories')}").json()["rows"]
     assert [(row["size"]["namespace"], row["has_more"]) for row in rows] == [
         (["memories", "ann"], False)
     ]
-    rows = client.get(f"/ui/store.json?{place('*')}").json()["rows"]
+    rows = client.get(f"/ui/store.json?{build_namespace_query('*')}").json()["rows"]
     assert [row["size"]["namespace"] for row in rows] == [["*", "x"]]
 
 
@@ -393,7 +400,7 @@ def test_store_page_shows_namespaces_as_tree_with_counts(
 def test_retention_page_removes_versions_after_typed_confirmation(
     tab: Page, ann: Collection
 ) -> None:
-    """The page lists sizes, and what the rules would remove; then it is removed."""
+    """The page lists sizes and a preview of what the rules would remove."""
     tab.goto("/ui/storage")
     expect(tab.locator("main")).to_contain_text("memories/ann")
     expect(tab.locator(".growth")).to_contain_text(f"{datetime.now(UTC):%Y-%m}")
@@ -412,7 +419,7 @@ def test_retention_page_removes_versions_after_typed_confirmation(
 def test_jobs_page_lists_failed_extraction_and_queues_it_again(
     tab: Page, store: SQLiteStore, saver: SQLiteCheckpointer
 ) -> None:
-    """A thread that was given up is listed with the reason, and queued for a worker."""
+    """A thread whose extraction failed for good is listed with the reason."""
     known = {"user_id": "ann"}
     put(saver, {"messages": [HumanMessage("hi", id="m1")]}, thread="t1", metadata=known)
     extraction = Extraction(saver, store)
@@ -433,23 +440,23 @@ def test_jobs_page_lists_failed_extraction_and_queues_it_again(
 
 
 class Stranger(LocalAccess):
-    """Somebody who may do what any user may."""
+    """Access of a user without special permissions."""
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """Nobody's administrator."""
+        """Identify everybody as Eve, who is no admin."""
         return Identity("eve")
 
     async def authorize_and_build_filter(
         self, identity: Identity, action: Any, value: dict[str, Any]
     ) -> Filter:
-        """All of it."""
+        """Allow everything."""
         return {}
 
 
 @pytest.mark.usefixtures("ann")
 def test_memory_pages_refuse_memories_of_other_users(settings: Settings) -> None:
-    """Whose memories they are comes from the identity; what concerns all is the admin's."""
-    other = place("memories", "ann", key="drink")
+    """The user comes from the identity, and pages about all users are for admins only."""
+    other = build_namespace_query("memories", "ann", key="drink")
     with (
         run_server(create_app(settings, access=Stranger("eve"))) as url,
         httpx.Client(base_url=url) as client,
@@ -471,12 +478,12 @@ def test_memory_pages_refuse_memories_of_other_users(settings: Settings) -> None
 
 
 class Prefixing(Stranger):
-    """A handler of the store as in langgraph's guide."""
+    """Access that prefixes namespaces with the user, as a handler of langgraph's guide does."""
 
     async def authorize_and_build_filter(
         self, identity: Identity, action: Any, value: dict[str, Any]
     ) -> Filter:
-        """What begins with the user's name."""
+        """Put the user's name before the namespace."""
         value["namespace"] = (identity.user, *value["namespace"])
         return {}
 
@@ -485,7 +492,7 @@ class Prefixing(Stranger):
 def test_store_pages_follow_namespaces_rewritten_by_access(
     settings: Settings, store: SQLiteStore
 ) -> None:
-    """Links of pages lead to what it permits, and to nothing else."""
+    """Links of pages lead only to namespaces that the access permits."""
     store.put(("eve", "notes"), "k", {"n": 1})
     with (
         run_server(create_app(settings, access=Prefixing("eve"))) as url,
@@ -493,25 +500,37 @@ def test_store_pages_follow_namespaces_rewritten_by_access(
     ):
         names = [
             row["size"]["namespace"]
-            for path in ("store", f"store?{place('eve')}")
+            for path in ("store", f"store?{build_namespace_query('eve')}")
             for row in client.get(f"/ui/{path}", headers={"accept": "application/json"}).json()[
                 "rows"
             ]
         ]
         assert names == [["eve"], ["eve", "notes"]]
         for ns in (("eve", "notes"), ("notes",)):
-            listed = client.get(f"/ui/store/items.json?{place(*ns)}").json()["items"]
+            listed = client.get(f"/ui/store/items.json?{build_namespace_query(*ns)}").json()[
+                "items"
+            ]
             assert [(item["namespace"], item["key"]) for item in listed] == [
                 (["eve", "notes"], "k")
             ]
-            assert client.get(f"/ui/memory?{place(*ns, key='k')}").status_code == 200
-        assert client.get(f"/ui/memory?{place('memories', 'ann', key='nuts')}").status_code == 404
-        assert client.get(f"/ui/store/items.json?{place('memories')}").json()["items"] == []
+            assert (
+                client.get(f"/ui/memory?{build_namespace_query(*ns, key='k')}").status_code == 200
+            )
+        assert (
+            client.get(
+                f"/ui/memory?{build_namespace_query('memories', 'ann', key='nuts')}"
+            ).status_code
+            == 404
+        )
+        assert (
+            client.get(f"/ui/store/items.json?{build_namespace_query('memories')}").json()["items"]
+            == []
+        )
 
 
 @pytest.fixture
 def hostile(store: SQLiteStore, saver: SQLiteCheckpointer) -> list[str]:
-    """Paths of all pages, which show hostile text in every place."""
+    """The paths of all pages, each of which shows hostile text."""
     paths = ["/ui/store", "/ui/storage", "/ui/storage/retention", "/ui/jobs", "/ui/memories"]
     ann = Collection(store, ("memories", "{user_id}"))
     for number, text in enumerate(HOSTILE):
@@ -543,7 +562,7 @@ def hostile(store: SQLiteStore, saver: SQLiteCheckpointer) -> list[str]:
 def test_memory_pages_show_hostile_text_without_running_it(
     tab: Page, client: httpx.Client, hostile: list[str]
 ) -> None:
-    """No page runs it, or has it as markup; a phone is wide enough for what is long in it."""
+    """No page runs hostile text or contains it as markup, and long texts fit a phone screen."""
     kinds: dict[str, str] = {}
     for path in hostile:
         kinds[path.partition("?")[0]] = path
@@ -560,13 +579,13 @@ def test_memory_pages_show_hostile_text_without_running_it(
         for summary in tab.locator("details > summary").all()[:8]:
             summary.click()
         assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
-    tab.goto(f"/ui/memory?{place('memories', 'ann', key=HOSTILE[2])}")
+    tab.goto(f"/ui/memory?{build_namespace_query('memories', 'ann', key=HOSTILE[2])}")
     expect(tab.locator(".text.large")).to_contain_text("U+202E0001U+202C")
 
 
 @pytest.mark.usefixtures("ann")
 def test_memory_pages_can_be_used_by_keyboard(tab: Page) -> None:
-    """From the search to a memory and its edit, by Tab and Enter."""
+    """Tab and Enter lead from the search to a memory and its form."""
     tab.goto("/ui/memories")
     tab.keyboard.type("coffee")
     tab.keyboard.press("Enter")
@@ -602,14 +621,14 @@ def test_memory_pages_can_be_used_by_keyboard(tab: Page) -> None:
 def test_version_diff_compares_values_path_by_path(
     before: dict[str, Any], after: dict[str, Any], parts: list[Any]
 ) -> None:
-    """Values are compared path by path, long texts not word by word."""
+    """Long texts are not compared word by word."""
     assert [(change.path, change.parts) for change in find_value_changes(before, after)] == parts
 
 
 def test_versions_page_limits_number_of_text_comparisons(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page may ask for 2,000 pairs of texts."""
+    """A page may request up to 2,000 comparisons of texts."""
     compared: list[int] = []
 
     class Counting(SequenceMatcher[str]):

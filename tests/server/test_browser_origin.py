@@ -55,7 +55,7 @@ class _Empty(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def sites() -> Iterator[list[str]]:
-    """Two sites with empty pages."""
+    """The addresses of two sites with empty pages."""
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _Empty) for _ in range(2)]
     for each in servers:
         threading.Thread(target=each.serve_forever, daemon=True).start()
@@ -68,7 +68,7 @@ def sites() -> Iterator[list[str]]:
 def test_scripts_of_allowed_origin_can_call_server(
     browser: Browser, sites: list[str], tmp_path: Path
 ) -> None:
-    """Threads, streams, websockets, and headers that the SDK reads; another site does nothing."""
+    """Scripts use threads, streams, websockets and headers. Other sites can do nothing."""
     settings = Settings(db=str(tmp_path / "memory.db"))
     with run_server(create_app(settings, origins=sites[:1])) as url:
         page = browser.new_page()

@@ -39,9 +39,9 @@ from tests.server.talking import (
     build_reviewed_agent,
     build_talk_graph,
 )
-from tests.server.test_auth_file import written
+from tests.server.test_auth_file import write_auth_file
 from tests.server.test_browser_layout import LONG, OVER
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_keys import ANN, BOB, render_key_entry
 
 PAGE = "/ui/thread?id=t"
 LETTER = ("send", {"to": "bob", "text": "hi \u202eann"})
@@ -75,14 +75,14 @@ def plain(browser: Browser, url: str) -> Iterator[Page]:
     context.close()
 
 
-def values(sdk: SyncLangGraphClient) -> dict[str, Any]:
+def read_values(sdk: SyncLangGraphClient) -> dict[str, Any]:
     found: Any = sdk.threads.get_state("t")["values"]
     return dict(found)
 
 
-def results(sdk: SyncLangGraphClient) -> list[str]:
-    """What tools have answered."""
-    return [each["content"] for each in values(sdk)["messages"] if each["type"] == "tool"]
+def list_tool_results(sdk: SyncLangGraphClient) -> list[str]:
+    """Return the contents of all tool messages."""
+    return [each["content"] for each in read_values(sdk)["messages"] if each["type"] == "tool"]
 
 
 # -- a question is answered
@@ -100,7 +100,7 @@ def test_interrupt_is_answered_by_text_or_json(
 
     expect(plain.get_by_role("group", name="Waits")).to_have_count(0)
     assert plain.url.endswith("/ui/thread?id=t#talk")
-    assert values(sdk)["heard"] == [answer]
+    assert read_values(sdk)["heard"] == [answer]
 
 
 def test_several_interrupts_are_answered_one_by_one(plain: Page, sdk: SyncLangGraphClient) -> None:
@@ -112,7 +112,7 @@ def test_several_interrupts_are_answered_one_by_one(plain: Page, sdk: SyncLangGr
         question.get_by_role("button", name="Answer with this text").click()
         expect(plain.get_by_role("group", name="are you sure?")).to_have_count(left)
 
-    assert values(sdk)["heard"] == ["Ann: 'Ann is'", "Bob: 'Bob is'"]
+    assert read_values(sdk)["heard"] == ["Ann: 'Ann is'", "Bob: 'Bob is'"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_several_interrupts_are_answered_one_by_one(plain: Page, sdk: SyncLangGr
 def test_tool_call_is_approved_rejected_or_answered(
     plain: Page, sdk: SyncLangGraphClient, button: str, result: str
 ) -> None:
-    """The arguments are shown as they are: what a character hides is told by its number."""
+    """Hidden characters in arguments are shown by their code points."""
     sdk.runs.wait("t", "one", input=build_input("write to Bob"))
     plain.goto(PAGE)
     shown = plain.get_by_label("Arguments, JSON").input_value()
@@ -137,11 +137,11 @@ def test_tool_call_is_approved_rejected_or_answered(
     plain.get_by_role("button", name=button).click()
 
     expect(plain.get_by_text("It is done.").first).to_be_visible()
-    assert results(sdk) == [result]
+    assert list_tool_results(sdk) == [result]
 
 
 def test_arguments_of_tool_call_are_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
-    """An edit that would be dropped by another decision is refused."""
+    """The page refuses an edit together with a decision that would discard the edit."""
     sdk.runs.wait("t", "one", input=build_input("write to Bob"))
     plain.goto(PAGE)
     for sent, button, refused in (
@@ -158,14 +158,14 @@ def test_arguments_of_tool_call_are_edited(plain: Page, sdk: SyncLangGraphClient
             plain.goto(PAGE)
 
     expect(plain.get_by_text("It is done.").first).to_be_visible()
-    [result] = results(sdk)
+    [result] = list_tool_results(sdk)
     assert "sent hi to cy" in result
 
 
 def test_several_tool_calls_of_message_are_reviewed_together(
     plain: Page, sdk: SyncLangGraphClient
 ) -> None:
-    """Each has the decisions that are allowed for its tool, and all are sent at once."""
+    """Each call offers the decisions that its tool allows, and all are sent at once."""
     sdk.runs.wait("t", "two", input=build_input("write to Bob, drop the file"))
     plain.goto(PAGE)
     letter, file = (plain.get_by_role("group", name=name, exact=True) for name in ("send", "drop"))
@@ -177,7 +177,7 @@ def test_several_tool_calls_of_message_are_reviewed_together(
     plain.get_by_role("button", name="Send the decisions").click()
 
     expect(plain.get_by_text("It is done.").first).to_be_visible()
-    assert results(sdk) == [
+    assert list_tool_results(sdk) == [
         "User rejected the tool call for `drop` with reason: keep it",
         "sent hi \u202eann to bob",
     ]
@@ -196,11 +196,11 @@ def test_tool_calls_with_separate_interrupts_are_reviewed_one_by_one(
     letter.get_by_role("button", name="Approve").click()
 
     expect(plain.get_by_text("It is done.").first).to_be_visible()
-    assert results(sdk) == ["sent hi \u202eann to bob", "dropped old.txt"]
+    assert list_tool_results(sdk) == ["sent hi \u202eann to bob", "dropped old.txt"]
 
 
 def test_invalid_or_outdated_answers_are_refused(url: str, sdk: SyncLangGraphClient) -> None:
-    """One that is not allowed, one of a question that no longer waits, one of another site."""
+    """Refused are forbidden decisions, answers to old interrupts, and requests of other sites."""
     sdk.runs.wait("t", "each", input=build_input("write to Bob, drop the file"))
     task = next(
         each for each in sdk.threads.get_state("t")["tasks"] if "old.txt" in json.dumps(each)
@@ -217,7 +217,7 @@ def test_invalid_or_outdated_answers_are_refused(url: str, sdk: SyncLangGraphCli
     assert (allowed.status_code, "expected one of approve, reject" in allowed.text) == (422, True)
     assert (unknown.status_code, "no longer waits" in unknown.text) == (409, True)
     assert [each.status_code for each in (foreign, other, elsewhere)] == [403, 403, 404]
-    assert results(sdk) == []
+    assert list_tool_results(sdk) == []
 
 
 # -- something is said
@@ -228,7 +228,7 @@ def test_talk_page_shows_answer_while_it_is_streamed(
     sdk: SyncLangGraphClient,
     gate: Gate,
 ) -> None:
-    """By keyboard: the focus stays in the box, and what is typed meanwhile stays there."""
+    """The focus and the text that is typed meanwhile stay in the box."""
     sdk.threads.update("t", metadata={"graph_id": "halting"})
     tab.goto(PAGE)
     box, said = tab.get_by_label("Message"), tab.get_by_role("log", name="Output of the run")
@@ -252,7 +252,7 @@ def test_talk_page_shows_answer_while_it_is_streamed(
     expect(said).to_be_empty()
     expect(box).to_be_focused()
     expect(box).to_have_value("and then")
-    assert values(sdk)["messages"][0]["content"] == "go on"
+    assert read_values(sdk)["messages"][0]["content"] == "go on"
 
 
 def test_talk_page_shows_and_stops_run_of_another_client(
@@ -260,7 +260,7 @@ def test_talk_page_shows_and_stops_run_of_another_client(
     sdk: SyncLangGraphClient,
     gate: Gate,
 ) -> None:
-    """It is gone on with, and then what waited for it runs."""
+    """The page shows the run, and the queued message runs after it was stopped."""
     run = sdk.runs.create("t", "talk", input=build_input("hello"))
     gate.reached.wait(30)
     tab.goto(PAGE)
@@ -273,14 +273,14 @@ def test_talk_page_shows_and_stops_run_of_another_client(
 
     expect(tab.get_by_text("heard 1").first).to_be_visible()
     expect(go_on).to_have_count(0)
-    assert values(sdk)["heard"] == ["hello"]
+    assert read_values(sdk)["heard"] == ["hello"]
 
 
 def test_stopped_answer_is_not_stored(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,
 ) -> None:
-    """What was said of it is gone with it: it is not stored."""
+    """The part that was streamed before the stop is not stored."""
     sdk.threads.update("t", metadata={"graph_id": "halting"})
     tab.goto(PAGE)
     stop = tab.get_by_role("button", name="Stop")
@@ -296,14 +296,14 @@ def test_stopped_answer_is_not_stored(
     expect(tab.get_by_label("Message")).to_be_focused()
     [run] = sdk.runs.list("t")
     assert run["status"] == "interrupted"
-    assert [each["content"] for each in values(sdk)["messages"]] == ["go on"]
+    assert [each["content"] for each in read_values(sdk)["messages"]] == ["go on"]
 
 
 def test_interrupt_during_run_is_shown_and_answered_on_talk_page(
     tab: Page,  # noqa: F811 - the fixture
     sdk: SyncLangGraphClient,
 ) -> None:
-    """The focus goes from the box, which is gone, to what is asked."""
+    """The focus moves from the message box to the question."""
     sdk.threads.update("t", metadata={"graph_id": "one"})
     tab.goto(PAGE)
     tab.get_by_label("Message").fill("write to Bob")
@@ -317,13 +317,13 @@ def test_interrupt_during_run_is_shown_and_answered_on_talk_page(
 
     expect(status).to_have_text("The run has ended.")
     expect(tab.locator("#turns .said").last).to_contain_text("It is done.")
-    assert results(sdk) == ["sent hi \u202eann to bob"]
+    assert list_tool_results(sdk) == ["sent hi \u202eann to bob"]
 
 
 def test_message_is_sent_and_answered_without_scripts(
     plain: Page, sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
-    """Who answers is chosen, and it is asked no more."""
+    """The assistant is chosen once for the thread."""
     gate.open.set()
     plain.goto(PAGE)
     plain.get_by_label("Message").fill("hello\nthere")
@@ -332,7 +332,7 @@ def test_message_is_sent_and_answered_without_scripts(
 
     expect(plain.locator("#turns .said")).to_have_count(2)
     expect(plain.get_by_label("Assistant")).to_have_count(0)
-    assert values(sdk)["heard"] == ["hello\nthere"]
+    assert read_values(sdk)["heard"] == ["hello\nthere"]
 
 
 def test_new_conversation_is_started_from_page(
@@ -354,8 +354,8 @@ def test_new_conversation_is_started_from_page(
 def test_page_hides_form_from_users_who_may_not_start_conversation(
     settings: Settings, tmp_path: Path
 ) -> None:
-    """It takes both: to create a thread, and to run a graph on it."""
-    access = AuthFileAccess(written(tmp_path, BEGINNERS, "beginners.py"))
+    """The user needs permission to create a thread and to run a graph on the thread."""
+    access = AuthFileAccess(write_auth_file(tmp_path, START_HANDLERS, "beginners.py"))
     seen = []
     with run_server(
         create_app(settings, graphs=Graphs({"ask": build_asking_graph()}), access=access)
@@ -375,7 +375,7 @@ def test_page_hides_form_from_users_who_may_not_start_conversation(
     assert foreign.status_code == 403
 
 
-BEGINNERS = """
+START_HANDLERS = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -416,7 +416,7 @@ def test_talk_page_shows_error_of_failed_run_and_retries_it(
 def test_message_of_run_that_failed_to_start_is_sent_again(
     plain: Page, sdk: SyncLangGraphClient
 ) -> None:
-    """Also when others were tried meanwhile; what was stored is not."""
+    """A message that was stored is not sent again."""
     sdk.threads.update("t", metadata={"graph_id": "late"})
     for path, button in ((PAGE, "Try again"), ("/ui/runs", "Try again")):
         plain.goto(PAGE)
@@ -428,12 +428,12 @@ def test_message_of_run_that_failed_to_start_is_sent_again(
         expect(plain.get_by_text("The last run failed")).to_have_count(0)
         expect(plain.get_by_role("button", name="Try again")).to_have_count(0)
 
-    assert values(sdk)["heard"] == [f"hello {PAGE}", "hello /ui/runs"]
+    assert read_values(sdk)["heard"] == [f"hello {PAGE}", "hello /ui/runs"]
     assert [run["status"] for run in sdk.runs.list("t")] == ["success", "error"] * 2
 
 
 def test_talk_page_shows_refusal_and_keeps_typed_text(browser: Browser, url: str) -> None:
-    """The text stays."""
+    """The typed text stays in the box."""
     with get_sync_client(url=url) as sdk, browser.new_context(base_url=url) as context:
         page = context.new_page()
         sdk.threads.create(thread_id="t", metadata={"graph_id": "talk"})
@@ -481,7 +481,7 @@ def test_runs_page_lists_stops_and_retries_runs(
 
 def test_runs_page_lists_only_runs_of_reachable_threads(settings: Settings, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     keys.chmod(0o600)
     app = create_app(
         settings, graphs=Graphs({"ask": build_asking_graph()}), access=KeysFileAccess(keys)
@@ -510,9 +510,9 @@ def test_runs_page_lists_only_runs_of_reachable_threads(settings: Settings, tmp_
 def test_runs_page_lists_own_runs_beyond_many_runs_of_others(
     settings: Settings, tmp_path: Path, key: str | None
 ) -> None:
-    """Of a thousand that began since none may be seen."""
+    """A thousand newer runs of other users do not hide the own runs."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     keys.chmod(0o600)
     sealed = dataclasses.replace(settings, key=key)
     app = create_app(
@@ -528,7 +528,7 @@ def test_runs_page_lists_own_runs_beyond_many_runs_of_others(
             client.post(f"/threads/{thread}/runs/wait", json=body, headers=of)
         path, statuses = "/ui/runs.json", ["interrupted", "error"]
         with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
-            conn.execute(MORE)
+            conn.execute(INSERT_MANY_RUNS)
             seen = [client.get(path, headers=ann).json()["runs"]]
             seen += [
                 client.get(path, params={"status": each}, headers=ann).json()["runs"]
@@ -546,7 +546,7 @@ def test_runs_page_lists_own_runs_beyond_many_runs_of_others(
     assert ([run["thread_id"] for run in last["runs"]], last["more"]) == (["u"], False)
 
 
-MORE = """
+INSERT_MANY_RUNS = """
 WITH RECURSIVE many (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < 1000)
 INSERT INTO runs (
     thread_key, seq, run_id, status, owner, graph_id, created_at, updated_at, details
@@ -559,7 +559,7 @@ FROM runs r JOIN threads t ON t.thread_key = r.thread_key, many WHERE t.thread_i
 def test_runs_page_with_long_names_and_errors_fits_screen(
     browser: Browser, settings: Settings
 ) -> None:
-    """What a run says is text only."""
+    """Names and errors of runs are shown as text."""
 
     def stumble(state: Any) -> Any:
         raise ValueError(f"{TOGETHER} {LONG}")
@@ -585,7 +585,7 @@ def test_runs_page_with_long_names_and_errors_fits_screen(
                 assert page.evaluate(OVER) <= 0, (path, width)
 
 
-READER = """
+READER_HANDLERS = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -604,10 +604,10 @@ async def runs(ctx, value): return {"owner": ctx.user.identity}
 def test_talk_page_has_no_forms_for_read_only_users(
     settings: Settings, tmp_path: Path, gate: Gate
 ) -> None:
-    """Nor has anybody where no graph is served."""
+    """A server without graphs shows no forms to anybody."""
     ask_from_elsewhere(settings, "t")
     forms = []
-    access = AuthFileAccess(written(tmp_path, READER, "reader.py"))
+    access = AuthFileAccess(write_auth_file(tmp_path, READER_HANDLERS, "reader.py"))
     for graphs, allowed in (({"ask": build_asking_graph()}, access), ({}, None)):
         with run_server(create_app(settings, graphs=Graphs(graphs), access=allowed)) as url:
             for user in ("ann", "bob"):

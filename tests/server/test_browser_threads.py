@@ -34,24 +34,26 @@ HTML = {"Accept": "text/html"}
 
 @pytest.fixture
 def saver(settings: Settings) -> Iterator[SQLiteCheckpointer]:
-    """The database of the server, from beside it."""
+    """The checkpointer of the server's database."""
     with SQLiteCheckpointer.open(settings.db) as made:
         yield made
 
 
 @pytest.fixture
 def garden(saver: SQLiteCheckpointer) -> str:
-    """A thread of two turns with their views."""
-    return talk(saver, "garden", "What grows on a balcony?", "Is it warm enough for lettuce?")
+    """The id of a thread with two turns and their views."""
+    return run_conversation(
+        saver, "garden", "What grows on a balcony?", "Is it warm enough for lettuce?"
+    )
 
 
-def talk(saver: SQLiteCheckpointer, thread: str, *said: str) -> str:
-    model = GenericFakeChatModel(messages=iter([AIMessage(f"Answer: {each}") for each in said]))
+def run_conversation(saver: SQLiteCheckpointer, thread: str, *texts: str) -> str:
+    model = GenericFakeChatModel(messages=iter([AIMessage(f"Answer: {text}") for text in texts]))
     graph = chat_graph(model, memory=[trim(max_tokens=500)], checkpointer=saver)
     config: Any = {**config_at(thread), "callbacks": [record_views(saver)]}
     config["configurable"]["user_id"] = "ann"
-    for each in said:
-        graph.invoke({"messages": [("user", each)]}, config)
+    for text in texts:
+        graph.invoke({"messages": [("user", text)]}, config)
     return thread
 
 
@@ -59,7 +61,7 @@ def talk(saver: SQLiteCheckpointer, thread: str, *said: str) -> str:
 
 
 def test_thread_list_is_searched_by_text(tab: Page, saver: SQLiteCheckpointer, garden: str) -> None:
-    talk(saver, "bread", "Why is my bread moist?")
+    run_conversation(saver, "bread", "Why is my bread moist?")
     tab.goto("/ui/threads")
     rows = tab.locator("tbody tr")
     assert [row.split("\t")[1:3] for row in rows.all_inner_texts()] == [["ann", "2"], ["ann", "4"]]
@@ -95,7 +97,7 @@ def test_thread_list_supports_filters_and_paging(
 def test_thread_list_shows_titles_with_ids_beside_them(
     tab: Page, saver: SQLiteCheckpointer
 ) -> None:
-    """As on the page of threads: its title, or what was asked first; the id stands beside it."""
+    """Threads without a title are listed by the first question; the id stands beside it."""
     first, second = ID, "0b7d3c1a-8d0f-4b6e-9a55-2f1c6a7e9d10"
     ann = {"user_id": "ann"}
     tea = {"messages": [HumanMessage("hi", id="m")]}
@@ -136,7 +138,7 @@ def test_thread_page_shows_messages_views_and_steps_in_columns(tab: Page, garden
 def test_thread_page_loads_earlier_turns_and_jumps_to_message(
     tab: Page, saver: SQLiteCheckpointer
 ) -> None:
-    talk(saver, "long", *(f"Question {number}?" for number in range(70)))
+    run_conversation(saver, "long", *(f"Question {number}?" for number in range(70)))
     tab.goto(build_link("/ui/thread", id="long"))
     turns = tab.locator("section.turn")
     expect(turns).to_have_count(30)
@@ -157,8 +159,8 @@ def test_thread_page_loads_earlier_turns_and_jumps_to_message(
 def test_thread_page_gives_lengths_of_views_it_does_not_read(
     tab: Page, saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a page whose views are longer than it reads, turns above say how long theirs are."""
-    talk(saver, "long", "One?", "Two?", "Three?")
+    """If the views of a page are too long to read, earlier turns show only their lengths."""
+    run_conversation(saver, "long", "One?", "Two?", "Three?")
     monkeypatch.setattr("perdure.server.pages_threads._MAX_VIEW_MESSAGES", 4)
     tab.goto(build_link("/ui/thread", id="long"))
     seen = tab.locator("section.turn > .column:nth-child(2)").all_inner_texts()
@@ -205,7 +207,7 @@ def test_thread_page_shows_content_blocks_tool_calls_and_marks(
 
 @pytest.fixture
 def imported(settings: Settings) -> None:
-    """Conversations that are there before the server starts."""
+    """Import conversations before the server starts."""
     assert run_command(Path(settings.db), "import", str(EXPORT)).exit_code == 0
 
 
@@ -246,7 +248,7 @@ def test_checkpoints_page_shows_tree_and_compares_checkpoints(
 
 
 def test_checkpoint_pages_fold_ids_and_node_triggers(tab: Page, saver: SQLiteCheckpointer) -> None:
-    """Ids that programs made are not read by people; what they stand beside is not folded."""
+    """Generated ids are folded; the values beside them stay visible."""
     ids = ["3aac069e-5ca2-4ef0-9869-86e0ead89d7a", f"lc_run--{ID}-0", "call_Xq2b7TnR0aLz81"]
     root = put(saver, {"messages": [HumanMessage("hi", id="h")]}, thread="t")
     values: Any = {
@@ -358,7 +360,7 @@ def test_pages_and_their_json_answer_404_for_unknown_ids(client: httpx.Client, g
 def test_each_page_has_json_version_with_same_content(
     client: httpx.Client, saver: SQLiteCheckpointer, garden: str
 ) -> None:
-    """Each page has the same as JSON."""
+    """The path with `.json` returns the data of each page."""
     thread = client.get(build_link("/ui/thread.json", id=garden)).json()
     (view,) = thread["turns"][-1]["views"]
     assert view["parts"][0]["tokens"] > 0
@@ -387,7 +389,7 @@ def test_each_page_has_json_version_with_same_content(
 
 
 def test_thread_pages_can_be_used_by_keyboard(tab: Page, garden: str) -> None:
-    """Tab reaches what a mouse does, one sees where it is, and Enter follows."""
+    """Tab reaches all links, the focus is visible, and Enter follows a link."""
     tab.goto(build_link("/ui/thread", id=garden))
     reached = set()
     for _ in range(60):
@@ -415,10 +417,10 @@ def test_text_has_contrast_in_light_and_dark_schemes(tab: Page, garden: str, sch
     ground, ink = tab.evaluate(
         "() => { const s = getComputedStyle(document.body); return [s.backgroundColor, s.color] }"
     )
-    assert (light(ground) > light(ink)) == (scheme == "light")
+    assert (sum_color_channels(ground) > sum_color_channels(ink)) == (scheme == "light")
 
 
-def light(color: str) -> int:
+def sum_color_channels(color: str) -> int:
     return sum(map(int, re.findall(r"\d+", color)[:3]))
 
 
@@ -428,7 +430,7 @@ def light(color: str) -> int:
 def test_thread_pages_show_hostile_text_as_text(
     tab: Page, client: httpx.Client, saver: SQLiteCheckpointer
 ) -> None:
-    """In every place of a thread that holds text."""
+    """Every place of a thread that can hold text has hostile text."""
     text = TOGETHER
     call = {"name": text, "args": {text: [text]}, "id": text}
     said = [

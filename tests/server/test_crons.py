@@ -44,8 +44,8 @@ from tests.server.talking import (
     build_input,
     build_talk_graph,
 )
-from tests.server.test_auth_file import written
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_auth_file import write_auth_file
+from tests.server.test_keys import ANN, BOB, render_key_entry
 from tests.server.test_runs import GRAPH, texts
 from tests.server.test_runs import served as in_a_process
 
@@ -338,7 +338,7 @@ def test_cron_is_reachable_by_its_user_only_and_runs_while_key_is_valid(
 ) -> None:
     """It runs as they, while they have a key, on threads that they reach."""
     file = tmp_path / "keys.toml"
-    file.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    file.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     with (
         served(settings, graphs, KeysFileAccess(file), ANN) as ann,
         get_sync_client(url=str(ann.http.client.base_url), api_key=BOB) as bob,
@@ -356,7 +356,7 @@ def test_cron_is_reachable_by_its_user_only_and_runs_while_key_is_valid(
         make_due(settings, key)
         wait_until(lambda: [run["status"] for run in runs(ann)] == ["success"])
         values: Any = ann.threads.get_state("t")["values"]
-        file.write_text(entry(BOB, "bob"))
+        file.write_text(render_key_entry(BOB, "bob"))
         time.sleep(1.1)  # keys are read once in a second
         make_due(settings, key)
         wait_until(lambda: not due(settings, key))
@@ -384,7 +384,7 @@ def test_auth_handlers_authorize_creation_and_runs_of_crons(
 ) -> None:
     """They are asked when a cron is made, and when it runs."""
     auth = AuthFileAccess(
-        written(
+        write_auth_file(
             tmp_path,
             cleandoc("""
             from langgraph_sdk import Auth

@@ -15,7 +15,7 @@ from perdure.server.auth_file import AuthFileAccess
 from perdure.server.webhooks import Webhooks
 from perdure.settings import Settings
 from tests.server.running import wait_until
-from tests.server.test_auth_file import written
+from tests.server.test_auth_file import write_auth_file
 from tests.server.test_crons import YEARLY, make_due
 from tests.server.test_person import (
     MORE,
@@ -70,7 +70,7 @@ def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  #
 @pytest.fixture
 def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
     """A desk with an Auth file: threads are the organisation's, and crons each author's."""
-    with served(settings, AuthFileAccess(written(tmp_path, HANDLERS)), model) as made:
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import run_server
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_keys import ANN, BOB, render_key_entry
 from tests.talks import store_conversation
 
 
@@ -75,7 +75,7 @@ def test_deleting_thread_erases_memories_of_own_user_only(
     """Nobody can erase another's memories by deleting a thread with the id that they name."""
     fill(settings)
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     keys.chmod(0o600)
     app = create_app(settings, access=KeysFileAccess(keys))
     headers = {"x-api-key": ANN}

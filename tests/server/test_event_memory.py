@@ -31,7 +31,7 @@ from perdure.server.run_log import EventLog
 from perdure.settings import Settings
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, State, build_input, build_talk_graph
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_keys import ANN, BOB, render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 SIZE, COUNT = 50_000, 600  # of messages; all of them are more than the buffers of a connection
@@ -73,7 +73,7 @@ def paced(app: dict[str, Any]) -> StateGraph[State]:
 def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
     """An application of two users with small limits."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     keys.chmod(0o600)
     huge = flood(12_000_000, 4, 0.1)
     made: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from perdure.server.limits import _MAX_CLIENTS, Limits, RequestLimiter, TooManyR
 from perdure.settings import Settings
 from tests.server.probe import add_probe_routes
 from tests.server.running import run_server
-from tests.server.test_keys import entry
+from tests.server.test_keys import render_key_entry
 
 BODY = 1_000_000
 
@@ -117,7 +117,7 @@ def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with keys that a site may call."""
     folder = tmp_path_factory.mktemp("cors")
     keys = folder / "keys.toml"
-    keys.write_text(entry("ann-key", "ann"))
+    keys.write_text(render_key_entry("ann-key", "ann"))
     settings, origins = Settings(db=str(folder / "memory.db")), [SITE, "https://two.example"]
     app = create_app(settings, access=KeysFileAccess(keys), origins=origins)
     with run_server(add_probe_routes(app)) as address:

@@ -1,4 +1,4 @@
-"""API keys: whose each is, and what they reach."""
+"""API keys: the user that each key identifies, and what the user reaches."""
 
 from __future__ import annotations
 
@@ -30,39 +30,41 @@ from tests.talks import store_conversation
 ANN, BOB, ROOT = (f"key-of-{name}" for name in ("ann", "bob", "root"))
 
 
-def entry(key: str, user: str, more: str = "") -> str:
+def render_key_entry(key: str, user: str, more: str = "") -> str:
     digest = hashlib.sha256(key.encode()).hexdigest()
     return f'[[keys]]\nuser = "{user}"\nsha256 = "{digest}"\n{more}\n'
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the database and of the keys."""
+    """The folder of the database and of the keys file."""
     return tmp_path_factory.mktemp("keys")
 
 
 @pytest.fixture(scope="module")
-def file(folder: Path) -> Path:
+def keys_file(folder: Path) -> Path:
     """A keys file of two users and an admin."""
     path = folder / "keys.toml"
     path.write_text(
-        entry(ANN, "ann")
-        + entry(BOB, "bob")
-        + entry(ROOT, "root", f'permissions = ["{ADMIN_PERMISSION}"]')
+        render_key_entry(ANN, "ann")
+        + render_key_entry(BOB, "bob")
+        + render_key_entry(ROOT, "root", f'permissions = ["{ADMIN_PERMISSION}"]')
     )
     path.chmod(0o600)
     return path
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path, file: Path) -> Iterator[str]:
+def url(folder: Path, keys_file: Path) -> Iterator[str]:
     """The address of a server that asks for keys."""
     settings = Settings(db=str(folder / "memory.db"))
-    with run_server(add_probe_routes(create_app(settings, access=KeysFileAccess(file)))) as address:
+    with run_server(
+        add_probe_routes(create_app(settings, access=KeysFileAccess(keys_file)))
+    ) as address:
         yield address
 
 
-def asked(url: str, action: str, key: str, value: Any = None) -> httpx.Response:
+def post_probe(url: str, action: str, key: str, value: Any = None) -> httpx.Response:
     return httpx.post(f"{url}/probe/{action}", json=value or {}, headers={"x-api-key": key})
 
 
@@ -92,15 +94,15 @@ def test_key_sent_by_sdk_clients_identifies_user(url: str) -> None:
     with get_sync_client(url=url, api_key=BOB) as client:
         assert client.http.post("/probe/threads:read", json={})["user"] == "bob"
 
-    async def used() -> Any:
+    async def post_with_async_client() -> Any:
         async with get_client(url=url, api_key=BOB) as client:
             return await client.http.post("/probe/threads:read", json={})
 
-    assert asyncio.run(used())["user"] == "bob"
+    assert asyncio.run(post_with_async_client())["user"] == "bob"
 
 
 @pytest.mark.parametrize(
-    ("action", "asks", "left"),
+    ("action", "value", "authorized_value"),
     [
         ("threads:create", {}, {"metadata": {"owner": "ann"}}),
         (
@@ -121,13 +123,13 @@ def test_key_sent_by_sdk_clients_identifies_user(url: str) -> None:
     ],
 )
 def test_user_is_limited_to_own_threads_and_namespaces(
-    url: str, action: str, asks: Any, left: Any
+    url: str, action: str, value: Any, authorized_value: Any
 ) -> None:
-    assert asked(url, action, ANN, asks).json()["value"] == left
+    assert post_probe(url, action, ANN, value).json()["value"] == authorized_value
 
 
 @pytest.mark.parametrize(
-    ("action", "asks"),
+    ("action", "value"),
     [
         ("store:put", {"namespace": ["memories", "bob"]}),
         ("store:get", {"namespace": ["ann", "bob"]}),
@@ -143,14 +145,14 @@ def test_user_is_limited_to_own_threads_and_namespaces(
     ],
 )
 def test_user_is_refused_namespaces_of_others_and_admin_actions(
-    url: str, action: str, asks: Any
+    url: str, action: str, value: Any
 ) -> None:
-    assert asked(url, action, ANN, asks).status_code == 403
+    assert post_probe(url, action, ANN, value).status_code == 403
 
 
 def test_admin_key_allows_everything_unfiltered(url: str) -> None:
     for action in ("store:search", "admin", "threads:create"):
-        assert asked(url, action, ROOT).json()["value"] == {}
+        assert post_probe(url, action, ROOT).json()["value"] == {}
 
 
 def test_threads_of_other_users_are_not_found(url: str, folder: Path) -> None:
@@ -169,7 +171,7 @@ def test_threads_of_other_users_are_not_found(url: str, folder: Path) -> None:
 def test_reserving_thread_id_gives_no_access_to_later_conversation_of_another(
     url: str, folder: Path
 ) -> None:
-    """Bob reserves the id that Ann's agent, which is no client of the server, will use."""
+    """Bob reserves the id that Ann's agent will use without the server."""
     of_ann, of_bob = {"x-api-key": ANN}, {"x-api-key": BOB}
     assert httpx.post(f"{url}/threads", json={"thread_id": "daily"}, headers=of_bob).is_success
     with open_checkpointer(str(folder / "memory.db")) as saver:
@@ -182,12 +184,12 @@ def test_reserving_thread_id_gives_no_access_to_later_conversation_of_another(
 def test_thread_of_program_without_user_is_not_given_to_who_reserved_id(
     url: str, folder: Path
 ) -> None:
-    """The program names no user: then the thread is nobody's, whichever of the two came first."""
+    """The program names no user, so the thread has no owner, whichever of the two came first."""
     of_bob, of_root = ({"x-api-key": key} for key in (BOB, ROOT))
-    asked = {"metadata": {"topic": "plans"}}
+    metadata_body = {"metadata": {"topic": "plans"}}
     with open_checkpointer(str(folder / "memory.db")) as saver:
         reserved = httpx.post(
-            f"{url}/threads", json={"thread_id": "night", **asked}, headers=of_bob
+            f"{url}/threads", json={"thread_id": "night", **metadata_body}, headers=of_bob
         )
         before = httpx.get(f"{url}/threads/night", headers=of_bob)
         store_conversation(saver, "night", texts=["SECRET of a program", "yes"])
@@ -199,11 +201,14 @@ def test_thread_of_program_without_user_is_not_given_to_who_reserved_id(
     assert (reserved.status_code, before.status_code, late.status_code) == (200, 200, 404)
     for thread in ("night", "day"):
         assert httpx.get(f"{url}/threads/{thread}/state", headers=of_bob).status_code == 404
-        assert httpx.patch(f"{url}/threads/{thread}", json=asked, headers=of_bob).status_code == 404
-        seen = httpx.get(f"{url}/threads/{thread}", headers=of_root).json()
-        assert "owner" not in seen["metadata"]
-    for narrowed in ({}, {"metadata": {"owner": "bob"}}, {"ids": ["night", "day"]}):
-        found = httpx.post(f"{url}/threads/search", json=narrowed, headers=of_bob).json()
+        assert (
+            httpx.patch(f"{url}/threads/{thread}", json=metadata_body, headers=of_bob).status_code
+            == 404
+        )
+        thread_of_root = httpx.get(f"{url}/threads/{thread}", headers=of_root).json()
+        assert "owner" not in thread_of_root["metadata"]
+    for query in ({}, {"metadata": {"owner": "bob"}}, {"ids": ["night", "day"]}):
+        found = httpx.post(f"{url}/threads/search", json=query, headers=of_bob).json()
         assert not {"night", "day"} & {each["thread_id"] for each in found}
 
     changed = httpx.patch(f"{url}/threads/night", json={"metadata": {"n": 1}}, headers=of_root)
@@ -215,7 +220,7 @@ def test_thread_of_program_without_user_is_not_given_to_who_reserved_id(
 def test_thread_of_program_with_assistant_id_is_not_given_to_who_reserved_id(
     url: str, folder: Path, of_ann: Any
 ) -> None:
-    """Programs of langgraph's platform have assistant_id in their metadata, as this server has."""
+    """Programs of langgraph's platform store `assistant_id` in metadata, as this server does."""
     bob, root = ({"x-api-key": key} for key in (BOB, ROOT))
     thread = f"assistant-{len(of_ann)}"
     reserved = {"thread_id": thread, "metadata": {"topic": "plans"}}
@@ -232,14 +237,14 @@ def test_thread_of_program_with_assistant_id_is_not_given_to_who_reserved_id(
 def test_reserved_thread_belongs_to_user_who_first_uses_it_on_server(
     url: str, folder: Path
 ) -> None:
-    """By a run, an edit of its state or as a copy, whatever a program says on it later."""
-    asks: Any = {"input": {"messages": [{"role": "user", "content": "hi"}]}}
-    edit = {"values": asks["input"], "as_node": "respond"}
+    """The first use is a run, a state update or a copy. Later turns of a program change nothing."""
+    run_request: Any = {"input": {"messages": [{"role": "user", "content": "hi"}]}}
+    edit = {"values": run_request["input"], "as_node": "respond"}
     with get_sync_client(url=url, api_key=BOB) as bob:
         threads: Any = bob.threads
         for thread in ("run", "edited"):
             threads.create(thread_id=thread, graph_id="chat", metadata={"topic": "plans"})
-        bob.runs.wait("run", "chat", **asks)
+        bob.runs.wait("run", "chat", **run_request)
         threads.update_state("edited", **edit)
         copied = threads.copy("run")["thread_id"]
         with open_checkpointer(str(folder / "memory.db")) as saver:
@@ -251,15 +256,15 @@ def test_reserved_thread_belongs_to_user_who_first_uses_it_on_server(
             assert (known["owner"], known["topic"]) == ("bob", "plans")
 
 
-def test_keys_filter_threads_by_owner_except_for_admin(file: Path) -> None:
-    keys = KeysFileAccess(file)
+def test_keys_filter_threads_by_owner_except_for_admin(keys_file: Path) -> None:
+    keys = KeysFileAccess(keys_file)
 
-    def of(user: str, *permissions: str) -> Filter:
+    def build_filter(user: str, *permissions: str) -> Filter:
         identity = Identity(user, permissions=frozenset(permissions))
         return asyncio.run(keys.authorize_and_build_filter(identity, "threads:search", {}))
 
-    assert of("ann") == {"owner": "ann"}
-    assert of("root", ADMIN_PERMISSION) == {}
+    assert build_filter("ann") == {"owner": "ann"}
+    assert build_filter("root", ADMIN_PERMISSION) == {}
     with pytest.raises(Forbidden, match="expected a label followed by the user"):
         asyncio.run(
             keys.authorize_and_build_filter(
@@ -269,66 +274,72 @@ def test_keys_filter_threads_by_owner_except_for_admin(file: Path) -> None:
 
 
 @pytest.fixture
-def own_file(tmp_path: Path) -> Path:
+def editable_keys_file(tmp_path: Path) -> Path:
     """A keys file that a test may change."""
     path = tmp_path / "keys.toml"
-    path.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    path.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     return path
 
 
 def test_revoked_key_stops_working_without_restart(
-    own_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    editable_keys_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_RELOAD_INTERVAL_S", 0.0)
-    file, keys = own_file, KeysFileAccess(own_file)
+    file, keys = editable_keys_file, KeysFileAccess(editable_keys_file)
 
-    def statuses() -> list[int]:
-        return [status(key) for key in (ANN, BOB)]
+    def read_statuses() -> list[int]:
+        return [read_status(key) for key in (ANN, BOB)]
 
-    def status(key: str) -> int:
-        asks = HTTPConnection({"type": "http", "headers": [(b"x-api-key", key.encode())]})
+    def read_status(key: str) -> int:
+        connection = HTTPConnection({"type": "http", "headers": [(b"x-api-key", key.encode())]})
         try:
-            asyncio.run(keys.identify(asks))
+            asyncio.run(keys.identify(connection))
         except Unauthenticated as exc:
             return exc.status
         return 200
 
-    def write(text: str) -> None:
+    def write_with_new_time(text: str) -> None:
         file.write_text(text)
         at = file.stat().st_mtime_ns + 1_000_000
         os.utime(file, ns=(at, at))
 
-    assert statuses() == [200, 200]
-    write(entry(BOB, "bob"))
-    assert statuses() == [401, 200]
-    write("[[keys]")  # as it may look while it is edited
-    assert statuses() == [401, 401]
-    write(entry(ANN, "ann"))
-    assert statuses() == [200, 401]
+    assert read_statuses() == [200, 200]
+    write_with_new_time(render_key_entry(BOB, "bob"))
+    assert read_statuses() == [401, 200]
+    write_with_new_time("[[keys]")  # as it may look while it is edited
+    assert read_statuses() == [401, 401]
+    write_with_new_time(render_key_entry(ANN, "ann"))
+    assert read_statuses() == [200, 401]
     file.unlink()
-    assert statuses() == [401, 401]
+    assert read_statuses() == [401, 401]
     assert "no API key is valid until the keys file is repaired" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected_message"),
     [
         ("[[keys]\n", "line 1"),
         ("", "keys: Field required"),
         ('[[keys]]\nuser = "ann"\n', r"keys\.0\.sha256: Field required"),
-        (entry(ANN, "ann") + '[[keys]]\nuser = "bob"\nsha256 = "ab"', r"keys\.1\.sha256: String"),
-        (entry(ANN, "ann", 'role = "x"'), r"keys\.0\.role: Extra inputs"),
-        (entry(ANN, "ann", 'permissions = ["admin"]'), r"keys\.0\.permissions\.0: .*perdure:admin"),
-        (entry(ANN, "*"), r"keys\.0\.user"),
-        (entry(ANN, ""), "choose another"),
+        (
+            render_key_entry(ANN, "ann") + '[[keys]]\nuser = "bob"\nsha256 = "ab"',
+            r"keys\.1\.sha256: String",
+        ),
+        (render_key_entry(ANN, "ann", 'role = "x"'), r"keys\.0\.role: Extra inputs"),
+        (
+            render_key_entry(ANN, "ann", 'permissions = ["admin"]'),
+            r"keys\.0\.permissions\.0: .*perdure:admin",
+        ),
+        (render_key_entry(ANN, "*"), r"keys\.0\.user"),
+        (render_key_entry(ANN, ""), "choose another"),
     ],
 )
 def test_malformed_keys_file_raises_configuration_error(
-    tmp_path: Path, text: str, says: str
+    tmp_path: Path, text: str, expected_message: str
 ) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=says) as raised:
+    with pytest.raises(ConfigurationError, match=expected_message) as raised:
         KeysFileAccess(path)
 
     assert ANN not in str(raised.value)
@@ -344,8 +355,8 @@ def test_missing_keys_file_raises_configuration_error(tmp_path: Path) -> None:
 def test_user_named_like_internal_label_cannot_see_internal_namespaces(
     tmp_path: Path, user: str
 ) -> None:
-    """The labels after the first of perdure's own namespaces are free for users."""
-    (file := tmp_path / "keys.toml").write_text(entry(ANN, user))
+    """Users may have names that are labels of perdure's internal namespaces."""
+    (file := tmp_path / "keys.toml").write_text(render_key_entry(ANN, user))
     settings = Settings(db=str(tmp_path / "memory.db"))
     with SQLiteStore.open(settings.db) as store:
         for kind in NOTE_KINDS:
@@ -368,8 +379,8 @@ def test_user_named_like_internal_label_cannot_see_internal_namespaces(
             listed = client.post("/store/namespaces", json={"prefix": prefix})
             assert listed.json() == {"namespaces": [["own", user]]}
         for namespace in (["perdure", user], ["perdure", user, "memories", "bob"]):
-            asked = {"namespace_prefix": namespace}
-            assert client.post("/store/items/search", json=asked).status_code == 403
+            search = {"namespace_prefix": namespace}
+            assert client.post("/store/items/search", json=search).status_code == 403
             assert client.post("/store/namespaces", json={"prefix": namespace}).status_code == 403
 
 

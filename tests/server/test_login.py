@@ -17,8 +17,8 @@ from perdure.server.sessions import Sessions
 from perdure.settings import Settings
 from tests.server.probe import add_probe_routes
 from tests.server.running import run_server
-from tests.server.test_auth_file import GUIDE, written
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_auth_file import GUIDE, write_auth_file
+from tests.server.test_keys import ANN, BOB, render_key_entry
 
 PAGE = {"accept": "text/html,*/*"}
 SAME = {"sec-fetch-site": "same-origin"}
@@ -28,7 +28,7 @@ SAME = {"sec-fetch-site": "same-origin"}
 def file(tmp_path: Path) -> Path:
     """A keys file."""
     path = tmp_path / "keys.toml"
-    path.write_text(entry(ANN, "ann") + entry(BOB, "b<i>ob\u202e"))
+    path.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "b<i>ob\u202e"))
     return path
 
 
@@ -129,7 +129,7 @@ def test_revoking_key_ends_its_sessions(
     login(client, ANN)
     assert client.get("/ui/probe.json").status_code == 200
     time.sleep(0.02)  # the time of the file changes
-    file.write_text(entry(BOB, "bob"))
+    file.write_text(render_key_entry(BOB, "bob"))
 
     assert client.get("/ui/probe.json").status_code == 401
 
@@ -164,7 +164,7 @@ def test_session_cookie_is_secure_behind_https_proxy(settings: Settings, file: P
 
 
 def test_login_accepts_token_that_auth_handlers_check(settings: Settings, tmp_path: Path) -> None:
-    access = AuthFileAccess(written(tmp_path, GUIDE))
+    access = AuthFileAccess(write_auth_file(tmp_path, GUIDE))
     with (
         run_server(add_probe_routes(create_app(settings, access=access))) as url,
         httpx.Client(base_url=url) as client,

@@ -27,8 +27,8 @@ from tests.people import list_markers, make_marker, open_people, store_all_kinds
 from tests.server.graphs import Chats
 from tests.server.running import run_server
 from tests.server.talking import Gate, build_input, build_talk_graph
-from tests.server.test_auth_file import written
-from tests.server.test_keys import ANN, BOB, ROOT, entry
+from tests.server.test_auth_file import write_auth_file
+from tests.server.test_keys import ANN, BOB, ROOT, render_key_entry
 
 
 class Place(NamedTuple):
@@ -50,8 +50,8 @@ def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
         store_all_kinds(both, "bob", "bobs")
         both.store.put(("cities", "ann"), "home", {"text": "Ghent"})
     keys = tmp_path / "keys.toml"
-    admin = entry(ROOT, "root", f'permissions = ["{ADMIN_PERMISSION}"]')
-    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
+    admin = render_key_entry(ROOT, "root", f'permissions = ["{ADMIN_PERMISSION}"]')
+    keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob") + admin)
     keys.chmod(0o600)
     graphs: Any = Chats()
     with run_server(create_app(db, access=KeysFileAccess(keys), graphs=graphs)) as url:
@@ -269,7 +269,7 @@ def test_a_namespace_that_may_not_be_reached_refuses_all(
     """Nothing is exported or erased in part because a handler denies a namespace."""
     with open_people(settings.db) as both:
         store_all_kinds(both, "ann", "anns")
-    access = AuthFileAccess(written(tmp_path, DENIES))
+    access = AuthFileAccess(write_auth_file(tmp_path, DENIES))
     headers = {"x-api-key": ANN}
     with (
         run_server(create_app(settings, access=access)) as url,
@@ -305,7 +305,7 @@ async def store(ctx, value):
 
 def test_an_organisation_is_no_person(db: Settings, tmp_path: Path) -> None:
     """Its threads are nobody's by REST, on the page, and later on the command line by default."""
-    access = AuthFileAccess(written(tmp_path, ORGANISATION))
+    access = AuthFileAccess(write_auth_file(tmp_path, ORGANISATION))
     with run_server(create_app(db, access=access)) as url:
         for key in ("key-of-ann", "key-of-acme", "key-of-root"):
             with httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=60) as client:

@@ -33,9 +33,9 @@ from perdure.stores import open_store
 from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
 from tests.server.running import run_server, wait_until
 from tests.server.talking import build_input
-from tests.server.test_auth_file import written
+from tests.server.test_auth_file import write_auth_file
 from tests.server.test_crons import make_due
-from tests.server.test_keys import entry
+from tests.server.test_keys import render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 TEAM = """
@@ -190,8 +190,8 @@ def keys(folder: Path) -> KeysFileAccess:
     """Keys, of which that of `boss` is an admin's."""
     file = folder / "keys.toml"
     admin = f'permissions = ["{ADMIN_PERMISSION}"]'
-    users = [entry(user, user) for user in ("dora", "kim")]
-    file.write_text("".join([*users, entry("boss", "boss", admin)]))
+    users = [render_key_entry(user, user) for user in ("dora", "kim")]
+    file.write_text("".join([*users, render_key_entry("boss", "boss", admin)]))
     return KeysFileAccess(file)
 
 
@@ -205,7 +205,7 @@ def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
 @pytest.fixture
 def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
     """A desk with an Auth file that names the organisation as the owner of each thread."""
-    with served(settings, AuthFileAccess(written(tmp_path, TEAM)), model) as made:
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, TEAM)), model) as made:
         yield made
 
 
@@ -418,7 +418,7 @@ def test_a_cron_uses_the_memories_of_the_person(
     """Whoever made it: an admin with a key, or a colleague under an Auth file."""
     is_team = author == "tom"
     person = "mia" if is_team else "dora"
-    access: Access = AuthFileAccess(written(tmp_path, TEAM)) if is_team else keys(tmp_path)
+    access: Access = AuthFileAccess(write_auth_file(tmp_path, TEAM)) if is_team else keys(tmp_path)
     with served(settings, access, model) as desk:
         thread_id = begun(desk, person)
         answer_by_sdk(desk, person, thread_id)
@@ -443,7 +443,7 @@ def test_a_run_that_is_taken_over_keeps_its_person(
     db: Settings, tmp_path: Path, model: Model, sends: bool
 ) -> None:
     """An answer, or a message, of a colleague goes on in another server as it began."""
-    access, held = AuthFileAccess(written(tmp_path, TEAM)), threading.Event()
+    access, held = AuthFileAccess(write_auth_file(tmp_path, TEAM)), threading.Event()
     with ExitStack() as stack:
         first = stack.enter_context(served(db, access, model))
         thread_id = begun(first, "mia")
@@ -561,7 +561,7 @@ def graph_with_a_question() -> Any:
 def test_a_message_that_a_node_makes_of_the_input_of_a_colleague_is_not_remembered(
     settings: Settings, tmp_path: Path, model: Model
 ) -> None:
-    access = AuthFileAccess(written(tmp_path, TEAM))
+    access = AuthFileAccess(write_auth_file(tmp_path, TEAM))
     with served(settings, access, model, graph_with_a_question()) as team:
         thread_id = team.client("mia").threads.create()["thread_id"]
         for user in ("mia", "tom", "mia"):
@@ -626,7 +626,7 @@ def test_a_message_that_is_sent_again_is_its_authors(
             raise ZeroDivisionError
         return agent(model)
 
-    with served(settings, AuthFileAccess(written(tmp_path, TEAM)), model, make) as team:
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, TEAM)), model, make) as team:
         thread_id = begun(team, "mia")
         answer_by_sdk(team, "mia", thread_id)
         broken.set()

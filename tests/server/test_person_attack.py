@@ -17,8 +17,8 @@ from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.running import wait_until
 from tests.server.talking import build_input
-from tests.server.test_acting import acting
-from tests.server.test_keys import entry
+from tests.server.test_acting import open_client_acting_for
+from tests.server.test_keys import render_key_entry
 from tests.server.test_person import (
     Desk,
     Model,
@@ -56,9 +56,9 @@ PAGES = ["/ui/threads", "/ui/threads?q=refund", "/ui/runs", "/ui/memories", "/ui
 def keys(folder: Path) -> KeysFileAccess:
     """Keys of two customers, an approver who is an admin, and an operator who acts for them."""
     file = folder / "keys.toml"
-    users = [entry(user, user) for user in ("dora", "kim")]
-    users.append(entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]'))
-    users.append(entry("desk", "desk", f'permissions = ["{ACT_PERMISSION}"]'))
+    users = [render_key_entry(user, user) for user in ("dora", "kim")]
+    users.append(render_key_entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]'))
+    users.append(render_key_entry("desk", "desk", f'permissions = ["{ACT_PERMISSION}"]'))
     file.write_text("".join(users))
     return KeysFileAccess(file)
 
@@ -70,7 +70,7 @@ def work(desk: Desk) -> dict[str, str]:
         threads[user] = thread_id = begun(desk, user)
         answer_on_the_page(desk, "boss", thread_id)
         desk.client(user).runs.wait(thread_id, "desk", input=build_input(SAID[user]))
-        acting(desk, "desk", user).runs.wait(
+        open_client_acting_for(desk, "desk", user).runs.wait(
             thread_id, "desk", input=build_input("Is the refund there?")
         )
         desk.client("boss").runs.wait(

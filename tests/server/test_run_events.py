@@ -39,7 +39,7 @@ from tests.server.talking import (
     build_input,
     build_talk_graph,
 )
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_keys import ANN, BOB, render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 SECRET = "SECRET of ann"
@@ -117,7 +117,7 @@ def odd() -> StateGraph[State]:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     file = tmp_path / "keys.toml"
-    file.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    file.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     return file
 
 
@@ -471,7 +471,7 @@ def test_a_revoked_key_ends_its_streams(
     ok(ann.post("/threads", json={"thread_id": "t"}))
     asked = VALUES if path.endswith("events") else body("hello")
     with ann.stream("POST", path, json=asked) as events:
-        keys.write_text(entry("another-key", "ann"))
+        keys.write_text(render_key_entry("another-key", "ann"))
         heard = events.read()  # to its end: the gate is not open
     gate.open.set()
 

@@ -21,7 +21,7 @@ from perdure.server.run import Run
 from perdure.settings import Settings
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, State, build_input
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_keys import ANN, BOB, render_key_entry
 
 USER_BYTES, ALL_BYTES = 1_000_000, 1_500_000
 SIZE = 300_000  # of a state
@@ -63,7 +63,7 @@ def asking() -> StateGraph[State]:
 def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
     """An application of two users with small limits."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     keys.chmod(0o600)
     graphs = {"report": report(), "gated": gated(gate), "asking": asking()}
     limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)

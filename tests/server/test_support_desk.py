@@ -50,9 +50,9 @@ from tests.openai_server import Answer, OpenAIServer
 from tests.people import People
 from tests.server.running import wait_until
 from tests.server.talking import build_input
-from tests.server.test_acting import acting
+from tests.server.test_acting import open_client_acting_for
 from tests.server.test_crons import make_due
-from tests.server.test_keys import entry
+from tests.server.test_keys import render_key_entry
 from tests.server.test_person import Desk, Model, served
 from tests.server.test_person_attack import everything_shown
 
@@ -270,7 +270,7 @@ class Backend(Front):
     desk: Desk = field(kw_only=True)
 
     def _client(self, customer: Customer) -> Any:
-        return acting(self.desk, "desk", customer.name)
+        return open_client_acting_for(self.desk, "desk", customer.name)
 
     def begin(self, customer: Customer) -> str:
         return str(self._client(customer).threads.create()["thread_id"])
@@ -341,7 +341,10 @@ def front(
             return
         file = tmp_path / "keys.toml"
         rights = {"boss": ADMIN_PERMISSION, "desk": ACT_PERMISSION}
-        lines = [entry(user, user, f'permissions = ["{right}"]') for user, right in rights.items()]
+        lines = [
+            render_key_entry(user, user, f'permissions = ["{right}"]')
+            for user, right in rights.items()
+        ]
         file.write_text("".join(lines))
         made: Any = build_agent(model, shop)
         desk = stack.enter_context(served(db, KeysFileAccess(file), cast("Model", model), made))

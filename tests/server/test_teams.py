@@ -28,9 +28,9 @@ from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import run_server, wait_until
 from tests.server.talking import build_input
-from tests.server.test_auth_file import written
+from tests.server.test_auth_file import write_auth_file
 from tests.server.test_crons import make_due
-from tests.server.test_keys import entry
+from tests.server.test_keys import render_key_entry
 from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
 
 BOTH: Any = [("memories", "{user_id}"), ("teams", "{team}")]
@@ -143,15 +143,17 @@ def write_keys(path: Path, tenant: str | None) -> KeysFileAccess:
     """Keys of users of one tenant, and on Postgres of a second tenant too."""
     own = f'tenant = "{tenant}"\n' if tenant else ""
     entries = [
-        entry("ann", "ann", own + listed("red", "blue")),
-        entry("bob", "bob", own + listed("red")),
-        entry("red", "red", own),
-        entry("teams", "teams", own),
-        entry("root", "root", f'{own}permissions = ["{ADMIN_PERMISSION}"]'),
-        entry("desk", "desk", f'{own}permissions = ["{ACT_PERMISSION}"]\n' + listed("ann")),
+        render_key_entry("ann", "ann", own + listed("red", "blue")),
+        render_key_entry("bob", "bob", own + listed("red")),
+        render_key_entry("red", "red", own),
+        render_key_entry("teams", "teams", own),
+        render_key_entry("root", "root", f'{own}permissions = ["{ADMIN_PERMISSION}"]'),
+        render_key_entry(
+            "desk", "desk", f'{own}permissions = ["{ACT_PERMISSION}"]\n' + listed("ann")
+        ),
     ]
     if tenant:
-        entries.append(entry("other", "ann", 'tenant = "globex"\n' + listed("red")))
+        entries.append(render_key_entry("other", "ann", 'tenant = "globex"\n' + listed("red")))
     path.write_text("".join(entries))
     path.chmod(0o600)
     return KeysFileAccess(path)
@@ -557,7 +559,7 @@ async def everything(ctx, value):
 @pytest.fixture
 def organisation(tmp_path: Path) -> Iterator[Office]:
     """A server with an Auth file that allows all namespaces and lists the teams of each user."""
-    yield from serve(AuthFileAccess(written(tmp_path, AUTH)), str(tmp_path / "memory.db"))
+    yield from serve(AuthFileAccess(write_auth_file(tmp_path, AUTH)), str(tmp_path / "memory.db"))
 
 
 def test_a_handler_lists_the_teams_of_a_user(organisation: Office) -> None:
@@ -623,6 +625,6 @@ def test_a_key_with_teams_that_are_no_names_is_refused(tmp_path: Path, line: str
     from perdure.errors import ConfigurationError
 
     path = tmp_path / "keys.toml"
-    path.write_text(entry("ann", "ann", line))
+    path.write_text(render_key_entry("ann", "ann", line))
     with pytest.raises(ConfigurationError, match="team"):
         KeysFileAccess(path)

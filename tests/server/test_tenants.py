@@ -27,7 +27,7 @@ from tests.server.probe import add_probe_routes
 from tests.server.running import run_server
 from tests.server.talking import Gate, build_input
 from tests.server.talking import build_talk_graph as conversation
-from tests.server.test_keys import entry
+from tests.server.test_keys import render_key_entry
 from tests.talks import store_conversation
 
 pytestmark = pytest.mark.postgres
@@ -51,7 +51,9 @@ def _query(conninfo: str) -> str:
 
 def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
+    keys.write_text(
+        "".join(render_key_entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS)
+    )
     for tenant in TENANTS:
         with open_checkpointer(dsn, tenant=tenant) as saver:
             store_conversation(saver, "both", texts=[tenant], user_id="ann")
@@ -89,7 +91,9 @@ def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Threads of one id at once; a run in the background keeps its tenant's database open."""
     monkeypatch.setattr("perdure.server.databases._MAX_OPEN_TENANTS", 1)
     keys, gate = tmp_path / "keys.toml", Gate()
-    keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
+    keys.write_text(
+        "".join(render_key_entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS)
+    )
     app = create_app(
         Settings(db=dsn), access=KeysFileAccess(keys), graphs=Graphs({"talk": conversation(gate)})
     )
@@ -116,7 +120,9 @@ def test_assistants_of_tenants(dsn: str, tmp_path: Path) -> None:
     """An id may be taken in each; nobody reaches those of another tenant."""
     keys, at = tmp_path / "keys.toml", str(uuid.uuid4())
     admins = """tenant = "{}"\npermissions = ["perdure:admin"]"""
-    keys.write_text("".join(entry(f"key-{of}", "ann", admins.format(of)) for of in TENANTS))
+    keys.write_text(
+        "".join(render_key_entry(f"key-{of}", "ann", admins.format(of)) for of in TENANTS)
+    )
     graphs = Graphs({"talk": conversation(Gate())})
     with (
         run_server(create_app(Settings(db=dsn), access=KeysFileAccess(keys), graphs=graphs)) as url,

@@ -12,13 +12,13 @@ import pytest
 
 from tests.server.examples import ASSISTANT, BODIES, CRON, FORMS, KEPT, OWN, RUN, THREAD
 from tests.server.test_access import (
-    ASKED,
-    Place,
+    PROTECTED_ROUTES,
     Route,
-    ask,
-    body,
-    place,  # noqa: F401 - a fixture
-    seed,
+    SeededServers,
+    read_body,
+    restore_data_of_ann,
+    send_example,
+    servers,  # noqa: F401 - a fixture
 )
 from tests.server.test_keys import BOB
 
@@ -27,7 +27,7 @@ CREATES = {"POST /threads/{thread_id}/runs/stream", "POST /threads/{thread_id}/c
 """What makes a thread of an unknown id."""
 COMPARED = [
     each
-    for each in ASKED
+    for each in PROTECTED_ROUTES
     if re.search(r"\{(thread|run|cron|assistant)_id\}", each.path) or each.name in FORMS
     if each.name not in CREATES | OWN
 ]
@@ -56,7 +56,7 @@ def with_unknown_ids(value: Any, known: dict[str, Any], unknown: dict[str, str])
 
 def without_ids(reply: httpx.Response, named: dict[str, Any]) -> tuple[int, str]:
     """The status and the text of a reply, whose ids are replaced by their kinds."""
-    text = body(reply)
+    text = read_body(reply)
     for name in ("run_id", "cron_id", "assistant_id", "thread_id"):
         text = text.replace(str(named[name]), f"<{name}>")
     return reply.status_code, text
@@ -65,21 +65,23 @@ def without_ids(reply: httpx.Response, named: dict[str, Any]) -> tuple[int, str]
 @pytest.mark.parametrize("access", ["keys", "guide"])
 @pytest.mark.parametrize("route", COMPARED, ids=lambda route: route.name)
 def test_ids_of_somebody_else_are_as_good_as_unknown(
-    place: Place,  # noqa: F811
+    servers: SeededServers,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     route: Route,
     access: str,
 ) -> None:
-    seed(place)
-    url, known = getattr(place, access), dict(place.named)
-    foreign = without_ids(ask(place, url, route, BOB), known)
+    restore_data_of_ann(servers)
+    url, known = getattr(servers, access), dict(servers.named)
+    foreign = without_ids(send_example(servers, url, route, BOB), known)
     named = {"thread_id": f"thread-{uuid4()}"} | {name: str(uuid4()) for name in IDS[3:]}
     named |= {"id": named["thread_id"], "thread": named["thread_id"]}
     for examples in (BODIES, FORMS):
         if route.name in examples:
             unknown = with_unknown_ids(examples[route.name], known, named)
             monkeypatch.setitem(examples, route.name, unknown)
-    absent = without_ids(ask(place._replace(named=known | named), url, route, BOB), known | named)
+    absent = without_ids(
+        send_example(servers._replace(named=known | named), url, route, BOB), known | named
+    )
 
     assert foreign == absent
     assert foreign[0] >= 400
@@ -87,12 +89,16 @@ def test_ids_of_somebody_else_are_as_good_as_unknown(
 
 @pytest.mark.parametrize("access", ["keys", "guide"])
 @pytest.mark.parametrize("path", OF_THREAD)
-def test_nothing_begins_on_a_thread_of_somebody_else(place: Place, path: str, access: str) -> None:  # noqa: F811
+def test_nothing_begins_on_a_thread_of_somebody_else(
+    servers: SeededServers,  # noqa: F811
+    path: str,
+    access: str,
+) -> None:
     """Neither do requests that would make the thread if its id were free."""
-    seed(place)
+    restore_data_of_ann(servers)
     for thread_id in (THREAD, KEPT):
-        url = f"{getattr(place, access)}/threads/{thread_id}/{path}"
-        reply = place.client.post(url, json=OF_THREAD[path], headers={"x-api-key": BOB})
+        url = f"{getattr(servers, access)}/threads/{thread_id}/{path}"
+        reply = servers.client.post(url, json=OF_THREAD[path], headers={"x-api-key": BOB})
 
         if (path, access) == ("runs/crons", "guide"):  # its handlers deny all crons
             assert reply.status_code == 403
@@ -101,19 +107,23 @@ def test_nothing_begins_on_a_thread_of_somebody_else(place: Place, path: str, ac
         assert reply.json() == {"detail": f"there is no thread {thread_id!r}"}
 
 
-def test_an_answer_by_the_protocol_of_events_reaches_no_foreign_thread(place: Place) -> None:  # noqa: F811
-    seed(place)
+def test_an_answer_by_the_protocol_of_events_reaches_no_foreign_thread(
+    servers: SeededServers,  # noqa: F811
+) -> None:
+    restore_data_of_ann(servers)
     sent = {"id": 1, "method": "input.respond", "params": ANSWER}
-    with httpx.Client(base_url=place.keys, headers={"x-api-key": BOB}, timeout=30) as bob:
+    with httpx.Client(base_url=servers.keys, headers={"x-api-key": BOB}, timeout=30) as bob:
         replies = [bob.post(f"/threads/{id}/commands", json=sent) for id in (THREAD, "none")]
 
     assert [each.status_code for each in replies] == [404, 404]
 
 
-def test_runs_and_assistants_of_somebody_else_are_unknown_on_an_own_thread(place: Place) -> None:  # noqa: F811
-    seed(place)
-    runs, assistants = (place.named["run_id"], str(uuid4())), (ASSISTANT, str(uuid4()))
-    with httpx.Client(base_url=place.keys, headers={"x-api-key": BOB}, timeout=30) as bob:
+def test_runs_and_assistants_of_somebody_else_are_unknown_on_an_own_thread(
+    servers: SeededServers,  # noqa: F811
+) -> None:
+    restore_data_of_ann(servers)
+    runs, assistants = (servers.named["run_id"], str(uuid4())), (ASSISTANT, str(uuid4()))
+    with httpx.Client(base_url=servers.keys, headers={"x-api-key": BOB}, timeout=30) as bob:
         own = f"own-{uuid4()}"
         bob.post("/threads", json={"thread_id": own}).raise_for_status()
         found = [bob.get(f"/threads/{own}/runs/{id}") for id in runs]
@@ -127,12 +137,16 @@ def test_runs_and_assistants_of_somebody_else_are_unknown_on_an_own_thread(place
         assert foreign.status_code == absent.status_code >= 400
 
 
-def test_a_new_thread_cannot_have_an_id_that_is_taken(place: Place) -> None:  # noqa: F811
+def test_a_new_thread_cannot_have_an_id_that_is_taken(
+    servers: SeededServers,  # noqa: F811
+) -> None:
     """langgraph's clients expect 409. Whoever chooses ids learns from it that one is taken."""
-    seed(place)
+    restore_data_of_ann(servers)
     headers = {"x-api-key": BOB}
-    taken = place.client.post(f"{place.keys}/threads", json={"thread_id": KEPT}, headers=headers)
+    taken = servers.client.post(
+        f"{servers.keys}/threads", json={"thread_id": KEPT}, headers=headers
+    )
     kept = {"thread_id": KEPT, "if_exists": "do_nothing"}
-    unknown = place.client.post(f"{place.keys}/threads", json=kept, headers=headers)
+    unknown = servers.client.post(f"{servers.keys}/threads", json=kept, headers=headers)
 
     assert (taken.status_code, unknown.status_code) == (409, 404)

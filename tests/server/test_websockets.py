@@ -26,7 +26,7 @@ from perdure.server.limits import Limits
 from perdure.settings import Settings
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, build_asking_graph, build_input, build_talk_graph
-from tests.server.test_keys import ANN, BOB, entry
+from tests.server.test_keys import ANN, BOB, render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 ALL = ["values", "updates", "messages", "lifecycle", "input", "checkpoints", "custom"]
@@ -36,7 +36,7 @@ BODY = 100_000
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     file = tmp_path / "keys.toml"
-    file.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    file.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     return file
 
 
@@ -314,7 +314,7 @@ def test_a_key_that_is_revoked_ends_it(
     with opened(url) as reads, opened(url) as commands:
         reads.send(subscribe())
         received(reads)
-        keys.write_text(entry(BOB, "bob"))
+        keys.write_text(render_key_entry(BOB, "bob"))
         commands.send(command("run.start", assistant_id="talk", input=build_input("hello")))
         ends = [closed(reads), closed(commands)]
 
