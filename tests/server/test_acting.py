@@ -211,7 +211,7 @@ BODIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_invalid_or_forbidden_user_headers_are_refused(desk: Desk, path: str) -> None:
-    """Blank, repeated and non-UTF-8 names, other tenants, and callers without permission get 403."""
+    """Blank, repeated and non-UTF-8 names, other tenants, and a missing permission answer 403."""
 
     def post_with_user_headers(user: str, *names: bytes) -> int:
         sent = [(b"x-perdure-user", name) for name in names]

@@ -260,7 +260,7 @@ def test_talk_page_shows_and_stops_run_of_another_client(
     sdk: SyncLangGraphClient,
     gate: Gate,
 ) -> None:
-    """The page shows the run, and the queued message runs after it was stopped."""
+    """The page shows and stops the run, and "Continue" resumes it."""
     run = sdk.runs.create("t", "talk", input=build_input("hello"))
     gate.reached.wait(30)
     tab.goto(PAGE)
@@ -416,7 +416,7 @@ def test_talk_page_shows_error_of_failed_run_and_retries_it(
 def test_message_of_run_that_failed_to_start_is_sent_again(
     plain: Page, sdk: SyncLangGraphClient
 ) -> None:
-    """A message that was stored is not sent again."""
+    """Retries work on the talk page and on the page of runs."""
     sdk.threads.update("t", metadata={"graph_id": "late"})
     for path, button in ((PAGE, "Try again"), ("/ui/runs", "Try again")):
         plain.goto(PAGE)
