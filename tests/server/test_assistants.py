@@ -38,7 +38,7 @@ from tests.server.test_keys import ANN, BOB, ROOT, render_key_entry
 
 
 class _State(TypedDict, total=False):
-    run_and_read_seen: dict[str, Any]
+    seen: dict[str, Any]
 
 
 class _Context(TypedDict, total=False):
@@ -49,7 +49,7 @@ class _Context(TypedDict, total=False):
 def build_config_recording_graph() -> Any:
     """Build a graph that records the config and the context that it received."""
 
-    def record_config(state: _State, config: RunnableConfig, runtime: Runtime[_Context]) -> _State:
+    def tell(state: _State, config: RunnableConfig, runtime: Runtime[_Context]) -> _State:
         metadata = config["metadata"]
         return {
             "seen": {
@@ -67,7 +67,7 @@ def build_config_recording_graph() -> Any:
 
     outer: Any = StateGraph(_State, context_schema=_Context)
     inner: Any = StateGraph(_State, context_schema=_Context)
-    outer.add_node("part", inner.add_node(record_config).add_edge(START, "tell").compile())
+    outer.add_node("part", inner.add_node(tell).add_edge(START, "tell").compile())
     return outer.add_edge(START, "part").compile()
 
 

@@ -1,4 +1,4 @@
-"""Crons by langgraph's SDK: when they are due, who reaches them, and one run for each time."""
+"""Crons by langgraph's SDK: due times, access, and exactly one run for each due time."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ YEARLY = "0 0 1 1 *"
 
 @pytest.fixture
 def gate() -> Gate:
-    made = Gate()
-    made.open.set()
-    return made
+    gate = Gate()
+    gate.open.set()
+    return gate
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def graphs(gate: Gate) -> Graphs:
 
 
 @contextmanager
-def served(
+def serve_and_connect(
     settings: Settings, graphs: Graphs, access: Any = None, key: str | None = None
 ) -> Iterator[SyncLangGraphClient]:
     with (
@@ -83,13 +83,13 @@ def served(
 
 @pytest.fixture
 def sdk(settings: Settings, graphs: Graphs) -> Iterator[SyncLangGraphClient]:
-    with served(settings, graphs) as client:
+    with serve_and_connect(settings, graphs) as client:
         client.threads.create(thread_id="t")
         yield client
 
 
 def make_due(settings: Settings, cron_id: str, at: float | None = None) -> None:
-    """Have the time of a cron come."""
+    """Set the next time of a cron, to one second ago unless `at` is given."""
     with open_checkpointer(settings.db) as saver:
         table = CronTable(saver)
         cron = asyncio.run(table.get(cron_id))
@@ -97,7 +97,7 @@ def make_due(settings: Settings, cron_id: str, at: float | None = None) -> None:
         asyncio.run(table.advance_next_time(cron, at or time.time() - 1))
 
 
-def runs(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
+def list_runs_oldest_first(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
     return sdk.runs.list(thread_id)[::-1]
 
 
@@ -105,7 +105,7 @@ def runs(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "zone", "after", "due"),
+    ("schedule", "zone", "after", "expected_times"),
     [
         ("0 9 * * *", None, "2026-01-01T00:00Z", ["2026-01-01T09:00Z", "2026-01-02T09:00Z"]),
         ("@daily", None, "2026-01-01T00:00Z", ["2026-01-02T00:00Z"]),
@@ -148,29 +148,29 @@ def runs(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
     ],
 )
 def test_next_times_follow_schedule_and_time_zone(
-    schedule: str, zone: str | None, after: str, due: list[str]
+    schedule: str, zone: str | None, after: str, expected_times: list[str]
 ) -> None:
     cron = CronRequest(assistant_id="talk", schedule=schedule, timezone=zone)
-    at, found = datetime.fromisoformat(after).timestamp(), []
-    for _ in due:
+    at, next_times = datetime.fromisoformat(after).timestamp(), []
+    for _ in expected_times:
         at = cron.next_time(at) or 0
-        found.append(datetime.fromtimestamp(at, UTC))
+        next_times.append(datetime.fromtimestamp(at, UTC))
 
-    assert found == [*map(datetime.fromisoformat, due)]
+    assert next_times == [*map(datetime.fromisoformat, expected_times)]
 
 
 def test_cron_has_no_next_time_after_its_end_or_when_disabled() -> None:
-    asked: Any = {"assistant_id": "talk", "schedule": "0 9 * * *"}
+    options: Any = {"assistant_id": "talk", "schedule": "0 9 * * *"}
     now = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-    last = CronRequest(**asked, end_time=datetime(2026, 1, 1, 9))
+    last = CronRequest(**options, end_time=datetime(2026, 1, 1, 9))
 
     assert last.next_time(now) == now + 9 * 3600
     assert last.next_time(now + 9 * 3600) is None
-    assert CronRequest(**asked, enabled=False).next_time(now) is None
+    assert CronRequest(**options, enabled=False).next_time(now) is None
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("options", "expected_message"),
     [
         ({"schedule": "* * * * * *"}, "it has 6 fields; expected five fields"),
         ({"schedule": "0 0 30 2 *"}, "failed to find next date"),
@@ -184,12 +184,12 @@ def test_cron_has_no_next_time_after_its_end_or_when_disabled() -> None:
     ],
 )
 def test_invalid_cron_is_refused_with_reason(
-    sdk: SyncLangGraphClient, asked: dict[str, Any], why: str
+    sdk: SyncLangGraphClient, options: dict[str, Any], expected_message: str
 ) -> None:
     with pytest.raises(UnprocessableEntityError) as refused:
-        sdk.crons.create("talk", **{"schedule": YEARLY, **asked})
+        sdk.crons.create("talk", **{"schedule": YEARLY, **options})
 
-    assert why in str(refused.value)
+    assert expected_message in str(refused.value)
     assert sdk.crons.count() == 0
 
 
@@ -199,30 +199,30 @@ def test_invalid_cron_is_refused_with_reason(
 def test_due_cron_runs_on_its_thread_once_and_gets_next_time(
     sdk: SyncLangGraphClient, settings: Settings
 ) -> None:
-    """It is told its next time then; what it missed is made up for once."""
-    asked: Any = {
+    """Several missed times cause a single run."""
+    options: Any = {
         "schedule": "* * * * *",
         "input": build_input("wake"),
         "metadata": {"why": "alarm"},
     }
-    cron: Any = sdk.crons.create_for_thread("t", "talk", **asked)
+    cron: Any = sdk.crons.create_for_thread("t", "talk", **options)
     make_due(settings, cron["cron_id"], time.time() - 3600)
-    wait_until(lambda: texts_or_none(sdk) == ["wake", "heard 1"])
-    found: Any = sdk.crons.search()[0]
-    [run] = runs(sdk)
+    wait_until(lambda: list_texts_if_any(sdk) == ["wake", "heard 1"])
+    cron_after_run: Any = sdk.crons.search()[0]
+    [run] = list_runs_oldest_first(sdk)
 
-    assert found["next_run_date"] > datetime.now(UTC).isoformat()
+    assert cron_after_run["next_run_date"] > datetime.now(UTC).isoformat()
     assert run["metadata"]["why"] == "alarm"
 
 
-def texts_or_none(sdk: SyncLangGraphClient) -> list[str]:
+def list_texts_if_any(sdk: SyncLangGraphClient) -> list[str]:
     values: Any = sdk.threads.get_state("t")["values"] or {}
     return texts(sdk) if values.get("messages") else []
 
 
-@pytest.mark.parametrize(("completed", "left"), [(None, 0), ("keep", 1)])
+@pytest.mark.parametrize(("completed", "expected_threads"), [(None, 0), ("keep", 1)])
 def test_cron_without_thread_creates_new_thread_for_each_run(
-    sdk: SyncLangGraphClient, settings: Settings, completed: Any, left: int
+    sdk: SyncLangGraphClient, settings: Settings, completed: Any, expected_threads: int
 ) -> None:
     sdk.threads.delete("t")
     cron: Any = sdk.crons.create(
@@ -232,13 +232,15 @@ def test_cron_without_thread_creates_new_thread_for_each_run(
 
     def is_over() -> bool:
         due: Any = sdk.crons.search()[0]["next_run_date"]
-        done = [thread["status"] for thread in sdk.threads.search()] == ["idle"] * left
+        done = [thread["status"] for thread in sdk.threads.search()] == ["idle"] * expected_threads
         return due is not None and due > datetime.now(UTC).isoformat() and done
 
     wait_until(is_over)
-    wait_until(lambda: len(sdk.threads.search()) == left)
+    wait_until(lambda: len(sdk.threads.search()) == expected_threads)
     for thread in sdk.threads.search():
-        assert [run["status"] for run in runs(sdk, thread["thread_id"])] == ["success"]
+        assert [run["status"] for run in list_runs_oldest_first(sdk, thread["thread_id"])] == [
+            "success"
+        ]
 
 
 def test_rejecting_cron_skips_run_while_its_thread_is_busy(
@@ -254,7 +256,7 @@ def test_rejecting_cron_skips_run_while_its_thread_is_busy(
     wait_until(lambda: str(sdk.crons.search()[0]["next_run_date"]).startswith(year))
     gate.open.set()
 
-    assert len(runs(sdk)) == 1
+    assert len(list_runs_oldest_first(sdk)) == 1
 
 
 def test_disabled_cron_has_no_next_time_until_enabled(sdk: SyncLangGraphClient) -> None:
@@ -280,15 +282,17 @@ def test_cron_search_supports_filters_sorting_and_paging(sdk: SyncLangGraphClien
     second: Any = sdk.crons.create_for_thread("t", "who", schedule="0 9 * * *", enabled=False)
     ids = [first["cron_id"], second["cron_id"]]
 
-    def found(**wanted: Any) -> list[str]:
-        return [cron["cron_id"] for cron in sdk.crons.search(**wanted)]
+    def search_ids(**query: Any) -> list[str]:
+        return [cron["cron_id"] for cron in sdk.crons.search(**query)]
 
-    assert found() == ids[::-1]
-    assert found(assistant_id="talk") == found(assistant_id=first["assistant_id"]) == ids[:1]
-    assert found(thread_id="t") == found(enabled=False) == ids[1:]
-    assert found(metadata={"of": "a"}) == ids[:1]
-    assert found(sort_by="created_at", sort_order="asc", limit=1) == ids[:1]
-    assert found(sort_by="next_run_date", sort_order="asc", offset=1) == ids[:1]
+    assert search_ids() == ids[::-1]
+    assert (
+        search_ids(assistant_id="talk") == search_ids(assistant_id=first["assistant_id"]) == ids[:1]
+    )
+    assert search_ids(thread_id="t") == search_ids(enabled=False) == ids[1:]
+    assert search_ids(metadata={"of": "a"}) == ids[:1]
+    assert search_ids(sort_by="created_at", sort_order="asc", limit=1) == ids[:1]
+    assert search_ids(sort_by="next_run_date", sort_order="asc", offset=1) == ids[:1]
     selected: Any = sdk.crons.search(select=["schedule", "thread_id"], limit=1)
     assert selected == [{"schedule": "0 9 * * *", "thread_id": "t"}]
     assert sdk.crons.count() == 2
@@ -298,19 +302,19 @@ def test_cron_search_supports_filters_sorting_and_paging(sdk: SyncLangGraphClien
 
 def test_cron_update_changes_given_fields_only(sdk: SyncLangGraphClient) -> None:
     end = datetime(2090, 1, 1, tzinfo=UTC)
-    made: Any = sdk.crons.create(
+    created: Any = sdk.crons.create(
         "talk", schedule=YEARLY, input=build_input("a"), metadata={"n": 1}, end_time=end
     )
-    key = made["cron_id"]
+    key = created["cron_id"]
     renamed = sdk.crons.update(key, metadata={"m": 2})
     timed = sdk.crons.update(key, schedule="0 10 * * *", timezone="Europe/Berlin", end_time=None)
 
     assert renamed["metadata"] == {"n": 1, "m": 2}
-    assert renamed["next_run_date"] == made["next_run_date"]
-    assert renamed["end_time"] == made["end_time"]
+    assert renamed["next_run_date"] == created["next_run_date"]
+    assert renamed["end_time"] == created["end_time"]
     assert timed["end_time"] is None
     assert timed["payload"]["input"] == build_input("a")
-    assert timed["next_run_date"] != made["next_run_date"]
+    assert timed["next_run_date"] != created["next_run_date"]
     with pytest.raises(UnprocessableEntityError, match="schedule is 'no'"):
         sdk.crons.update(key, schedule="no")
     sdk.crons.delete(key)
@@ -336,11 +340,11 @@ def test_cron_of_thread_refuses_on_run_completed(sdk: SyncLangGraphClient) -> No
 def test_cron_is_reachable_by_its_user_only_and_runs_while_key_is_valid(
     settings: Settings, graphs: Graphs, tmp_path: Path
 ) -> None:
-    """It runs as they, while they have a key, on threads that they reach."""
+    """The cron runs as its user, on threads of the user, while the user has a key."""
     file = tmp_path / "keys.toml"
     file.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     with (
-        served(settings, graphs, KeysFileAccess(file), ANN) as ann,
+        serve_and_connect(settings, graphs, KeysFileAccess(file), ANN) as ann,
         get_sync_client(url=str(ann.http.client.base_url), api_key=BOB) as bob,
     ):
         ann.threads.create(thread_id="t")
@@ -354,26 +358,26 @@ def test_cron_is_reachable_by_its_user_only_and_runs_while_key_is_valid(
             with pytest.raises(NotFoundError):
                 call()
         make_due(settings, key)
-        wait_until(lambda: [run["status"] for run in runs(ann)] == ["success"])
+        wait_until(lambda: [run["status"] for run in list_runs_oldest_first(ann)] == ["success"])
         values: Any = ann.threads.get_state("t")["values"]
         file.write_text(render_key_entry(BOB, "bob"))
         time.sleep(1.1)  # keys are read once in a second
         make_due(settings, key)
-        wait_until(lambda: not due(settings, key))
+        wait_until(lambda: not is_cron_due(settings, key))
 
         assert values["heard"][0] == "ann"
         assert bob.crons.search() == []
         assert bob.crons.count() == 0
         with SQLiteCheckpointer.open(settings.db) as saver:
-            assert len(saver_runs(saver)) == 1
+            assert len(list_stored_runs(saver)) == 1
 
 
-def due(settings: Settings, cron_id: str) -> bool:
+def is_cron_due(settings: Settings, cron_id: str) -> bool:
     with SQLiteCheckpointer.open(settings.db) as saver:
         return cron_id in asyncio.run(CronTable(saver).list_due_ids())
 
 
-def saver_runs(saver: Any) -> list[Any]:
+def list_stored_runs(saver: Any) -> list[Any]:
     from perdure.checkpointers.runs import RunTable
 
     return asyncio.run(RunTable(saver).list_runs("t"))
@@ -382,7 +386,7 @@ def saver_runs(saver: Any) -> list[Any]:
 def test_auth_handlers_authorize_creation_and_runs_of_crons(
     settings: Settings, graphs: Graphs, tmp_path: Path
 ) -> None:
-    """They are asked when a cron is made, and when it runs."""
+    """The handlers run when a cron is created and when it runs."""
     auth = AuthFileAccess(
         write_auth_file(
             tmp_path,
@@ -414,13 +418,13 @@ def test_auth_handlers_authorize_creation_and_runs_of_crons(
             """),
         )
     )
-    with served(settings, graphs, auth, "ann") as ann:
+    with serve_and_connect(settings, graphs, auth, "ann") as ann:
         ann.threads.create(thread_id="t")
         with pytest.raises(PermissionDeniedError, match="not each minute"):
             ann.crons.create_for_thread("t", "talk", schedule="* * * * *")
         cron: Any = ann.crons.create_for_thread("t", "who", schedule=YEARLY, input={})
         make_due(settings, cron["cron_id"])
-        wait_until(lambda: [run["status"] for run in runs(ann)] == ["success"])
+        wait_until(lambda: [run["status"] for run in list_runs_oldest_first(ann)] == ["success"])
 
         assert cron["metadata"] == {"team": "red"}
         with pytest.raises(PermissionDeniedError):
@@ -434,33 +438,35 @@ def test_only_one_of_several_servers_starts_run_of_due_cron(
     settings: Settings, graphs: Graphs, gate: Gate
 ) -> None:
     with ExitStack() as stack:
-        here, *_ = [stack.enter_context(served(settings, graphs)) for _ in range(3)]
+        here, *_ = [stack.enter_context(serve_and_connect(settings, graphs)) for _ in range(3)]
         here.threads.create(thread_id="t")
-        made: list[Any] = [
+        crons: list[Any] = [
             here.crons.create_for_thread("t", "talk", schedule=YEARLY, input=build_input(f"{n}"))
             for n in range(8)
         ]
-        for cron in made:
+        for cron in crons:
             make_due(settings, cron["cron_id"])
-        wait_until(lambda: [run["status"] for run in runs(here)] == ["success"] * 8)
+        wait_until(
+            lambda: [run["status"] for run in list_runs_oldest_first(here)] == ["success"] * 8
+        )
         time.sleep(1)  # another sweep
 
-        assert len(runs(here)) == 8
+        assert len(list_runs_oldest_first(here)) == 8
         assert sorted(texts(here)[::2]) == [str(n) for n in range(8)]
 
 
 def test_cron_locked_by_another_server_is_not_logged(
     settings: Settings, sdk: SyncLangGraphClient, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says nothing while another server has the lock of the cron."""
+    """Nothing is logged while another server holds the lock of the cron."""
     caplog.set_level("INFO", "perdure.server.schedule")
     cron: Any = sdk.crons.create_for_thread("t", "talk", schedule=YEARLY, input=build_input("a"))
     with SQLiteCheckpointer.open(settings.db) as other:
         with other.lock(f"perdure.cron/{cron['cron_id']}"):
             make_due(settings, cron["cron_id"])
             time.sleep(1)  # a sweep, which finds it due
-            assert runs(sdk) == []
-        wait_until(lambda: [run["status"] for run in runs(sdk)] == ["success"])
+            assert list_runs_oldest_first(sdk) == []
+        wait_until(lambda: [run["status"] for run in list_runs_oldest_first(sdk)] == ["success"])
 
     reported = [entry.message for entry in caplog.records if "is due" in entry.message]
     assert reported == []
@@ -470,26 +476,26 @@ def test_cron_with_slow_authorization_does_not_delay_other_runs(
     settings: Settings, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule, "HANDLER_TIMEOUT_S", 600)
-    asks = threading.Event()
+    authorization_started = threading.Event()
     permit = LocalAccess.authorize_and_build_filter
 
-    async def permitting(self: LocalAccess, identity: Any, action: Any, value: Any) -> Any:
+    async def authorize_slowly(self: LocalAccess, identity: Any, action: Any, value: Any) -> Any:
         if "cron" in value.get("metadata", {}):
-            asks.set()
+            authorization_started.set()
             await asyncio.sleep(600)
         return await permit(self, identity, action, value)
 
-    with served(settings, graphs) as client:
+    with serve_and_connect(settings, graphs) as client:
         client.threads.create(thread_id="t")
         cron: Any = client.crons.create("talk", schedule=YEARLY, metadata={"cron": 1})
-        monkeypatch.setattr(LocalAccess, "permit", permitting)
+        monkeypatch.setattr(LocalAccess, "authorize_and_build_filter", authorize_slowly)
         make_due(settings, cron["cron_id"])
-        assert asks.wait(60)
+        assert authorization_started.wait(60)
         client.runs.create("t", "talk", input=build_input("later"), after_seconds=1)
-        wait_until(lambda: [run["status"] for run in runs(client)] == ["success"])
-        stands: Any = client.crons.search()
+        wait_until(lambda: [run["status"] for run in list_runs_oldest_first(client)] == ["success"])
+        crons: Any = client.crons.search()
 
-    assert stands[0]["next_run_date"] < stands[0]["created_at"]  # it asks still
+    assert crons[0]["next_run_date"] < crons[0]["created_at"]  # it asks still
 
 
 @pytest.mark.repeats
@@ -498,7 +504,7 @@ def test_cron_with_slow_authorization_does_not_delay_other_runs(
 def test_due_crons_and_delayed_runs_run_once_after_server_is_killed(
     tmp_path: Path, round_: int
 ) -> None:
-    """A cron and a delayed run on each thread; the server is killed while their time comes."""
+    """Each thread has a cron and a delayed run. The server is killed when they become due."""
     (tmp_path / "made.py").write_text(GRAPH)
     (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"made": "./made.py:make"}}))
     threads, settings = [f"t{n}" for n in range(6)], Settings(db=str(tmp_path / "m.db"))
@@ -519,15 +525,15 @@ def test_due_crons_and_delayed_runs_run_once_after_server_is_killed(
         process.wait(20)
     with in_a_process(tmp_path) as (_, url), get_sync_client(url=url) as client:
 
-        def ended(thread: str) -> bool:
+        def has_ended(thread: str) -> bool:
             return [run["status"] for run in client.runs.list(thread)] == ["success"] * 2
 
         for thread in threads:
-            wait_until(partial(ended, thread))
+            wait_until(partial(has_ended, thread))
             values: Any = client.threads.get_state(thread)["values"]
-            said = [each["content"] for each in values["messages"] if each["type"] == "human"]
+            inputs = [each["content"] for each in values["messages"] if each["type"] == "human"]
 
-            assert sorted(said) == ["cron", "later"]
+            assert sorted(inputs) == ["cron", "later"]
             assert client.threads.get(thread)["status"] == "idle"
 
 
@@ -535,29 +541,29 @@ def test_due_crons_and_delayed_runs_run_once_after_server_is_killed(
 def test_cron_with_due_time_of_fast_clock_gets_correct_time(
     sdk: SyncLangGraphClient, settings: Settings, ahead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its due time was computed by a clock that was wrong, and is computed again."""
+    """The due time was computed with a wrong clock, and is computed again."""
     monkeypatch.setattr("perdure.server.schedule.DUE_CHECK_S", 0)
     end = datetime.now(UTC) + timedelta(days=30)
-    asked: Any = {"schedule": "* * * * *", "input": build_input("wake"), "end_time": end}
-    cron: Any = sdk.crons.create_for_thread("t", "talk", **asked)
+    options: Any = {"schedule": "* * * * *", "input": build_input("wake"), "end_time": end}
+    cron: Any = sdk.crons.create_for_thread("t", "talk", **options)
     if ahead == "years":
         make_due(settings, cron["cron_id"], time.time() + 10 * 365 * 86400)
     else:
         with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
             conn.execute("UPDATE crons SET next_at = NULL")
 
-    def next_at() -> Any:
-        found: Any = sdk.crons.search()
-        return found[0]["next_run_date"]
+    def read_next_time() -> Any:
+        crons: Any = sdk.crons.search()
+        return crons[0]["next_run_date"]
 
     soon = (datetime.now(UTC) + timedelta(minutes=2)).isoformat()
-    wait_until(lambda: next_at() is not None and next_at() < soon)
+    wait_until(lambda: read_next_time() is not None and read_next_time() < soon)
 
 
 def test_due_time_check_keeps_correct_due_times(
     sdk: SyncLangGraphClient, settings: Settings
 ) -> None:
-    """Those of crons that are disabled or over, too."""
+    """Disabled crons stay without a due time."""
     sdk.crons.create_for_thread("t", "talk", schedule=YEARLY)
     sdk.crons.create_for_thread("t", "talk", schedule=YEARLY, enabled=False)
     before: Any = sdk.crons.search()

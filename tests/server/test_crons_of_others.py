@@ -1,4 +1,4 @@
-"""A cron that somebody else made on a person's thread: the person sees it and may delete it."""
+"""Crons that other users made on a person's thread: the person may see and delete them."""
 
 from __future__ import annotations
 
@@ -63,38 +63,38 @@ SECRET: Any = {
 @pytest.fixture
 def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
     """A desk with keys of dora, kim and boss, an admin."""
-    with served(settings, keys(tmp_path), model) as made:
-        yield made
+    with served(settings, keys(tmp_path), model) as desk:
+        yield desk
 
 
 @pytest.fixture
 def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
-    """A desk with an Auth file: threads are the organisation's, and crons each author's."""
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as made:
-        yield made
+    """A desk with an Auth file: threads belong to the organisation, and crons to their authors."""
+    with served(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as desk:
+        yield desk
 
 
-def talked(desk: Desk, user: str) -> str:
-    """A thread of a user with a turn."""
+def run_turn_on_new_thread(desk: Desk, user: str) -> str:
+    """Create a thread of a user, run a turn on it, and return its id."""
     client = desk.client(user)
     thread_id: str = client.threads.create()["thread_id"]
     client.runs.wait(thread_id, "desk", input=MORE)
     return thread_id
 
 
-def planned(desk: Desk, user: str, thread_id: str, **more: Any) -> str:
-    """A cron that a user made on a thread."""
-    client, options = desk.client(user), {"schedule": YEARLY, "input": MORE, **more}
+def create_cron(desk: Desk, user: str, thread_id: str, **options: Any) -> str:
+    """Create a cron of a user on a thread and return its id."""
+    client, options = desk.client(user), {"schedule": YEARLY, "input": MORE, **options}
     cron: Any = client.crons.create_for_thread(thread_id, "desk", **options)
     return str(cron["cron_id"])
 
 
-def listed(desk: Desk, user: str, **wanted: Any) -> list[str]:
-    """The crons that a user is shown; the count is the same."""
+def list_cron_ids(desk: Desk, user: str, **query: Any) -> list[str]:
+    """Return the ids of the crons that a user sees; check that the count route agrees."""
     client = desk.client(user)
-    found = [each["cron_id"] for each in client.crons.search(**wanted)]
-    assert client.crons.count(**wanted) == len(found)
-    return found
+    cron_ids = [each["cron_id"] for each in client.crons.search(**query)]
+    assert client.crons.count(**query) == len(cron_ids)
+    return cron_ids
 
 
 def test_person_sees_and_deletes_crons_that_others_made_on_own_thread(
@@ -102,20 +102,20 @@ def test_person_sees_and_deletes_crons_that_others_made_on_own_thread(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    """On a file and on Postgres. Another user, and the author of it who is no admin, do not."""
+    """Other users do not see the crons. The person may not change a cron of another author."""
     with served(db, keys(tmp_path), model) as desk:
-        thread, other = talked(desk, "dora"), talked(desk, "kim")
-        nightly = planned(desk, "boss", thread, metadata={"job": "nightly"})
-        of_kim = planned(desk, "boss", other)
-        own = planned(desk, "dora", thread, metadata={"job": "own"})
+        thread, other = run_turn_on_new_thread(desk, "dora"), run_turn_on_new_thread(desk, "kim")
+        nightly = create_cron(desk, "boss", thread, metadata={"job": "nightly"})
+        of_kim = create_cron(desk, "boss", other)
+        own = create_cron(desk, "dora", thread, metadata={"job": "own"})
         loose: Any = desk.client("boss").crons.create("desk", schedule=YEARLY, input=MORE)
 
-        assert listed(desk, "dora") == [own, nightly]
-        assert listed(desk, "dora", thread_id=thread) == [own, nightly]
-        assert listed(desk, "dora", thread_id=other) == []
-        assert listed(desk, "dora", metadata={"job": "nightly"}) == [nightly]
-        assert listed(desk, "kim") == [of_kim]
-        assert listed(desk, "boss") == [loose["cron_id"], own, of_kim, nightly]
+        assert list_cron_ids(desk, "dora") == [own, nightly]
+        assert list_cron_ids(desk, "dora", thread_id=thread) == [own, nightly]
+        assert list_cron_ids(desk, "dora", thread_id=other) == []
+        assert list_cron_ids(desk, "dora", metadata={"job": "nightly"}) == [nightly]
+        assert list_cron_ids(desk, "kim") == [of_kim]
+        assert list_cron_ids(desk, "boss") == [loose["cron_id"], own, of_kim, nightly]
         for user, cron_id in [("kim", nightly), ("dora", of_kim), ("dora", loose["cron_id"])]:
             with pytest.raises(NotFoundError, match="there is no cron"):
                 desk.client(user).crons.delete(cron_id)
@@ -128,8 +128,8 @@ def test_person_sees_and_deletes_crons_that_others_made_on_own_thread(
         wait_until(lambda: [each["status"] for each in runs.list(thread)] == ["success"] * 2)
         desk.client("dora").crons.delete(nightly)
 
-        assert listed(desk, "dora") == [own]
-        assert listed(desk, "boss") == [loose["cron_id"], own, of_kim]
+        assert list_cron_ids(desk, "dora") == [own]
+        assert list_cron_ids(desk, "boss") == [loose["cron_id"], own, of_kim]
 
 
 def test_fields_of_cron_that_may_hold_secrets_are_shown_to_author_only(
@@ -138,11 +138,11 @@ def test_fields_of_cron_that_may_hold_secrets_are_shown_to_author_only(
     model: Model,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The config, the context and the webhook; the person sees when it runs and what it says."""
+    """The person does not see the config, the context and the webhook of the cron."""
     monkeypatch.setattr(Webhooks, "check_url", lambda self, url: None)
     with served(settings, keys(tmp_path), model) as desk:
-        thread = talked(desk, "dora")
-        planned(desk, "boss", thread, **SECRET)
+        thread = run_turn_on_new_thread(desk, "dora")
+        create_cron(desk, "boss", thread, **SECRET)
         [hers], [his] = (desk.client(user).crons.search() for user in ("dora", "boss"))
 
     assert his["payload"].keys() - hers["payload"].keys() == {"config", "context", "webhook"}
@@ -152,57 +152,60 @@ def test_fields_of_cron_that_may_hold_secrets_are_shown_to_author_only(
 
 
 def test_caller_acting_for_person_sees_crons_of_person(desk: Desk) -> None:
-    thread, _ = talked(desk, "dora"), planned(desk, "boss", talked(desk, "kim"))
-    nightly = planned(desk, "boss", thread)
+    thread, _ = (
+        run_turn_on_new_thread(desk, "dora"),
+        create_cron(desk, "boss", run_turn_on_new_thread(desk, "kim")),
+    )
+    nightly = create_cron(desk, "boss", thread)
     headers = {"X-Perdure-User": "dora"}
     with get_sync_client(url=desk.url, api_key="boss", headers=headers) as acting:
         assert [each["cron_id"] for each in acting.crons.search()] == [nightly]
         acting.crons.delete(nightly)
 
-    assert listed(desk, "dora") == []
+    assert list_cron_ids(desk, "dora") == []
 
 
 def test_crons_on_thread_without_turn_are_shown_to_its_owner(desk: Desk) -> None:
-    """With keys, that is its owner. A `user_id` that a client names makes nobody its person."""
+    """With keys, the person is the owner. A `user_id` in the metadata does not change that."""
     named = {"user_id": "dora"}
     thread = desk.client("kim").threads.create(metadata=named)["thread_id"]
     empty = desk.client("dora").threads.create()["thread_id"]
-    crons = [planned(desk, "boss", each) for each in (thread, empty)]
+    crons = [create_cron(desk, "boss", each) for each in (thread, empty)]
 
-    assert listed(desk, "kim") == crons[:1]
-    assert listed(desk, "dora") == crons[1:]
+    assert list_cron_ids(desk, "kim") == crons[:1]
+    assert list_cron_ids(desk, "dora") == crons[1:]
 
 
 def test_crons_are_listed_for_more_threads_than_fit_in_one_query(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_crons, "_THREADS_PER_QUERY", 1)
-    threads = [talked(desk, "dora") for _ in range(2)]
-    crons = [planned(desk, "boss", each) for each in threads]
+    threads = [run_turn_on_new_thread(desk, "dora") for _ in range(2)]
+    crons = [create_cron(desk, "boss", each) for each in threads]
 
-    assert sorted(listed(desk, "dora")) == sorted(crons)
+    assert sorted(list_cron_ids(desk, "dora")) == sorted(crons)
 
 
 def test_crons_are_shown_to_person_of_thread_not_to_owning_organisation(team: Desk) -> None:
-    """Mia and Tom reach the same threads, as their organisation owns them."""
-    thread = talked(team, "mia")
-    cron = planned(team, "tom", thread)
+    """Mia and Tom can reach the same threads, because their organisation owns the threads."""
+    thread = run_turn_on_new_thread(team, "mia")
+    cron = create_cron(team, "tom", thread)
 
-    assert listed(team, "mia") == [cron]  # it would use her memories
-    assert listed(team, "tom") == [cron]
-    assert listed(team, "jim") == []
-    assert listed(team, "zoe") == []
+    assert list_cron_ids(team, "mia") == [cron]  # it would use her memories
+    assert list_cron_ids(team, "tom") == [cron]
+    assert list_cron_ids(team, "jim") == []
+    assert list_cron_ids(team, "zoe") == []
     with pytest.raises(NotFoundError):
         team.client("jim").crons.delete(cron)
     team.client("mia").crons.delete(cron)
-    assert listed(team, "tom") == []
+    assert list_cron_ids(team, "tom") == []
 
 
 def test_auth_handlers_decide_whether_person_sees_and_deletes_cron(team: Desk) -> None:
-    thread = talked(team, "mia")
-    cron = planned(team, "tom", thread)
+    thread = run_turn_on_new_thread(team, "mia")
+    cron = create_cron(team, "tom", thread)
 
-    assert listed(team, "mia+blind") == []  # threads:search is denied
+    assert list_cron_ids(team, "mia+blind") == []  # threads:search is denied
     with pytest.raises(NotFoundError):
         team.client("mia+reads").crons.delete(cron)  # threads:update is denied
     for call in (team.client("mia+none").crons.search, team.client("mia+none").crons.count):
@@ -210,4 +213,4 @@ def test_auth_handlers_decide_whether_person_sees_and_deletes_cron(team: Desk) -
             call()
     with pytest.raises(PermissionDeniedError):
         team.client("mia+none").crons.delete(cron)
-    assert listed(team, "mia+reads") == [cron]
+    assert list_cron_ids(team, "mia+reads") == [cron]

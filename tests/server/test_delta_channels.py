@@ -20,25 +20,25 @@ from perdure.settings import Settings
 HTML = {"accept": "text/html"}
 
 
-def by_id(state: Any, updates: Sequence[Any]) -> Any:
+def apply_message_updates(state: Any, updates: Sequence[Any]) -> Any:
     for update in updates:
         state = add_messages(state or [], update)
     return state
 
 
-def appending(state: Any, updates: Sequence[Any]) -> Any:
+def append_words(state: Any, updates: Sequence[Any]) -> Any:
     return [*(state or []), *(word for update in updates for word in update)]
 
 
 @pytest.fixture
-def ids(settings: Settings) -> list[str]:
+def message_ids(settings: Settings) -> list[str]:
     """The ids of the messages of a thread `t` of two turns, whose first message was removed."""
     make: Any = TypedDict
     state = make(
         "State",
         {
-            "messages": Annotated[list, DeltaChannel(by_id)],
-            "words": Annotated[list, DeltaChannel(appending)],
+            "messages": Annotated[list, DeltaChannel(apply_message_updates)],
+            "words": Annotated[list, DeltaChannel(append_words)],
         },
     )
     builder: Any = StateGraph(state)
@@ -49,14 +49,16 @@ def ids(settings: Settings) -> list[str]:
         graph = builder.compile(checkpointer=saver)
         for text in ("I pack a red tent", "And figs"):
             graph.invoke({"messages": [HumanMessage(text)], "words": [text]}, config)
-        found = [str(message.id) for message in graph.get_state(config).values["messages"]]
-        update = {"messages": [RemoveMessage(found[0])]}
+        ids = [str(message.id) for message in graph.get_state(config).values["messages"]]
+        update = {"messages": [RemoveMessage(ids[0])]}
         graph.update_state(config, update, as_node="node")
-    return found
+    return ids
 
 
-def test_pages_show_messages_of_delta_channels(client: httpx.Client, ids: list[str]) -> None:
-    """The list has the title, the thread its messages by turn, and a checkpoint their values."""
+def test_pages_show_messages_of_delta_channels(
+    client: httpx.Client, message_ids: list[str]
+) -> None:
+    """The list shows the title, the thread page the messages, the checkpoint page their values."""
     listed = client.get("/ui/threads", headers=HTML).text
     thread = client.get("/ui/thread.json?id=t").json()
     head = client.get("/ui/checkpoints.json?id=t").json()["checkpoints"][0]["checkpoint_id"]
@@ -65,7 +67,7 @@ def test_pages_show_messages_of_delta_channels(client: httpx.Client, ids: list[s
 
     assert "I pack a red tent" in listed
     items = [item for turn in thread["turns"] for item in turn["items"]]
-    assert [item["id"] for item in items] == ids
+    assert [item["id"] for item in items] == message_ids
     assert [item["mark"] for item in items] == ["removed", "seen", "seen", "seen"]
     assert f"{datetime.fromisoformat(items[0]['at']):%Y-%m-%d %H:%M}" in shown
     assert "And figs" in values
@@ -76,18 +78,18 @@ def test_pages_show_messages_of_delta_channels(client: httpx.Client, ids: list[s
 
 
 def test_rest_returns_state_and_items_of_delta_channels(
-    client: httpx.Client, ids: list[str]
+    client: httpx.Client, message_ids: list[str]
 ) -> None:
-    """The state has the messages, and the items of a channel say when each was stored."""
+    """The state contains the messages, and each item of a channel has its storage time."""
     state = client.get("/threads/t/state").json()["values"]
     thread = client.get("/threads/t").json()["values"]
     items = client.get("/threads/t/items").json()
     page = client.get(f"/threads/t/items?limit=2&before={items[3]['position']}").json()
     words = client.get("/threads/t/items?channel=words").json()
 
-    assert [message["id"] for message in state["messages"]] == ids[1:]
+    assert [message["id"] for message in state["messages"]] == message_ids[1:]
     assert thread == state
-    assert [item["value"]["id"] for item in items] == ids
+    assert [item["value"]["id"] for item in items] == message_ids
     assert [item["seen"] for item in items] == [False, True, True, True]
     assert page == items[1:3]
     assert [item["value"] for item in words] == ["I pack a red tent", "so", "And figs"]
@@ -97,23 +99,25 @@ def test_rest_returns_state_and_items_of_delta_channels(
     assert client.get("/threads/none/items").status_code == 404
 
 
-def test_search_finds_messages_of_delta_channels(client: httpx.Client, ids: list[str]) -> None:
-    """What was said is found, also of a message that was removed from the state."""
+def test_search_finds_messages_of_delta_channels(
+    client: httpx.Client, message_ids: list[str]
+) -> None:
+    """A message that was removed from the state is found too."""
     found = [client.get(f"/ui/threads.json?q={word}").json()["said"] for word in ("tent", "figs")]
 
     assert [[each["position"] for each in hits] for hits in found] == [[0], [2]]
 
 
 def test_chat_message_history_reads_and_adds_to_delta_channel(
-    settings: Settings, ids: list[str]
+    settings: Settings, message_ids: list[str]
 ) -> None:
-    """langchain's history of the thread has its messages, and adds to them."""
+    """langchain's chat history reads the messages of the thread and adds to them."""
     with open_checkpointer(settings.db) as saver:
         history = ThreadMessageHistory(saver, "t")
         before = [message.id for message in history.messages]
         history.add_messages([HumanMessage("And rope", id="r")])
 
-        assert before == ids[1:]
-        assert [message.id for message in history.messages] == [*ids[1:], "r"]
-        assert [item.value.id for item in saver.history("t")] == [*ids, "r"]
+        assert before == message_ids[1:]
+        assert [message.id for message in history.messages] == [*message_ids[1:], "r"]
+        assert [item.value.id for item in saver.history("t")] == [*message_ids, "r"]
         assert saver.delta_values("t")["words"] is None

@@ -17,7 +17,7 @@ from perdure.settings import Settings
 from tests.server.running import run_server
 
 BLANKS = ["", " ", "\u200b", "\u2060\u3164\ufe0f \xad", "."]
-"""Nothing, a space, characters that are displayed as nothing, and a part of no path."""
+"""An empty name, a space, invisible characters, and names that are special in paths."""
 AUTH = """
 from langgraph_sdk import Auth
 
@@ -39,14 +39,14 @@ async def allow(ctx, value):
 def test_requests_with_blank_user_are_refused_and_write_nothing(
     blank: str, sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
-    """Requests for runs, threads, crons and assistants with one are refused and write nothing."""
+    """The rule holds for requests about runs, threads, crons and assistants."""
     run: dict[str, Any] = {"assistant_id": "chat", "input": {}}
-    named: dict[str, Any] = {**run, "context": {"user_id": blank}}
-    configured: dict[str, Any] = {**run, "config": {"configurable": {"user_id": blank}}}
-    cron: dict[str, Any] = {**named, "schedule": "0 3 * * *"}
+    with_context: dict[str, Any] = {**run, "context": {"user_id": blank}}
+    with_config: dict[str, Any] = {**run, "config": {"configurable": {"user_id": blank}}}
+    cron: dict[str, Any] = {**with_context, "schedule": "0 3 * * *"}
     refused: list[tuple[int, str, str, dict[str, Any]]] = [(403, "POST", "/runs/crons", cron)]
     for path in ("/threads/t/runs/wait", "/threads/t/runs/stream", "/runs/wait"):
-        refused += [(403, "POST", path, named), (422, "POST", path, configured)]
+        refused += [(403, "POST", path, with_context), (422, "POST", path, with_config)]
     for name in ("owner", "user_id"):
         metadata = {"metadata": {name: blank}}
         refused += [
@@ -54,9 +54,9 @@ def test_requests_with_blank_user_are_refused_and_write_nothing(
             (422, "PATCH", "/threads/t", metadata),
             (422, "POST", "/assistants", {"graph_id": "chat", **metadata}),
         ]
-    for status, how, path, body in refused:
-        reply = client.request(how, path, json=body)
-        assert reply.status_code == status, (how, path, body, reply.text)
+    for status, method, path, body in refused:
+        reply = client.request(method, path, json=body)
+        assert reply.status_code == status, (method, path, body, reply.text)
     header = b"X-Perdure-User", blank.strip().encode()  # a header has no spaces around it
     reply = client.get("/memories", headers=[header])
     assert reply.status_code == 403, reply.text
@@ -67,7 +67,7 @@ def test_requests_with_blank_user_are_refused_and_write_nothing(
 
 @pytest.mark.parametrize("blank", BLANKS, ids=repr)
 def test_memory_pages_refuse_blank_user_parameter(blank: str, client: httpx.Client) -> None:
-    """An empty `user` in the address of a page is not the caller."""
+    """An empty `user` in the query does not stand for the caller."""
     for path in ("/ui/memories", "/ui/quarantine", "/ui/forget-all"):
         reply = client.get(path, params={"user": blank})
         assert (path, reply.status_code) == (path, 422), reply.text
@@ -85,7 +85,7 @@ def test_memory_pages_refuse_blank_user_parameter(blank: str, client: httpx.Clie
 
 @pytest.mark.parametrize("blank", BLANKS, ids=repr)
 def test_keys_file_with_blank_user_is_refused(blank: str, tmp_path: Path) -> None:
-    """A keys file names users, who have names."""
+    """Every user in a keys file needs a visible name."""
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nuser = "{blank}"\nsha256 = "{"0" * 64}"\n')
     with pytest.raises(ConfigurationError, match="no user can be called"):
@@ -96,7 +96,7 @@ def test_keys_file_with_blank_user_is_refused(blank: str, tmp_path: Path) -> Non
 def test_handler_identity_without_name_answers_401(
     identity: str, tmp_path: Path, settings: Settings
 ) -> None:
-    """An identity without a name is no authentication."""
+    """A handler that returns an identity without a name has not authenticated anybody."""
     (tmp_path / "nameless.py").write_text(AUTH)
     access = AuthFileAccess(f"{tmp_path}/nameless.py:auth")
     with run_server(create_app(settings, access=access)) as url:
@@ -110,7 +110,7 @@ def test_handler_identity_without_name_answers_401(
 
 @pytest.mark.parametrize("path", ["/people/%2E", "/people/%2e%2e/export", "/ui/person?user=.."])
 def test_paths_refuse_dots_as_user_names(path: str, client: httpx.Client) -> None:
-    """They are no names, since clients resolve them as parts of a path."""
+    """Clients resolve dots as parts of a path, so dots cannot be user names."""
     reply = client.get(path)
 
     assert (reply.status_code, "which is not" in reply.text) == (422, True), reply.text

@@ -37,34 +37,34 @@ def servers(settings: Settings, gate: Gate) -> Iterator[list[httpx.Client]]:
         yield clients
 
 
-def erase(settings: Settings, text: str = SECRET) -> None:
+def erase_messages_with_text(settings: Settings, text: str = SECRET) -> None:
     with open_checkpointer(settings.db) as saver:
         ids = [str(each.value.id) for each in saver.history("t") if text in each.value.text]
         saver.erase("t", ids)
 
 
-def began(client: httpx.Client, how: str) -> str:
+def run_turn(client: httpx.Client, mode: str) -> str:
     """Run a turn to its end in one of the ways in which clients do, and return its id."""
-    if how == "create":
+    if mode == "create":
         run = client.post("/threads/t/runs", json=BODY).json()
         client.get(f"/threads/t/runs/{run['run_id']}/join")
     else:
-        resumable = {"stream_resumable": True} if how == "resumable" else {}
-        path = "wait" if how == "wait" else "stream"
+        resumable = {"stream_resumable": True} if mode == "resumable" else {}
+        path = "wait" if mode == "wait" else "stream"
         assert SECRET in client.post(f"/threads/t/runs/{path}", json=BODY | resumable).text
     [run] = client.get("/threads/t/runs").json()
     return str(run["run_id"])
 
 
-@pytest.mark.parametrize("how", ["create", "wait", "stream", "resumable"])
+@pytest.mark.parametrize("mode", ["create", "wait", "stream", "resumable"])
 def test_streams_of_ended_run_do_not_contain_erased_messages(
-    servers: list[httpx.Client], settings: Settings, gate: Gate, how: str
+    servers: list[httpx.Client], settings: Settings, gate: Gate, mode: str
 ) -> None:
-    """By any server, whether it ran the run or not."""
+    """The rule holds on the server that ran the run and on the other server."""
     gate.open.set()
-    run = began(servers[0], how)
+    run = run_turn(servers[0], mode)
     before = [each.get(f"/threads/t/runs/{run}/join").text for each in servers]
-    erase(settings)
+    erase_messages_with_text(settings)
     for client in servers:
         for path in ("join", "stream", "stream?stream_mode=values"):
             reply = client.get(f"/threads/t/runs/{run}/{path}")
@@ -78,10 +78,10 @@ def test_streams_of_ended_run_do_not_contain_erased_messages(
 def test_erasure_during_run_ends_joined_streams_without_erased_message(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
-    """Its state in memory still has the message; at its end it returns the stored state."""
+    """The state in memory still has the message, but join returns the stored state at the end."""
     run = servers[0].post("/threads/t/runs", json=BODY).json()["run_id"]
     assert gate.reached.wait(60)
-    erase(settings)
+    erase_messages_with_text(settings)
     during = servers[0].get(f"/threads/t/runs/{run}/stream").text
     gate.open.set()
     joined = servers[0].get(f"/threads/t/runs/{run}/join").text
@@ -98,7 +98,7 @@ def test_erasure_during_run_ends_stream_that_started_it(
     with ThreadPoolExecutor() as threads:
         streaming = threads.submit(servers[0].post, "/threads/t/runs/stream", json=BODY)
         assert gate.reached.wait(60)
-        erase(settings)
+        erase_messages_with_text(settings)
         gate.open.set()
         streamed = streaming.result().text
 
@@ -109,46 +109,46 @@ def test_erasure_during_run_ends_stream_that_started_it(
 def test_only_stream_that_started_run_skips_query_of_erasure_count(
     servers: list[httpx.Client], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run has read the number at its start; whoever joins it later reads the number anew."""
+    """The run has read the count at its start; a stream that joins later reads the count again."""
     queries: list[Any] = []
     frames, count_removals = api_runs._iter_frames, RunTable.count_removals
 
-    async def late_frames(run: Run, *args: Any, **options: Any) -> AsyncIterator[bytes]:
+    async def iter_frames_after_end(run: Run, *args: Any, **options: Any) -> AsyncIterator[bytes]:
         await run.wait_until_ended()  # so that the log has events when the stream begins
         async for each in frames(run, *args, **options):
             yield each
 
-    async def counted(table: RunTable, threads: Any) -> Any:
+    async def count_removals_and_record(table: RunTable, threads: Any) -> Any:
         queries.append(threads)
         return await count_removals(table, threads)
 
     monkeypatch.setattr(runs, "ERASURE_CHECK_S", 60)
-    monkeypatch.setattr(api_runs, "_iter_frames", late_frames)
-    monkeypatch.setattr(RunTable, "count_removals", counted)
+    monkeypatch.setattr(api_runs, "_iter_frames", iter_frames_after_end)
+    monkeypatch.setattr(RunTable, "count_removals", count_removals_and_record)
     gate.open.set()
-    run = began(servers[0], "stream")
-    by_the_first = len(queries)
+    run = run_turn(servers[0], "stream")
+    queries_of_first_stream = len(queries)
     joined = servers[0].get(f"/threads/t/runs/{run}/stream").text
 
     assert SECRET in joined
-    assert (by_the_first, len(queries)) == (0, 1)
+    assert (queries_of_first_stream, len(queries)) == (0, 1)
 
 
 def test_run_request_reads_its_thread_twice(
     servers: list[httpx.Client], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for the request, and once under the lock; the person is known from these."""
+    """One read is for the request and one under the lock; both serve to find the person."""
     reads: list[str] = []
     get = ThreadList.aget
 
-    async def counted(threads: ThreadList, thread_id: str) -> Any:
+    async def get_and_record(threads: ThreadList, thread_id: str) -> Any:
         reads.append(thread_id)
         return await get(threads, thread_id)
 
     gate.open.set()
-    began(servers[0], "wait")
+    run_turn(servers[0], "wait")
     servers[0].patch("/threads/t", json={"metadata": {"owner": "somebody"}})
-    monkeypatch.setattr(ThreadList, "aget", counted)
+    monkeypatch.setattr(ThreadList, "aget", get_and_record)
     assert "heard 2" in servers[0].post("/threads/t/runs/wait", json=BODY).text
     assert reads == ["t", "t"]
 
@@ -157,7 +157,7 @@ def test_pruning_does_not_end_streams(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
     gate.open.set()
-    run = began(servers[0], "stream")
+    run = run_turn(servers[0], "stream")
     with open_checkpointer(settings.db) as saver:
         saver.prune(["t"], strategy="keep_latest")
     assert SECRET in servers[0].get(f"/threads/t/runs/{run}/stream").text
@@ -167,8 +167,8 @@ def test_stream_of_later_run_is_complete_after_erasure(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
     gate.open.set()
-    began(servers[0], "stream")
-    erase(settings)
+    run_turn(servers[0], "stream")
+    erase_messages_with_text(settings)
     body: Any = {**BODY, "input": build_input("a question about ships")}
     streamed = servers[0].post("/threads/t/runs/stream", json=body)
     run = servers[0].get("/threads/t/runs").json()[0]["run_id"]
@@ -183,31 +183,31 @@ def test_stream_of_later_run_is_complete_after_erasure(
 def test_erasure_drops_stored_events_of_thread(
     servers: list[httpx.Client], settings: Settings, gate: Gate
 ) -> None:
-    """The feed of a thread, which its streams read, begins anew."""
+    """Streams of the thread's events start again without the erased message."""
     gate.open.set()
-    order = {
+    command = {
         "id": 1,
         "method": "run.start",
         "params": {"assistant_id": "talk", "input": build_input(SECRET)},
     }
-    wanted = {"channels": ["values", "messages", "lifecycle"], "since": 0}
-    servers[0].post("/threads/t/commands", json=order)
+    subscription = {"channels": ["values", "messages", "lifecycle"], "since": 0}
+    servers[0].post("/threads/t/commands", json=command)
     wait_until(
         lambda: [r["status"] for r in servers[0].get("/threads/t/runs").json()] == ["success"]
     )
 
-    def feed() -> str:
-        with servers[0].stream("POST", "/threads/t/stream/events", json=wanted) as stream:
-            found = ""
+    def read_thread_events() -> str:
+        with servers[0].stream("POST", "/threads/t/stream/events", json=subscription) as stream:
+            text = ""
             for line in stream.iter_lines():
-                found += line
+                text += line
                 if '"completed"' in line or '"idle"' in line or line.startswith(":"):
                     break
-        return found
+        return text
 
-    before = feed()
-    erase(settings)
-    after = feed()
+    before = read_thread_events()
+    erase_messages_with_text(settings)
+    after = read_thread_events()
 
     assert SECRET in before
     assert SECRET not in after

@@ -12,8 +12,8 @@ from perdure.errors import StorageUnavailable
 from perdure.server.erasure_counts import ErasureCounts
 
 
-class Table:
-    """A table of numbers of erasures that keeps the queries, each of which waits for `is_open`."""
+class RecordingTable:
+    """A table of erasure counts that records the queries; each query waits for `is_open`."""
 
     def __init__(self) -> None:
         self.numbers = {1: 0, 2: 5}
@@ -32,8 +32,8 @@ class Table:
 
 
 def test_readers_of_several_threads_share_one_query() -> None:
-    async def use() -> None:
-        table = Table()
+    async def read_counts() -> None:
+        table = RecordingTable()
         counts, since = ErasureCounts(table), time.monotonic()
         with (
             counts.count_erasures_of_thread_during_block(1),
@@ -41,17 +41,17 @@ def test_readers_of_several_threads_share_one_query() -> None:
             counts.count_erasures_of_thread_during_block(2),
             counts.count_erasures_of_thread_during_block(3),
         ):
-            asked = [counts.read_count(thread, since) for thread in (1, 2, 2, 3)]
-            assert await asyncio.gather(*asked) == [0, 5, 5, None]
+            reads = [counts.read_count(thread, since) for thread in (1, 2, 2, 3)]
+            assert await asyncio.gather(*reads) == [0, 5, 5, None]
             assert table.queries == [[1, 2, 3]]
             assert counts.read_at >= since
 
-    asyncio.run(use())
+    asyncio.run(read_counts())
 
 
 def test_erasure_count_is_queried_again_if_it_may_be_outdated() -> None:
-    async def use() -> None:
-        table = Table()
+    async def read_counts() -> None:
+        table = RecordingTable()
         counts = ErasureCounts(table)
         with counts.count_erasures_of_thread_during_block(1):
             before = time.monotonic()
@@ -60,12 +60,12 @@ def test_erasure_count_is_queried_again_if_it_may_be_outdated() -> None:
             assert await counts.read_count(1, before) == 0
             assert await counts.read_count(1, counts.read_at + 1e-9) == 1
 
-    asyncio.run(use())
+    asyncio.run(read_counts())
 
 
 def test_query_started_before_request_does_not_answer_request() -> None:
-    async def use() -> None:
-        table = Table()
+    async def read_counts() -> None:
+        table = RecordingTable()
         counts = ErasureCounts(table)
         table.is_open.clear()
         with counts.count_erasures_of_thread_during_block(1):
@@ -81,12 +81,12 @@ def test_query_started_before_request_does_not_answer_request() -> None:
                 assert await asyncio.gather(*late) == [1, 5]
         assert table.queries == [[1], [1, 2]]
 
-    asyncio.run(use())
+    asyncio.run(read_counts())
 
 
 def test_next_reader_repeats_cancelled_or_failed_query() -> None:
-    async def use() -> None:
-        table = Table()
+    async def read_counts() -> None:
+        table = RecordingTable()
         counts, since = ErasureCounts(table), time.monotonic()
         table.is_open.clear()
         with counts.count_erasures_of_thread_during_block(1):
@@ -101,12 +101,12 @@ def test_next_reader_repeats_cancelled_or_failed_query() -> None:
             table.failure = None
             assert await counts.read_count(1, time.monotonic()) == 0
 
-    asyncio.run(use())
+    asyncio.run(read_counts())
 
 
 def test_threads_without_readers_are_not_queried() -> None:
-    async def use() -> None:
-        table = Table()
+    async def read_counts() -> None:
+        table = RecordingTable()
         counts, since = ErasureCounts(table), time.monotonic()
         with counts.count_erasures_of_thread_during_block(1):
             with counts.count_erasures_of_thread_during_block(2):
@@ -114,4 +114,4 @@ def test_threads_without_readers_are_not_queried() -> None:
             await counts.read_count(1, time.monotonic())
         assert table.queries == [[1, 2], [1]]
 
-    asyncio.run(use())
+    asyncio.run(read_counts())

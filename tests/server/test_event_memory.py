@@ -39,8 +39,10 @@ USER_BYTES, ALL_BYTES = 1_000_000, 1_500_000
 SECRET = "the harbour safe opens at nine"
 
 
-def flood(size: int = SIZE, count: int = COUNT, pause_s: float = 0) -> StateGraph[State]:
-    """Stream large messages, which have numbers."""
+def build_flood_graph(
+    size: int = SIZE, count: int = COUNT, pause_s: float = 0
+) -> StateGraph[State]:
+    """Build a graph that streams large numbered messages."""
 
     async def tell(state: State) -> dict[str, Any]:
         for number in range(count):
@@ -51,17 +53,17 @@ def flood(size: int = SIZE, count: int = COUNT, pause_s: float = 0) -> StateGrap
     return StateGraph(State).add_node(tell).add_edge(START, "tell")
 
 
-LARGE = flood(3_000_000, 12)
+LARGE = build_flood_graph(3_000_000, 12)
 
 
-def paced(app: dict[str, Any]) -> StateGraph[State]:
-    """Stream large messages as fast as they are stored."""
+def build_paced_graph(applications: dict[str, Any]) -> StateGraph[State]:
+    """Build a graph that streams large messages, each after the previous one was stored."""
 
     async def tell(state: State) -> dict[str, Any]:
         for number in range(60):
             get_stream_writer()(f"{number:06}".ljust(SIZE, "x"))
             await asyncio.sleep(0)  # it is added to the log
-            runs = [run for run in app["app"].state.runs._under_way if run.is_executing]
+            runs = [run for run in applications["app"].state.runs._under_way if run.is_executing]
             while any(run.log.last > run.last_stored for run in runs):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         return {"heard": ["all"]}
@@ -75,20 +77,20 @@ def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
     keys = tmp_path / "keys.toml"
     keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     keys.chmod(0o600)
-    huge = flood(12_000_000, 4, 0.1)
-    made: dict[str, Any] = {}
+    huge = build_flood_graph(12_000_000, 4, 0.1)
+    applications: dict[str, Any] = {}
     graphs = {
         "huge": huge,
-        "flood": flood(),
-        "paced": paced(made),
-        "paused": flood(SIZE, 60, 0.02),
+        "flood": build_flood_graph(),
+        "paced": build_paced_graph(applications),
+        "paused": build_flood_graph(SIZE, 60, 0.02),
         "talk": build_talk_graph(gate),
     }
     limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)
-    made["app"] = create_app(
+    applications["app"] = create_app(
         settings, access=KeysFileAccess(keys), graphs=Graphs(graphs), limits=limits
     )
-    return made["app"]
+    return applications["app"]
 
 
 @pytest.fixture
@@ -104,12 +106,17 @@ def ann(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def asked(graph: str = "flood", **more: Any) -> dict[str, Any]:
-    return {"assistant_id": graph, "input": build_input("hello"), "stream_mode": ["custom"], **more}
+def build_run_request(graph: str = "flood", **options: Any) -> dict[str, Any]:
+    return {
+        "assistant_id": graph,
+        "input": build_input("hello"),
+        "stream_mode": ["custom"],
+        **options,
+    }
 
 
-class Slow:
-    """A client that asks for a stream, and reads it when a test says so."""
+class SlowClient:
+    """A client that requests a stream and reads it only when a test calls `read`."""
 
     def __init__(self, url: str, path: str, body: Any = None, key: str = ANN, **headers: str):
         address = httpx.URL(url)
@@ -128,7 +135,7 @@ class Slow:
         self._read = b""
 
     def peek(self) -> None:
-        """Wait until there is an answer."""
+        """Wait until the reply has begun."""
         self._socket.recv(1, socket.MSG_PEEK)
 
     def read(self) -> tuple[list[tuple[str, str, Any]], bool]:
@@ -156,11 +163,11 @@ class Slow:
         self._socket.close()
 
 
-def numbers(events: list[tuple[str, str, Any]]) -> list[int]:
+def list_message_numbers(events: list[tuple[str, str, Any]]) -> list[int]:
     return [int(data[:6]) for _, event, data in events if event == "custom"]
 
 
-def end_of_runs(client: httpx.Client, thread: str = "t") -> None:
+def wait_for_end_of_runs(client: httpx.Client, thread: str = "t") -> None:
     for run in client.get(f"/threads/{thread}/runs").json():
         client.get(f"/threads/{thread}/runs/{run['run_id']}/join")
 
@@ -169,13 +176,13 @@ def end_of_runs(client: httpx.Client, thread: str = "t") -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[str, int]]:
+def start_server_process(folder: Path) -> Iterator[tuple[str, int]]:
     """Start `perdure serve`; yield its address and the id of its process."""
     graphs = folder / "langgraph.json"
     graphs.write_text(json.dumps({"graphs": {"large": f"{__file__}:LARGE"}}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
     options = ["--graphs", str(graphs), "--db", str(folder / "m.db"), "--port", str(port)]
     command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", *options]
     root = str(Path(__file__).parents[2])
@@ -184,21 +191,21 @@ def served(folder: Path) -> Iterator[tuple[str, int]]:
         try:
             url = f"http://127.0.0.1:{port}"
 
-            def answers() -> bool:
+            def is_ready() -> bool:
                 assert process.poll() is None
                 try:
                     return httpx.get(f"{url}/ok").is_success
                 except httpx.TransportError:
                     return False
 
-            wait_until(answers)
+            wait_until(is_ready)
             yield url, process.pid
         finally:
             process.kill()
 
 
-def resident(process: int) -> int:
-    """Return the bytes of memory that a process has."""
+def read_resident_bytes(process: int) -> int:
+    """Return the resident memory of a process, in bytes."""
     pages = Path(f"/proc/{process}/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
 
@@ -213,27 +220,30 @@ def resident(process: int) -> int:
     ],
 )
 def test_process_memory_is_freed_after_unread_streams_close(tmp_path: Path, kind: str) -> None:
-    """Ten streams of 36 MB each; one user may keep 64 MB."""
-    with served(tmp_path) as (url, process), httpx.Client(base_url=url, timeout=120) as client:
-        client.post("/runs/wait", json=asked("large"))  # imports modules
-        before, streams = resident(process), []
+    """There are ten streams of 36 MB each; one user may keep 64 MB."""
+    with (
+        start_server_process(tmp_path) as (url, process),
+        httpx.Client(base_url=url, timeout=120) as client,
+    ):
+        client.post("/runs/wait", json=build_run_request("large"))  # imports modules
+        before, streams = read_resident_bytes(process), []
         for number in range(10):
             client.post("/threads", json={"thread_id": str(number)})
             if kind == "thread":
-                wanted = {"channels": ["custom"], "since": 0}
-                streams.append(Slow(url, f"/threads/{number}/stream/events", wanted))
-                order = {"id": 1, "method": "run.start", "params": asked("large")}
+                subscription = {"channels": ["custom"], "since": 0}
+                streams.append(SlowClient(url, f"/threads/{number}/stream/events", subscription))
+                order = {"id": 1, "method": "run.start", "params": build_run_request("large")}
                 client.post(f"/threads/{number}/commands", json=order)
             else:
-                body = asked("large", stream_resumable=kind == "stored")
-                streams.append(Slow(url, f"/threads/{number}/runs/stream", body))
+                body = build_run_request("large", stream_resumable=kind == "stored")
+                streams.append(SlowClient(url, f"/threads/{number}/runs/stream", body))
         for number, stream in enumerate(streams):
             stream.peek()
-            end_of_runs(client, str(number))
-        while_open = resident(process)
+            wait_for_end_of_runs(client, str(number))
+        while_open = read_resident_bytes(process)
         for stream in streams:
             stream.close()
-        wait_until(lambda: resident(process) < before + 200e6)
+        wait_until(lambda: read_resident_bytes(process) < before + 200e6)
 
     assert while_open < before + 250e6
 
@@ -242,19 +252,19 @@ def test_process_memory_is_freed_after_unread_streams_close(tmp_path: Path, kind
 
 
 def test_slow_reader_receives_stream_lost_error(url: str, ann: httpx.Client, app: Any) -> None:
-    stream = Slow(url, "/threads/t/runs/stream", asked(on_disconnect="cancel"))
+    stream = SlowClient(url, "/threads/t/runs/stream", build_run_request(on_disconnect="cancel"))
     stream.peek()
-    end_of_runs(ann)
-    kept = app.state.runs.memory.size
+    wait_for_end_of_runs(ann)
+    kept_bytes = app.state.runs.memory.size
     events, ended = stream.read()
 
-    told = numbers(events)
+    received = list_message_numbers(events)
     assert ended
-    assert told == [*range(len(told))]
-    assert len(told) < COUNT
+    assert received == [*range(len(received))]
+    assert len(received) < COUNT
     assert events[-1][1] == "error"
     assert events[-1][2]["error"] == "StreamLost"
-    assert 0 < kept <= USER_BYTES
+    assert 0 < kept_bytes <= USER_BYTES
     assert ann.get("/threads/t/runs").json()[0]["status"] == "success"
 
 
@@ -262,58 +272,62 @@ def test_slow_reader_continues_with_stored_events(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 0.01)
-    bodies = [asked("paced", stream_resumable=True) for _ in range(3)]
+    bodies = [build_run_request("paced", stream_resumable=True) for _ in range(3)]
     streams = []
     for number, body in enumerate(bodies):
         ann.post("/threads", json={"thread_id": f"{number}"})
-        streams.append(Slow(url, f"/threads/{number}/runs/stream", body))
+        streams.append(SlowClient(url, f"/threads/{number}/runs/stream", body))
     for number, stream in enumerate(streams):
         stream.peek()
-        end_of_runs(ann, f"{number}")
-    heard = [stream.read() for stream in streams]
-    again = []
+        wait_for_end_of_runs(ann, f"{number}")
+    results = [stream.read() for stream in streams]
+    resumed_results = []
     for number in range(3):
         [run] = ann.get(f"/threads/{number}/runs").json()
         path = f"/threads/{number}/runs/{run['run_id']}/stream"
-        again.append(Slow(url, path, **{"Last-Event-ID": "20"}).read())
+        resumed_results.append(SlowClient(url, path, **{"Last-Event-ID": "20"}).read())
 
     assert app.state.runs.memory.total_added > USER_BYTES
-    for events, ended in heard:
+    for events, ended in results:
         assert ended
-        assert numbers(events) == [*range(60)]
-    for events, _ in again:
-        assert numbers(events) == [*range(20, 60)]
+        assert list_message_numbers(events) == [*range(60)]
+    for events, _ in resumed_results:
+        assert list_message_numbers(events) == [*range(20, 60)]
 
 
 def test_reader_is_told_about_dropped_events_that_were_not_stored(
     url: str, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader is told so, and does not take what is stored for all."""
+    """The reader gets an error, because the stored events are not complete."""
     monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 0.001)
     monkeypatch.setattr(run_log, "RETAINED_BYTES", 1 << 30)
-    run = ann.post("/threads/t/runs", json=asked()).json()["run_id"]
-    end_of_runs(ann)
+    run = ann.post("/threads/t/runs", json=build_run_request()).json()["run_id"]
+    wait_for_end_of_runs(ann)
     monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 0)
-    events, ended = Slow(url, f"/threads/t/runs/{run}/stream", **{"Last-Event-ID": "1"}).read()
+    events, ended = SlowClient(
+        url, f"/threads/t/runs/{run}/stream", **{"Last-Event-ID": "1"}
+    ).read()
 
-    told = numbers(events)
+    received = list_message_numbers(events)
     assert ended
-    assert told == [*range(1, len(told) + 1)]
-    assert len(told) == COUNT - 1 or events[-1][2]["error"] == "StreamLost"
+    assert received == [*range(1, len(received) + 1)]
+    assert len(received) == COUNT - 1 or events[-1][2]["error"] == "StreamLost"
 
 
 def test_slow_reader_is_disconnected_in_the_middle_of_large_event(
     url: str, ann: httpx.Client, app: Any
 ) -> None:
-    """The rest of the event is gone, and no other may follow its beginning."""
-    stream = Slow(url, "/threads/t/runs/stream", asked("huge", on_disconnect="cancel"))
+    """The rest of the event was dropped, so no other event may follow its beginning."""
+    stream = SlowClient(
+        url, "/threads/t/runs/stream", build_run_request("huge", on_disconnect="cancel")
+    )
     stream.peek()
-    end_of_runs(ann)
+    wait_for_end_of_runs(ann)
     events, ended = stream.read()
 
-    told = numbers(events)
+    received = list_message_numbers(events)
     assert not ended
-    assert told == [*range(len(told))]
+    assert received == [*range(len(received))]
     assert "error" not in {event for _, event, _ in events}
     assert ann.get("/threads/t/runs").json()[0]["status"] == "success"
 
@@ -323,7 +337,7 @@ def test_ping_comments_do_not_split_events(
 ) -> None:
     monkeypatch.setattr(run_log, "PING_S", 0.0001)
     monkeypatch.setattr(run_log, "CHUNK_BYTES", 1000)
-    stream = Slow(url, "/threads/t/runs/stream", asked("paused"))
+    stream = SlowClient(url, "/threads/t/runs/stream", build_run_request("paused"))
     events, ended = stream.read()
 
     assert ended
@@ -337,48 +351,48 @@ def test_slow_readers_of_one_user_do_not_lose_stream_of_another(
 ) -> None:
     with httpx.Client(base_url=url, headers={"x-api-key": BOB}, timeout=60) as bob:
         bob.post("/threads", json={"thread_id": "of-bob"})
-        heard: list[Any] = []
+        results: list[Any] = []
 
         def read() -> None:
-            body = asked("paused", if_not_exists="create")
-            heard.append(Slow(url, "/threads/of-bob/runs/stream", body, BOB).read())
+            body = build_run_request("paused", if_not_exists="create")
+            results.append(SlowClient(url, "/threads/of-bob/runs/stream", body, BOB).read())
 
         reader = threading.Thread(target=read)
         reader.start()
-        streams = [Slow(url, "/threads/t/runs/stream", asked()) for _ in range(3)]
+        streams = [SlowClient(url, "/threads/t/runs/stream", build_run_request()) for _ in range(3)]
         reader.join(60)
-    end_of_runs(ann)
+    wait_for_end_of_runs(ann)
     for stream in streams:
         stream.close()
-    [(events, ended)] = heard
+    [(events, ended)] = results
 
     assert ended
-    assert numbers(events) == [*range(60)]
+    assert list_message_numbers(events) == [*range(60)]
 
 
 def test_unread_websockets_stay_within_event_memory_limit(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, most = app.state.runs.memory, 0
+    memory, max_bytes = app.state.runs.memory, 0
     with ExitStack() as stack:
         for number in range(4):
             ann.post("/threads", json={"thread_id": f"{number}"})
             path = f"{url.replace('http', 'ws')}/threads/{number}/stream/events"
             options: Any = {"max_queue": 1, "close_timeout": 0.1, "compression": None}
-            made = connect(path, additional_headers={"x-api-key": ANN}, **options)
-            sock = stack.enter_context(made)
-            wanted = {"channels": ["custom"], "since": 0}
-            order = {"id": 1, "method": "subscription.subscribe", "params": wanted}
+            connection = connect(path, additional_headers={"x-api-key": ANN}, **options)
+            sock = stack.enter_context(connection)
+            subscription = {"channels": ["custom"], "since": 0}
+            order = {"id": 1, "method": "subscription.subscribe", "params": subscription}
             sock.send(json.dumps(order))
-            begin = {"id": 2, "method": "run.start", "params": asked()}
+            begin = {"id": 2, "method": "run.start", "params": build_run_request()}
             ann.post(f"/threads/{number}/commands", json=begin)
         for number in range(4):
-            end_of_runs(ann, f"{number}")
-            most = max(most, memory.size)
+            wait_for_end_of_runs(ann, f"{number}")
+            max_bytes = max(max_bytes, memory.size)
         # a client that is behind is sent away
         wait_until(lambda: not sum(app.state.clients._open_requests.values()))
 
-    assert most <= USER_BYTES
+    assert max_bytes <= USER_BYTES
 
 
 # -- what is kept of runs that have ended
@@ -388,14 +402,21 @@ def test_few_events_of_ended_runs_are_kept(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 100_000)
-    plain = Slow(url, "/threads/t/runs/stream", asked("paused")).read()
-    stored = Slow(url, "/threads/t/runs/stream", asked("paused", stream_resumable=True)).read()
+    plain = SlowClient(url, "/threads/t/runs/stream", build_run_request("paused")).read()
+    stored = SlowClient(
+        url, "/threads/t/runs/stream", build_run_request("paused", stream_resumable=True)
+    ).read()
     wait_until(lambda: app.state.runs.memory.size <= 100_000)
     newest, oldest = ann.get("/threads/t/runs").json()
-    again = Slow(url, f"/threads/t/runs/{newest['run_id']}/stream").read()
+    again = SlowClient(url, f"/threads/t/runs/{newest['run_id']}/stream").read()
     gone = ann.get(f"/threads/t/runs/{oldest['run_id']}/stream")
 
-    assert numbers(plain[0]) == numbers(stored[0]) == numbers(again[0]) == [*range(60)]
+    assert (
+        list_message_numbers(plain[0])
+        == list_message_numbers(stored[0])
+        == list_message_numbers(again[0])
+        == [*range(60)]
+    )
     assert gone.status_code == 410
     assert ann.get(f"/threads/t/runs/{oldest['run_id']}/join").json()["heard"] == ["all"]
     runs = [run for of in app.state.runs._by_tenant.values() for run in of.runs_by_id.values()]
@@ -408,26 +429,26 @@ def test_thread_stream_works_after_events_were_dropped_and_erased(
     monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 0)
     gate.open.set()
 
-    def turn(text: str) -> str:
+    def run_turn_and_read_events(text: str) -> str:
         params = {"assistant_id": "talk", "input": build_input(text)}
         order = {"id": 1, "method": "run.start", "params": params}
         ann.post("/threads/t/commands", json=order)
-        end_of_runs(ann)
-        wanted, heard = {"channels": ["values", "lifecycle"], "since": 0}, ""
+        wait_for_end_of_runs(ann)
+        wanted, text = {"channels": ["values", "lifecycle"], "since": 0}, ""
         with ann.stream("POST", "/threads/t/stream/events", json=wanted) as stream:
             for line in stream.iter_lines():
-                heard += line
+                text += line
                 if '"completed"' in line and text != "another":
                     break
-                if heard.count('"completed"') and "another" in heard and '"completed"' in line:
+                if text.count('"completed"') and "another" in text and '"completed"' in line:
                     break
-        return heard
+        return text
 
-    first = turn(SECRET)
+    first = run_turn_and_read_events(SECRET)
     with open_checkpointer(settings.db) as saver:
         ids = [str(each.value.id) for each in saver.history("t") if SECRET in each.value.text]
         saver.erase("t", ids)
-    second = turn("another")
+    second = run_turn_and_read_events("another")
 
     assert SECRET in first
     assert "another" in second
@@ -437,7 +458,7 @@ def test_thread_stream_works_after_events_were_dropped_and_erased(
 # -- which events are dropped
 
 
-def filled(memory: EventMemory, user: str, *sizes: int) -> EventLog:
+def build_filled_log(memory: EventMemory, user: str, *sizes: int) -> EventLog:
     log = EventLog(1, memory.get_account(None, user))
     log.register_event_writer()
     for size in sizes:
@@ -445,28 +466,31 @@ def filled(memory: EventMemory, user: str, *sizes: int) -> EventLog:
     return log
 
 
-async def look() -> None:
+async def fail_if_called() -> None:
     raise AssertionError("it is not yet time")
 
 
 def test_received_events_are_dropped_first() -> None:
-    async def go() -> None:
+    async def add_events() -> None:
         memory = EventMemory(Limits(user_event_bytes=10_000))
-        unread, read = filled(memory, "ann", 2000, 2000), filled(memory, "ann", 3000)
-        reader = unread.read_after(0, look)
+        unread, read = (
+            build_filled_log(memory, "ann", 2000, 2000),
+            build_filled_log(memory, "ann", 3000),
+        )
+        reader = unread.read_after(0, fail_if_called)
         await anext(reader)
-        filled(memory, "ann", 4000)
+        build_filled_log(memory, "ann", 4000)
 
         assert (unread.last_dropped, read.last_dropped) == (0, 1)
 
-    asyncio.run(go())
+    asyncio.run(add_events())
 
 
 def test_slowest_reader_loses_its_events_first() -> None:
-    async def go() -> None:
+    async def read_and_add_events() -> None:
         memory = EventMemory(Limits(user_event_bytes=10_000))
-        logs = [filled(memory, "ann", *[1000] * count) for count in (6, 1, 2)]
-        readers = [log.read_after(0, look) for log in logs]
+        logs = [build_filled_log(memory, "ann", *[1000] * count) for count in (6, 1, 2)]
+        readers = [log.read_after(0, fail_if_called) for log in logs]
         [slowest, *_] = [await anext(reader) for reader in readers]
         logs[2].add("values", "x" * 1000)
 
@@ -475,13 +499,16 @@ def test_slowest_reader_loses_its_events_first() -> None:
             slowest[0].sse_frame  # noqa: B018 - it is read when it is sent
         assert [each.number for each in await anext(readers[2])] == [3]
 
-    asyncio.run(go())
+    asyncio.run(read_and_add_events())
 
 
 def test_events_of_user_with_most_events_are_dropped_first() -> None:
     memory = EventMemory(Limits(user_event_bytes=10_000, all_event_bytes=14_000))
-    ann, bob = filled(memory, "ann", *[1000] * 9), filled(memory, "bob", *[1000] * 3)
-    carol = filled(memory, "carol", *[1000] * 4)
+    ann, bob = (
+        build_filled_log(memory, "ann", *[1000] * 9),
+        build_filled_log(memory, "bob", *[1000] * 3),
+    )
+    carol = build_filled_log(memory, "carol", *[1000] * 4)
 
     assert memory.size <= 14_000
     assert ann.last_dropped > 0
@@ -490,7 +517,7 @@ def test_events_of_user_with_most_events_are_dropped_first() -> None:
 
 def test_event_larger_than_limit_is_kept_alone() -> None:
     memory = EventMemory(Limits(user_event_bytes=1000))
-    logs = [filled(memory, "ann", 500), filled(memory, "ann", 5000)]
+    logs = [build_filled_log(memory, "ann", 500), build_filled_log(memory, "ann", 5000)]
 
     assert [log.is_empty for log in logs] == [True, False]
     logs[1].add("values", "x")
@@ -499,16 +526,16 @@ def test_event_larger_than_limit_is_kept_alone() -> None:
 
 def test_events_of_garbage_collected_log_are_not_counted() -> None:
     memory = EventMemory(Limits())
-    filled(memory, "ann", 1000)
+    build_filled_log(memory, "ann", 1000)
     assert memory.size > 1000
 
-    log = filled(memory, "bob", 10)
+    log = build_filled_log(memory, "bob", 10)
     assert memory.size == log.size < 1000
 
 
 def test_events_of_log_move_to_account_of_another_user() -> None:
     memory = EventMemory(Limits())
-    log = filled(memory, "ann", 1000)
+    log = build_filled_log(memory, "ann", 1000)
     log.set_account(memory.get_account(None, "bob"))
 
     assert memory.get_account(None, "ann").size == 0
