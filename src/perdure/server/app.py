@@ -290,5 +290,5 @@ def _require_action_of_each_endpoint(app: FastAPI) -> None:
         if is_api_route and not hasattr(context.endpoint, "action"):
             raise TypeError(
                 f"{context.path} names no action; decorate its endpoint with "
-                "perdure.server.access.action"
+                "perdure.server.access.set_required_action"
             )
