@@ -35,7 +35,7 @@ from perdure.checkpointers.manifest import (
     count_positions,
     drop_repeated_positions,
     flatten_ranges,
-    group_log_ranges_keeping_longest_separate,
+    group_log_ranges_for_merging_short_ranges,
     iter_positions,
     join_ranges,
     merge_ranges,
@@ -305,7 +305,7 @@ class Additions:
         ):
             return ranges
         limited: Ranges = []
-        for group in group_log_ranges_keeping_longest_separate(ranges):
+        for group in group_log_ranges_for_merging_short_ranges(ranges):
             if len(group) == 1:
                 limited += group
                 continue

@@ -348,7 +348,7 @@ def _build_storage_error(
     encode: Callable[[Any], object], value: Any, path: str, reason: Exception
 ) -> SerializationError:
     """Build an error that names the innermost part of a value for which `encode` fails."""
-    part_path, parts = path, _list_parts_with_paths(value)
+    part_path, parts = path, _list_elements_or_attributes_with_paths(value)
     for _ in range(_MAX_STEPS):
         for step, part in parts:
             try:
@@ -358,7 +358,7 @@ def _build_storage_error(
                 break
         else:
             break
-        parts = _list_parts_with_paths(value)
+        parts = _list_elements_or_attributes_with_paths(value)
     if isinstance(reason, TypeNotAllowed):
         return _build_forbidden_type_error(reason.name, part_path)
     if isinstance(reason, RecursionError):
@@ -382,7 +382,7 @@ def _build_storage_error(
     return Unstorable(f"{part_path} is {description}, which cannot be stored: {reason}. {remedy}")
 
 
-def _list_parts_with_paths(value: Any) -> list[tuple[str, Any]]:
+def _list_elements_or_attributes_with_paths(value: Any) -> list[tuple[str, Any]]:
     """Return the elements or attributes of a value, each with a path such as `[0]` or `.name`."""
     # Import `Send` here, because langgraph.types is slow to import and only errors need it.
     from langgraph.types import Send

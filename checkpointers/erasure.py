@@ -691,7 +691,9 @@ class _Eraser:
                     (log, position) for position in iter_positions(ranges)
                 }
                 return REMOVED
-        parts = self._replace_items_with_messages(log, ranges, context, are_pairs=kind == DICT)
+        parts = self._rewrite_items_that_contain_erased_messages(
+            log, ranges, context, are_pairs=kind == DICT
+        )
         if parts is None:
             return ref
         if kind == ITEM:
@@ -735,7 +737,9 @@ class _Eraser:
         context = ValueContext(
             is_input=log_key in self.deltas, describes_task=self._in_removed_subgraph
         )
-        parts = self._replace_items_with_messages(log_key, ranges, context, are_pairs=pairs)
+        parts = self._rewrite_items_that_contain_erased_messages(
+            log_key, ranges, context, are_pairs=pairs
+        )
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log_key, position) for position in iter_positions(ranges)
         )
@@ -766,7 +770,7 @@ class _Eraser:
 
     # -- items
 
-    def _replace_items_with_messages(
+    def _rewrite_items_that_contain_erased_messages(
         self, log_key: int, ranges: Ranges, context: ValueContext, *, are_pairs: bool
     ) -> list[bytes | Range] | None:
         """Remove erased messages from a list or dict, and return what remains.

@@ -54,7 +54,9 @@ def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str,
     return {name: metadata[name] for name in names if name in metadata}
 
 
-def describe_actions_of_other_users(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
+def describe_actions_of_callers_other_than_person(
+    metadata: Iterable[Mapping[str, Any]],
+) -> list[str]:
     """Describe the actions of other users on a person's thread, without duplicates.
 
     Args:

@@ -17,7 +17,7 @@ pending write stores a reference in place of each value:
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
 of n items is stored with at most `compute_max_range_count(n)` ranges. If its items are scattered
 over more ranges than that, short neighbouring ranges are replaced by a single range of aliases
-(`group_log_ranges_keeping_longest_separate`). An alias is a log entry that refers to an earlier
+(`group_log_ranges_for_merging_short_ranges`). An alias is a log entry that refers to an earlier
 item by its position. In each log, the positions of aliases start at `ALIASES`.
 """
 
@@ -50,7 +50,7 @@ def compute_max_range_count(item_count: int) -> int:
     return MIN_RANGE_LIMIT + int(2 * log2(item_count)) if item_count > 1 else MIN_RANGE_LIMIT
 
 
-def group_log_ranges_keeping_longest_separate(ranges: Ranges) -> list[Ranges]:
+def group_log_ranges_for_merging_short_ranges(ranges: Ranges) -> list[Ranges]:
     """Divide log ranges into groups, keeping each of the longest ranges in a group of its own.
 
     To reduce the number of ranges, the caller replaces each group that has several ranges by a
@@ -60,7 +60,7 @@ def group_log_ranges_keeping_longest_separate(ranges: Ranges) -> list[Ranges]:
     between two of them form one group. Log-structured merge trees also rewrite their largest
     components rarely, to limit the amount of data that is written again (O'Neil et al., 1996).
 
-    >>> group_log_ranges_keeping_longest_separate([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
+    >>> group_log_ranges_for_merging_short_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
     """
     kept_count = compute_max_range_count(count_positions(ranges)) // 4

@@ -557,7 +557,7 @@ def encrypt_events(
     return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, after_event))
 
 
-def decrypt_events(
+def decrypt_batch_of_events(
     seal: Seal, thread_id: str, run_id: str, after_event: int, body: bytes | None
 ) -> list[tuple[Any, bytes]]:
     """Decrypt a batch of events. Each event is returned with its encoded data.

@@ -19,7 +19,7 @@ from perdure.checkpointers.records import (
     DueCron,
     LiveRun,
     RunRow,
-    decrypt_events,
+    decrypt_batch_of_events,
     decrypt_run,
     encrypt_events,
     encrypt_run,
@@ -379,7 +379,9 @@ class RunTable(ServerTable):
             At most 100 batches and about one megabyte. The list is empty if no event follows.
         """
         return [
-            EventBatch(since, until, decrypt_events(self._seal, thread_id, run_id, since, body))
+            EventBatch(
+                since, until, decrypt_batch_of_events(self._seal, thread_id, run_id, since, body)
+            )
             for thread_id, run_id, since, until, body in await self._read_rows(
                 "events_after", thread_key, *seq_range, after_event, _BATCH_LIMIT, _READ_BYTES
             )

@@ -144,7 +144,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if adjusted_view is not None:
             config = get_config()
             changed = await self._apply_view(adjusted_view, request, config)
-            is_first = self._store_request_size_and_check_if_first(
+            is_first = self._store_request_size_and_return_if_first_of_run(
                 config, adjusted_view, changed.system_message
             )
             if is_first and ExtendedModelResponse is not None:
@@ -184,7 +184,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
-    def _store_request_size_and_check_if_first(
+    def _store_request_size_and_return_if_first_of_run(
         self, config: Any, adjusted_view: View, system: SystemMessage | None
     ) -> bool:
         """Store the size of a request's tools and system message, for the next trigger check.

@@ -143,16 +143,16 @@ def iter_cron_texts(crons: Iterable[CronRow]) -> Iterator[str]:
     for cron in crons:
         payload = cron.content.get("payload") or {}
         for name in ("input", "command"):
-            yield from _iter_json_texts(payload.get(name))
+            yield from _iter_strings_in_json_value(payload.get(name))
 
 
-def _iter_json_texts(value: Any) -> Iterator[str]:
+def _iter_strings_in_json_value(value: Any) -> Iterator[str]:
     """Yield the texts within a JSON value."""
     if isinstance(value, str):
         yield value.strip()
     elif isinstance(value, Mapping | list):
         for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _iter_json_texts(part)
+            yield from _iter_strings_in_json_value(part)
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:

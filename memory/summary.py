@@ -285,7 +285,7 @@ class Summarize(MessagesNode):
         """
         thread = self._find_saved_thread()
         if thread is not None:
-            if self._find_summarized_messages(state):
+            if self._list_messages_covered_by_summary(state):
                 return True
             if ends_with_answer(read_messages(state, self.messages_key)):
                 return False
@@ -380,7 +380,7 @@ class Summarize(MessagesNode):
     def _find_saved_thread(self) -> SavedThread | None:
         return None if self._background is None else find_thread_of_current_run()
 
-    def _find_summarized_messages(self, state: Any) -> list[BaseMessage]:
+    def _list_messages_covered_by_summary(self, state: Any) -> list[BaseMessage]:
         """Return the messages of a state that its summary already covers."""
         summarized = SummarizedMessages.from_state(state)
         messages = read_messages(state, self.messages_key) if summarized else ()
@@ -421,7 +421,7 @@ class Summarize(MessagesNode):
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_state_has_summarized_channel(state)
         messages, thread = read_messages(state, self.messages_key), self._find_saved_thread()
-        gone = [] if thread is None else self._find_summarized_messages(state)
+        gone = [] if thread is None else self._list_messages_covered_by_summary(state)
         if thread is not None and ends_with_answer(messages):
             self.schedule(state)
             selection, text = _NOTHING, None
@@ -437,7 +437,7 @@ class Summarize(MessagesNode):
             known_ids = read_channel(state, SUMMARIZED) or ()
             self._warn_of_repeated_ids(known_ids)
             update = self._build_summary_update(previous, text, selection, known_ids, messages)
-            gone = [*selection.messages, *self._find_summarized_messages(state)]
+            gone = [*selection.messages, *self._list_messages_covered_by_summary(state)]
         if gone:
             removed = {message.id for message in gone}
             rest = [m for m in merge_duplicate_messages(messages) if m.id not in removed]

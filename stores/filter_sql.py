@@ -188,7 +188,7 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
                 for value in operand
                 if _convert_to_sql_value_if_exact(value) is None
             ]
-            return join_with_or([location.membership_condition(exact), *others])
+            return join_with_or([location.equals_any_of_condition(exact), *others])
         # All bounds are inclusive, even for `$gt` and `$lt`, because SQLite truncates a string at a
         # NUL character. SQLite compares the string "a\0b" as "a", which is equal to the operand "a"
         # and not greater.
@@ -202,7 +202,7 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
 def _build_equality(value: Any, location: JSONLocation) -> Condition:
     """Build the condition that a value is equal to an operand."""
     if (key := _convert_to_sql_value_if_exact(value)) is not None:
-        return location.membership_condition([key])
+        return location.equals_any_of_condition([key])
     bounds = _compute_lowest_and_highest_sql_value(value)
     return _UNKNOWN if bounds is None else location.range_condition(*bounds)
 
@@ -318,7 +318,7 @@ class JSONLocation(NamedTuple):
         """Return the suffixes to append to the JSON path of an object to reach its field `key`."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
-    def membership_condition(self, keys: Sequence[str | int]) -> Condition:
+    def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
         If `keys` contains 1, the condition is also true for the JSON value `true`, because SQLite's

@@ -420,11 +420,11 @@ class NamespaceIndex:
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
             self._sample = _Sample(
                 self.rows["id"][first],
-                self._measure_separation_of_related_rows(vector_parts, first),
+                self._measure_how_well_vectors_separate_related_rows(vector_parts, first),
             )
         return self._sample.separation
 
-    def _measure_separation_of_related_rows(
+    def _measure_how_well_vectors_separate_related_rows(
         self, vector_parts: Sequence[Vectors], first_rows: Ints
     ) -> VectorSeparation:
         """Measure how well the vectors of `first_rows` distinguish related rows from random rows.

@@ -76,7 +76,7 @@ class JSONBLocation(JSONLocation):
             return ()
         return [tuple(map(str, steps)) for steps in step_lists]
 
-    def membership_condition(self, keys: Sequence[str | int]) -> Condition:
+    def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return the condition that the value at this location equals one of `keys`.
 
         As in SQLite, a 1 in `keys` also matches the JSON value `true`, and a 0 also matches

@@ -107,7 +107,7 @@ def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> i
     return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
 
 
-def list_tombstone_paths(path: bytes) -> list[bytes]:
+def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
     A scope is a store that is limited to a namespace prefix, and it stores its notes under this
@@ -187,7 +187,7 @@ class TombstoneReader:
         Tombstone namespaces that contain no tombstones are omitted.
         """
         paths_of_namespaces = {
-            path: list_tombstone_paths(path)
+            path: list_tombstone_paths_of_all_possible_scopes(path)
             for path in namespace_paths
             if path not in self._note_paths
         }

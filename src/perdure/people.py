@@ -313,7 +313,7 @@ class _PersonErasure:
             # Overwrite deleted bytes before raising the error, because an earlier erasure may have
             # been interrupted after deleting all of the person's rows and before overwriting the
             # deleted bytes.
-            self._scrub_databases()
+            self._overwrite_deleted_bytes_and_return_if_complete()
             raise
         self._remember_threads_found_only_by_owner(threads)
         kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
@@ -328,7 +328,11 @@ class _PersonErasure:
                 threads, _ = self._find_threads_and_namespaces()
             except UnknownPerson:
                 break
-        return self._build_report(kept_parts, scrubbed=self._scrub_databases(), dry_run=False)
+        return self._build_report(
+            kept_parts,
+            scrubbed=self._overwrite_deleted_bytes_and_return_if_complete(),
+            dry_run=False,
+        )
 
     def _find_threads_and_namespaces(self) -> tuple[list[str], PersonNamespaces]:
         return _find_threads_and_namespaces_of_person(
@@ -406,7 +410,7 @@ class _PersonErasure:
             self.counts[kind] += 1
             self.ids[kind].append(id)
 
-    def _scrub_databases(self) -> bool:
+    def _overwrite_deleted_bytes_and_return_if_complete(self) -> bool:
         """Overwrite the erased bytes, and return whether all of them were overwritten."""
         return all(
             [self.saver.database.scrub_deleted_rows(), self.store.database.scrub_deleted_rows()]

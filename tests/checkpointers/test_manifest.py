@@ -20,7 +20,7 @@ from perdure.checkpointers.manifest import (
     count_positions,
     drop_repeated_positions,
     flatten_ranges,
-    group_log_ranges_keeping_longest_separate,
+    group_log_ranges_for_merging_short_ranges,
     iter_log_references,
     iter_positions,
     join_ranges,
@@ -112,7 +112,7 @@ def test_unflatten_reverses_flatten(ranges: Ranges) -> None:
 @given(range_lists | scattered_ranges)
 def test_groups_contain_all_ranges_in_order(ranges: Ranges) -> None:
     """No group is empty."""
-    groups = group_log_ranges_keeping_longest_separate(ranges)
+    groups = group_log_ranges_for_merging_short_ranges(ranges)
 
     assert ranges == [part for group in groups for part in group]
     assert all(groups)
@@ -124,7 +124,7 @@ def test_regrouping_leaves_about_half_of_allowed_range_count(ranges: Ranges) -> 
 
     The other half is the number of changes until the value is grouped again.
     """
-    groups = group_log_ranges_keeping_longest_separate(ranges)
+    groups = group_log_ranges_for_merging_short_ranges(ranges)
 
     assert len(groups) <= compute_max_range_count(count_positions(ranges)) // 2 + 1
 
@@ -132,7 +132,7 @@ def test_regrouping_leaves_about_half_of_allowed_range_count(ranges: Ranges) -> 
 @given(scattered_ranges)
 def test_regrouping_does_not_rewrite_longest_ranges(ranges: Ranges) -> None:
     """A range that is rewritten is shorter than those that stay."""
-    groups = group_log_ranges_keeping_longest_separate(ranges)
+    groups = group_log_ranges_for_merging_short_ranges(ranges)
     kept_lengths = sorted(
         stop - start for group in groups if len(group) == 1 for start, stop in group
     )

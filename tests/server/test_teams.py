@@ -497,8 +497,8 @@ def test_teams_that_a_run_uses(
 ) -> None:
     """Those of both, or of the person for whom the caller may act; after what keys say now."""
     access = write_keys(tmp_path / "keys.toml", None)
-    assert RunTeams(access).choose_teams(None, sender, person) == expected
-    assert RunTeams(access).choose_teams("globex", sender, person) == []
+    assert RunTeams(access).find_teams_whose_memory_run_uses(None, sender, person) == expected
+    assert RunTeams(access).find_teams_whose_memory_run_uses("globex", sender, person) == []
 
 
 def use_tool(office: Office, user: str, name: str, **arguments: Any) -> str:

@@ -98,7 +98,7 @@ def chat(
         session = _ChatSession(database, thread, memory_user, keep_last)
         session.check_may_continue_thread()
         if message is None and sys.stdin.isatty():
-            _print_introduction(database)
+            _print_purpose_model_and_commands(database)
         if not no_memory:
             _extract_memories(database)
             stack.callback(_extract_memories, database)
@@ -108,7 +108,7 @@ def chat(
             session.run_turn(update, "Your message is stored; start the chat again for an answer")
 
 
-def _print_introduction(database: CommandDatabase) -> None:
+def _print_purpose_model_and_commands(database: CommandDatabase) -> None:
     """Print what the chat does, which model answers, and how to end the chat."""
     settings = database.settings
     # Print the host without any user name and password in the URL.

@@ -119,7 +119,7 @@ class Conversation:
     is_archived: bool = False
     source_count: int = 0
 
-    def find_creation_time(self, key: str | None) -> float:
+    def find_message_creation_time(self, key: str | None) -> float:
         """Return the time of a message, in seconds since 1970.
 
         If the message has no time, use the time of the nearest earlier message that has one. If no

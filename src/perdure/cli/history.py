@@ -79,7 +79,7 @@ def history(
     item is marked ? if it is unknown whether the model sees the item, which is the case in a
     `DeltaChannel` with a custom reducer.
     """
-    from perdure.checkpointers.labels import describe_actions_of_other_users
+    from perdure.checkpointers.labels import describe_actions_of_callers_other_than_person
     from perdure.checkpointers.titles import read_import_metadata
 
     with open_database(db, allow_read_only=True) as database:
@@ -107,7 +107,9 @@ def history(
     else:
         print_note(f"the channel {channel!r} of the thread {thread_id!r} is empty")
     if checkpoint_id is None:
-        for action in describe_actions_of_other_users(info.metadata for info in newest[::-1]):
+        for action in describe_actions_of_callers_other_than_person(
+            info.metadata for info in newest[::-1]
+        ):
             print_note(f"{thread_id!r}: {format_line(action)}")
         if text := describe_status(head.status):
             print_note(f"the thread {thread_id!r} {text}")

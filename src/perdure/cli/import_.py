@@ -137,7 +137,7 @@ def import_(
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
         conversations = reader.build_conversations()
         conversations.sort(
-            key=lambda talk: talk.find_creation_time(next(reversed(talk.nodes), None))
+            key=lambda talk: talk.find_message_creation_time(next(reversed(talk.nodes), None))
         )
         # All databases are checked before anything is written.
         with show_status("checking databases") if databases else nullcontext():

@@ -196,7 +196,7 @@ class ThreadNames:
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem
         if stem not in self._former:
-            self._former[stem] = self._find_former_thread_ids_by_signature(stem)
+            self._former[stem] = self._map_conversation_signatures_to_former_thread_ids(stem)
         index, candidates = self._former[stem], list[str]()
         for key in draft.list_message_ids_from_root(draft.leaf) if index else ():
             ids_with_message = index.get(
@@ -212,7 +212,9 @@ class ThreadNames:
             candidates = narrowed
         return candidates
 
-    def _find_former_thread_ids_by_signature(self, file_stem: str) -> dict[str, list[str]]:
+    def _map_conversation_signatures_to_former_thread_ids(
+        self, file_stem: str
+    ) -> dict[str, list[str]]:
         """Map message signatures to the ids of previously imported threads.
 
         The dict contains the threads that an earlier version of perdure imported from a file whose

@@ -185,7 +185,7 @@ class ImportWriter:
         if talk.is_archived:
             self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
         else:
-            self._remember_thread(thread_id)
+            self._extract_memories_of_thread(thread_id)
         self._report.conversations += 1
         self._report.messages += new
         self._report.updated += thread.updated
@@ -237,7 +237,7 @@ class ImportWriter:
         self._report.add_thread_counts(thread_report)
         with progress_bar("making memories", "thread") as update_bar:
             for number, thread_id in enumerate(threads, 1):
-                self._remember_thread(thread_id)
+                self._extract_memories_of_thread(thread_id)
                 update_bar(number / thread_report.threads, number)
 
     def _merge_database(self, source: Source, new_thread_ids_by_old: dict[str, str]) -> None:
@@ -258,7 +258,7 @@ class ImportWriter:
         if refusal is not None:
             raise refusal
 
-    def _remember_thread(self, thread_id: str) -> None:
+    def _extract_memories_of_thread(self, thread_id: str) -> None:
         """Extract memories from the thread's messages that no earlier extraction has read.
 
         The memories belong to the user named by `user_id` in the metadata of the thread's head, or
@@ -529,7 +529,7 @@ class ThreadImport:
         added = [node.message for node in batch]
         channel = messages[:kept_count] + added if continued is None else Continuation(added)
         end = message_ids[-1] if message_ids else str(parent_message_id)
-        created_at = self._conversation.find_creation_time(end)
+        created_at = self._conversation.find_message_creation_time(end)
         moment = (
             datetime.now(UTC) if created_at == math.inf else datetime.fromtimestamp(created_at, UTC)
         )

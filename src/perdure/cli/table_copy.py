@@ -606,7 +606,7 @@ class DatabaseCopy:
         differing = []
         for source, target in self.table_pairs:
             owners = source.database.read(
-                partial(self._copy_and_find_differing_owners, source, target)
+                partial(self._copy_rows_and_find_owners_of_differing_rows, source, target)
             )
             differing += [f"{source.noun} {name}" for name in owners]
         if differing:
@@ -696,7 +696,9 @@ class DatabaseCopy:
                 f"{', '.join(f'{name:.200}' for name in owners)}"
             )
 
-    def _copy_and_find_differing_owners(self, source: Tables, target: Tables) -> Flow[list[str]]:
+    def _copy_rows_and_find_owners_of_differing_rows(
+        self, source: Tables, target: Tables
+    ) -> Flow[list[str]]:
         """Copy all tables of the checkpointer or of the store, and compare source and target.
 
         Returns:

@@ -99,7 +99,9 @@ def threads(
     with open_database(db, allow_read_only=True) as database:
         heads = _find_matching_heads(database, (text or "").casefold(), user, status, limit + 1)
         pairs = [
-            pair for head in heads[:limit] for pair in _iter_head_with_thread_json(database, head)
+            pair
+            for head in heads[:limit]
+            for pair in _iter_thread_json_unless_deleted(database, head)
         ]
         cells: dict[str, list[Any]] = {
             "id": [
@@ -252,7 +254,7 @@ def find_person_of_thread(
     return str(person)
 
 
-def _iter_head_with_thread_json(
+def _iter_thread_json_unless_deleted(
     database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
     """Yield the given head together with the dict that `--json` prints for its thread.

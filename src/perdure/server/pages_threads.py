@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers import CheckpointInfo, HistoryItem, StateDifference, ThreadStatus
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.labels import describe_actions_of_other_users
+from perdure.checkpointers.labels import describe_actions_of_callers_other_than_person
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS_NAMESPACE, ModelView, aviews
@@ -568,7 +568,7 @@ def _build_turn_row(
     return {
         "items": [{**build_item_row(item), "position": item.position} for item in items],
         "views": [row for info, _ in steps for row in views.get(info.checkpoint_id, ())],
-        "deeds": describe_actions_of_other_users(info.metadata for info, _ in steps),
+        "deeds": describe_actions_of_callers_other_than_person(info.metadata for info, _ in steps),
         "held": message_count,
         "steps": [_build_step_row(info, change) for info, change in steps],
     }

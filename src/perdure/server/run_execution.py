@@ -230,7 +230,7 @@ class RunExecution:
             **person.build_configurable(),
         }
         if (chooser := self._runs.server.teams) is not None:
-            teams = chooser.choose_teams(run.tenant, sender, person)
+            teams = chooser.find_teams_whose_memory_run_uses(run.tenant, sender, person)
             server_values |= {} if teams is None else {TEAMS_KEY: teams}
         graph_ids = {"graph_id": run.graph_name, "assistant_id": run.row.details["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}

@@ -147,7 +147,7 @@ class DatabaseRuns:
                             async with asyncio.timeout(self._pause_s):
                                 await self._wake.wait()
                         self._wake.clear()
-                        self._lock.check()
+                        self._lock.raise_if_lost()
             except ConfigurationError:
                 self.ready.set()
                 raise
@@ -176,7 +176,7 @@ class DatabaseRuns:
     def stop_runs_if_lock_is_lost(self) -> bool:
         """Return whether this process still holds its lock. If the lock is lost, stop all runs."""
         try:
-            self._lock.check()
+            self._lock.raise_if_lost()
         except StorageUnavailable:
             self._stop_runs_after_lost_lock()
             self._wake.set()

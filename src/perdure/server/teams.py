@@ -141,7 +141,9 @@ class RunTeams:
         self._access = access
         self.identities_list_teams: bool = getattr(access, "identities_list_teams", True)
 
-    def choose_teams(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
+    def find_teams_whose_memory_run_uses(
+        self, tenant: str | None, sender: Sender, person: Person
+    ) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
         A run uses the teams that both the person and the caller belong to. If the caller may act on

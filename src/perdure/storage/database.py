@@ -162,7 +162,7 @@ def split_script(script: str) -> list[Statement]:
 class Lock(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
     """A lock that is held within a `with` or `async with` block; see `Database.lock`."""
 
-    def check(self) -> None:
+    def raise_if_lost(self) -> None:
         """Raise `StorageUnavailable` if the lock was lost together with its connection."""
 
 

@@ -464,10 +464,10 @@ class NamedLock:
         self._hold = await self._locks().aacquire(*self._arguments)
         return self
 
-    def check(self) -> None:
+    def raise_if_lost(self) -> None:
         """Check that the lock is still held.
 
-        `check` may also be called from outside the run that holds the lock.
+        This method may also be called from outside the run that holds the lock.
 
         Raises:
             StorageUnavailable: The lock was lost with its connection.

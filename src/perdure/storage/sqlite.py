@@ -272,7 +272,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         if schema is None:
             connector = connector.with_guard(dict.fromkeys(tables), max_value_bytes)
         elif untrusted:
-            check_version = partial(connector.has_component, schema=schema)
+            check_version = partial(connector.has_tables_of_component, schema=schema)
             table_sql = parse_component_and_common_tables(schema.script)
             connector = connector.with_guard(table_sql, max_value_bytes, check_version)
         self._connector = connector

@@ -316,13 +316,13 @@ class Connector:
             contextlib.closing(self.open_reader()) as conn,
             self.check_and_limit_untrusted_read(conn),
         ):
-            if self.has_component(conn, schema):
+            if self.has_tables_of_component(conn, schema):
                 return
         raise StorageError(
             f"{self.path!r} has no tables of {schema.component}; open it once without read_only"
         )
 
-    def has_component(self, conn: sqlite3.Connection, schema: Schema) -> bool:
+    def has_tables_of_component(self, conn: sqlite3.Connection, schema: Schema) -> bool:
         """Return whether a database has the tables of a component.
 
         Raises:
