@@ -1,4 +1,4 @@
-"""What each request passes: the server's name, the site it comes from, limits."""
+"""Checks that each request passes: host name, origin, content type, size and rate."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_loopback_server_refuses_other_host_names(
     client: httpx.Client, host: str, status: int
 ) -> None:
-    """A site whose name leads to 127.0.0.1 would else read everything (DNS rebinding)."""
+    """Otherwise a site whose name resolves to 127.0.0.1 could read everything (DNS rebinding)."""
     reply = client.get("/ok", headers={"host": host})
 
     assert reply.status_code == status
@@ -63,15 +63,15 @@ def test_loopback_server_refuses_other_host_names(
 
 def test_configured_host_names_are_accepted(settings: Settings) -> None:
     with run_server(create_app(settings, hosts=["Mem.example"])) as url:
-        given = [
+        statuses = [
             httpx.get(f"{url}/ok", headers={"host": host}).status_code
             for host in ("mem.example", "mem.example:443", "localhost", "x.mem.example")
         ]
     with run_server(create_app(settings, hosts=None)) as url:
-        anything = httpx.get(f"{url}/ok", headers={"host": "whatever"}).status_code
+        status_without_check = httpx.get(f"{url}/ok", headers={"host": "whatever"}).status_code
 
-    assert given == [200, 200, 421, 421]
-    assert anything == 200
+    assert statuses == [200, 200, 421, 421]
+    assert status_without_check == 200
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ PREFLIGHT = {
 
 @pytest.fixture(scope="module")
 def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with keys that a site may call."""
+    """The address of a server with keys and two allowed origins."""
     folder = tmp_path_factory.mktemp("cors")
     keys = folder / "keys.toml"
     keys.write_text(render_key_entry("ann-key", "ann"))
@@ -142,31 +142,31 @@ def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_only_scripts_of_allowed_origins_may_call_server(
     open_url: str, origin: str, allowed: bool
 ) -> None:
-    """Its scripts read replies, refusals too, and send changes; those of others do neither."""
+    """Scripts of an allowed origin read all replies and send changes; other scripts cannot."""
     sent = {"origin": origin, "sec-fetch-site": "same-site", "x-api-key": "ann-key"}
-    asked = httpx.options(f"{open_url}/threads/t", headers={**PREFLIGHT, "origin": origin})
+    preflight = httpx.options(f"{open_url}/threads/t", headers={**PREFLIGHT, "origin": origin})
     changed = httpx.post(f"{open_url}/threads", json={}, headers=sent)
     read = httpx.get(f"{open_url}/ok", headers=sent)
     refused = httpx.get(f"{open_url}/threads/none", headers={"origin": origin})
-    lost = httpx.get(f"{open_url}/ok", headers={"origin": origin, "host": "evil.example"})
+    wrong_host = httpx.get(f"{open_url}/ok", headers={"origin": origin, "host": "evil.example"})
 
     assert changed.status_code == (200 if allowed else 403)
-    assert (read.status_code, refused.status_code, lost.status_code) == (200, 401, 421)
-    for reply in (asked, changed, read, refused, lost):
+    assert (read.status_code, refused.status_code, wrong_host.status_code) == (200, 401, 421)
+    for reply in (preflight, changed, read, refused, wrong_host):
         assert reply.headers.get("access-control-allow-origin") == (origin if allowed else None)
         assert "access-control-allow-credentials" not in reply.headers  # no cookies
     if allowed:
-        assert asked.status_code == 200
-        assert "PATCH" in asked.headers["access-control-allow-methods"]
-        assert "last-event-id" in asked.headers["access-control-allow-headers"]
-        assert asked.headers["access-control-allow-private-network"] == "true"
+        assert preflight.status_code == 200
+        assert "PATCH" in preflight.headers["access-control-allow-methods"]
+        assert "last-event-id" in preflight.headers["access-control-allow-headers"]
+        assert preflight.headers["access-control-allow-private-network"] == "true"
         assert "Origin" in read.headers["vary"]
         for name in ("Content-Location", "Location", "X-Pagination-Next", "X-Request-ID"):
             assert name in read.headers["access-control-expose-headers"]
 
 
 def test_allowed_origin_cannot_use_login_session(open_url: str) -> None:
-    """It would act as whoever logged in with the same browser."""
+    """The origin would act as the user who logged in with the same browser."""
     with httpx.Client(base_url=open_url) as client:
         client.post("/ui/login", data={"key": "ann-key"})
         own = client.post("/ui/probe", data={"x": "1"}, headers={"origin": open_url})
@@ -177,11 +177,11 @@ def test_allowed_origin_cannot_use_login_session(open_url: str) -> None:
 
 def test_server_without_allowed_origins_sends_no_cors_headers(url: str) -> None:
     headers = {"origin": SITE, **PREFLIGHT}
-    asked = httpx.options(f"{url}/threads/t", headers=headers)
+    preflight = httpx.options(f"{url}/threads/t", headers=headers)
     read = httpx.get(f"{url}/ok", headers=headers)
 
-    assert asked.status_code == 405
-    for reply in (asked, read):
+    assert preflight.status_code == 405
+    for reply in (preflight, read):
         assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
@@ -197,7 +197,7 @@ def test_invalid_origin_raises_configuration_error(settings: Settings, origin: s
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"),
+    ("content_type", "status"),
     [
         ("application/json", 200),
         ("application/json; charset=utf-8", 200),
@@ -207,8 +207,10 @@ def test_invalid_origin_raises_configuration_error(settings: Settings, origin: s
         (None, 415),
     ],
 )
-def test_body_without_json_content_type_is_refused(url: str, kind: str | None, status: int) -> None:
-    headers = {"content-type": kind} if kind else {}
+def test_body_without_json_content_type_is_refused(
+    url: str, content_type: str | None, status: int
+) -> None:
+    headers = {"content-type": content_type} if content_type else {}
     whole = httpx.post(f"{url}/probe/length", content=b"{}", headers=headers)
     parts = httpx.post(f"{url}/probe/length", content=iter([b"{", b"}"]), headers=headers)
     empty = httpx.post(f"{url}/probe/admin", headers=headers)
@@ -228,13 +230,13 @@ def test_all_replies_have_nosniff_and_content_security_policy_headers(url: str) 
 
 
 def test_private_replies_have_cache_control_no_store(url: str) -> None:
-    def kept(path: str) -> str | None:
+    def read_cache_control(path: str) -> str | None:
         found: str | None = httpx.get(url + path).headers.get("cache-control")
         return found
 
     for path in ("/ui/threads", "/ui/threads.json", "/threads/t", "/memories"):
-        assert kept(path) == "no-store", path
-    assert kept("/assets/style.css") is None
+        assert read_cache_control(path) == "no-store", path
+    assert read_cache_control("/assets/style.css") is None
 
 
 # -- limits
@@ -242,40 +244,40 @@ def test_private_replies_have_cache_control_no_store(url: str) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_body_larger_than_limit_is_refused(url: str, chunked: bool) -> None:
-    def sent(size: int) -> httpx.Response:
+    def send_body(size: int) -> httpx.Response:
         body = b'"' + b"x" * (size - 2) + b'"'
         parts = (body[at : at + 65536] for at in range(0, size, 65536))
         headers = {"content-type": "application/json"}
         content = parts if chunked else body
         return httpx.post(f"{url}/probe/length", content=content, headers=headers, timeout=30)
 
-    assert (sent(BODY).status_code, sent(BODY).json()) == (200, BODY - 2)
-    assert sent(BODY + 1).status_code == 413
+    assert (send_body(BODY).status_code, send_body(BODY).json()) == (200, BODY - 2)
+    assert send_body(BODY + 1).status_code == 413
 
 
 def test_oversized_body_is_refused_without_buffering_it(url: str) -> None:
-    """The server is in this process; the body is made as it is sent."""
-    seen: list[int] = []
+    """The server runs in this process, and the body is generated while it is sent."""
+    memory_sizes: list[int] = []
 
-    def memory() -> int:
+    def read_resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    def parts() -> Iterator[bytes]:
+    def iter_body() -> Iterator[bytes]:
         yield b'"'
         for _ in range(800):
             yield b"x" * 65536
-            seen.append(memory())
+            memory_sizes.append(read_resident_bytes())
 
     headers = {"content-type": "application/json"}
     httpx.post(f"{url}/probe/length", content=b"1", headers=headers)
-    before = memory()
+    before = read_resident_bytes()
     try:
-        status = httpx.post(f"{url}/probe/length", content=parts(), headers=headers).status_code
+        status = httpx.post(f"{url}/probe/length", content=iter_body(), headers=headers).status_code
     except httpx.TransportError:  # it was cut off while it was sent
         status = 413
 
     assert status == 413
-    assert max(seen) - before < 8_000_000
+    assert max(memory_sizes) - before < 8_000_000
     assert httpx.get(f"{url}/ok").status_code == 200
 
 
@@ -354,7 +356,7 @@ def test_request_limiter_refills_by_time_and_bounds_number_of_clients(
     monkeypatch.setattr("perdure.server.limits.monotonic", lambda: now)
     rate = RequestLimiter(Limits(requests_per_s=2, burst=3))
 
-    def taken(client: str, times: int) -> int:
+    def count_accepted_requests(client: str, times: int) -> int:
         done = 0
         for _ in range(times):
             try:
@@ -364,11 +366,11 @@ def test_request_limiter_refills_by_time_and_bounds_number_of_clients(
             done += 1
         return done
 
-    assert (taken("a", 10), taken("b", 2)) == (3, 2)
+    assert (count_accepted_requests("a", 10), count_accepted_requests("b", 2)) == (3, 2)
     now += 1
-    assert (taken("a", 10), taken("b", 10)) == (2, 3)
+    assert (count_accepted_requests("a", 10), count_accepted_requests("b", 10)) == (2, 3)
     now += 1000
-    assert taken("a", 10) == 3
+    assert count_accepted_requests("a", 10) == 3
     for number in range(3 * _MAX_CLIENTS):
         rate.count_request(number)
     assert len(rate._next_due) <= _MAX_CLIENTS

@@ -23,21 +23,21 @@ SECRET = "the harbour safe opens at nine"
 
 
 def test_rollback_accepted_by_another_server_removes_run_from_state(db: Settings) -> None:
-    """A program that waits for the lock of the thread does not go on from the run's state."""
-    gate, free = Gate(), Gate()
-    free.open.set()
+    """A program that waits for the lock of the thread does not continue from the run's state."""
+    gate, open_gate = Gate(), Gate()
+    open_gate.open.set()
     apps = [create_app(db, graphs=Graphs({"talk": build_talk_graph(gate)})) for _ in range(2)]
-    found: list[str] = []
+    texts: list[str] = []
 
     def take_turn() -> None:
         async def turn() -> None:
             with open_checkpointer(db.db) as saver:
-                graph = build_talk_graph(free).compile(checkpointer=saver)
+                graph = build_talk_graph(open_gate).compile(checkpointer=saver)
                 async with saver.lock("t", timeout_s=30):
                     config: Any = {"configurable": {"thread_id": "t"}}
-                    given: Any = build_input("program")
-                    values = await graph.ainvoke(given, config)
-                    found.extend(message.text for message in values["messages"])
+                    graph_input: Any = build_input("program")
+                    values = await graph.ainvoke(graph_input, config)
+                    texts.extend(message.text for message in values["messages"])
 
         asyncio.run(turn())
 
@@ -60,7 +60,7 @@ def test_rollback_accepted_by_another_server_removes_run_from_state(db: Settings
         values = first.get("/threads/t/state").json()["values"]
 
     assert cancelled.status_code == 202
-    assert found[:1] == ["program"]
+    assert texts[:1] == ["program"]
     assert SECRET not in str(values)
 
 
@@ -87,22 +87,22 @@ def test_first_reader_of_thread_gets_no_events_from_before_erasure(
             ids = [str(e.value.id) for e in saver.history("t") if SECRET in e.value.text]
             saver.erase("t", ids)
         threading.Timer(1, gate.open.set).start()
-        told = ""
+        received = ""
         try:
             body = {"channels": ["values", "messages", "lifecycle"], "since": 0}
             with client.stream("POST", "/threads/t/stream/events", json=body, timeout=3) as reply:
                 for part in reply.iter_text():
-                    told += part
+                    received += part
         except httpx.ReadTimeout:
             pass  # the feed stays open for the next run
 
-    assert SECRET not in told
+    assert SECRET not in received
 
 
 def test_delayed_write_is_refused_after_its_run_ended(
     db: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was handed over before the run ended, and is refused when its turn comes."""
+    """The write was submitted before the run ended, and is refused when the database takes it."""
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
     async def put_late() -> None:
@@ -111,12 +111,12 @@ def test_delayed_write_is_refused_after_its_run_ended(
         async with open_checkpointer(db.db) as saver:
             awrite, begun, go = saver.database.awrite, asyncio.Event(), asyncio.Event()
 
-            async def delayed(*args: Any, **options: Any) -> Any:
+            async def awrite_after_signal(*args: Any, **options: Any) -> Any:
                 begun.set()
                 await go.wait()
                 return await awrite(*args, **options)
 
-            monkeypatch.setattr(saver.database, "awrite", delayed)
+            monkeypatch.setattr(saver.database, "awrite", awrite_after_signal)
             put = asyncio.create_task(saver.aput(config, empty_checkpoint(), {}, {}))
             await begun.wait()
             await writes.close(timeout_s=0.05)

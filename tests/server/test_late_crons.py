@@ -109,7 +109,7 @@ def test_cron_run_early_by_fast_clock_does_not_run_again(
 
 
 def test_damaged_cron_does_not_stop_other_crons(sdk: SyncLangGraphClient, db: Settings) -> None:
-    """Neither the check of due times nor the runs of other crons."""
+    """The check of due times and the runs of other crons continue."""
     damaged, late, due = (create_cron(sdk, "0 0 1 1 *") for _ in range(3))
     with open_checkpointer(db.db) as saver:
         table = CronTable(saver)

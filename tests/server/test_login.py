@@ -1,4 +1,4 @@
-"""Logging in: a cookie stands for a key, and ends with it."""
+"""Logging in: a session cookie stands for a key, and ends when the key is revoked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAME = {"sec-fetch-site": "same-origin"}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def keys_file(tmp_path: Path) -> Path:
     """A keys file."""
     path = tmp_path / "keys.toml"
     path.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "b<i>ob\u202e"))
@@ -33,25 +33,27 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def url(settings: Settings, file: Path) -> Iterator[str]:
+def url(settings: Settings, keys_file: Path) -> Iterator[str]:
     """The address of a server that asks for keys."""
-    with run_server(add_probe_routes(create_app(settings, access=KeysFileAccess(file)))) as address:
+    with run_server(
+        add_probe_routes(create_app(settings, access=KeysFileAccess(keys_file)))
+    ) as address:
         yield address
 
 
-def login(client: httpx.Client, key: str, **more: str) -> httpx.Response:
+def post_login(client: httpx.Client, key: str, **more: str) -> httpx.Response:
     return client.post("/ui/login", data={"key": key, **more}, headers=SAME)
 
 
 def test_page_redirects_to_login_and_back(client: httpx.Client) -> None:
     refused = client.get("/ui/probe?q=a&q=b%2F", headers=PAGE)
     assert refused.status_code == 303
-    place = httpx.URL(refused.headers["location"])
-    assert (place.path, place.params["next"]) == ("/ui/login", "/ui/probe?q=a&q=b%2F")
+    location = httpx.URL(refused.headers["location"])
+    assert (location.path, location.params["next"]) == ("/ui/login", "/ui/probe?q=a&q=b%2F")
     shown = client.get(refused.headers["location"])
     assert 'value="/ui/probe?q=a&amp;q=b%2F"' in shown.text
 
-    done = login(client, ANN, next="/ui/probe?q=a")
+    done = post_login(client, ANN, next="/ui/probe?q=a")
     assert (done.status_code, done.headers["location"]) == (303, "/ui/probe?q=a")
     cookie = done.headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -75,44 +77,44 @@ def test_requests_that_are_not_pages_answer_401_without_redirect(client: httpx.C
     "place", ["//evil.example", "https://evil.example/", "/ui", "", "/ui/\r\nx: y", "javascript:0"]
 )
 def test_login_redirects_only_to_pages_of_server(client: httpx.Client, place: str) -> None:
-    assert login(client, ANN, next=place).headers["location"] == "/ui/threads"
+    assert post_login(client, ANN, next=place).headers["location"] == "/ui/threads"
 
 
 def test_login_with_wrong_key_fails_and_is_rate_limited(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for wrong in ("", "wrong", "k\u00e9y", "a\nb: c"):
-        reply = login(client, wrong)
+        reply = post_login(client, wrong)
         assert reply.status_code == 401
         assert 'role="alert"' in reply.text
         assert "set-cookie" not in reply.headers
-    assert login(client, ANN).status_code == 303
-    guessed = login(client, ANN)  # the sixth
+    assert post_login(client, ANN).status_code == 303
+    guessed = post_login(client, ANN)  # the sixth
     assert guessed.status_code == 429
     assert 0 < int(guessed.headers["retry-after"]) <= 10
 
 
 def test_change_with_cookie_requires_same_origin(client: httpx.Client) -> None:
-    login(client, ANN)
+    post_login(client, ANN)
 
-    def change(headers: dict[str, str]) -> int:
+    def post_change(headers: dict[str, str]) -> int:
         return client.post("/ui/probe", data={"n": "1"}, headers=headers).status_code
 
-    assert change(SAME) == 200
-    assert change({"origin": str(client.base_url).rstrip("/")}) == 200
-    assert change({}) == 403
-    assert change({"origin": "http://evil.example"}) == 403
-    assert change({"x-api-key": BOB}) == 200  # it has no need of the cookie
+    assert post_change(SAME) == 200
+    assert post_change({"origin": str(client.base_url).rstrip("/")}) == 200
+    assert post_change({}) == 403
+    assert post_change({"origin": "http://evil.example"}) == 403
+    assert post_change({"x-api-key": BOB}) == 200  # it has no need of the cookie
 
 
 def test_key_in_request_takes_precedence_over_session(client: httpx.Client) -> None:
-    login(client, ANN)
+    post_login(client, ANN)
 
     assert client.get("/ui/probe.json", headers={"x-api-key": "wrong"}).status_code == 401
 
 
 def test_logout_ends_session_and_removes_cookie(client: httpx.Client) -> None:
-    login(client, ANN)
+    post_login(client, ANN)
     session = dict(client.cookies)
     done = client.post("/ui/logout", headers=SAME)
 
@@ -123,13 +125,13 @@ def test_logout_ends_session_and_removes_cookie(client: httpx.Client) -> None:
 
 
 def test_revoking_key_ends_its_sessions(
-    client: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, keys_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.server.keys._RELOAD_INTERVAL_S", 0.0)
-    login(client, ANN)
+    post_login(client, ANN)
     assert client.get("/ui/probe.json").status_code == 200
     time.sleep(0.02)  # the time of the file changes
-    file.write_text(render_key_entry(BOB, "bob"))
+    keys_file.write_text(render_key_entry(BOB, "bob"))
 
     assert client.get("/ui/probe.json").status_code == 401
 
@@ -138,25 +140,27 @@ def test_sessions_end_by_age_and_by_number(monkeypatch: pytest.MonkeyPatch) -> N
     now = 100.0
     monkeypatch.setattr(sessions, "monotonic", lambda: now)
     monkeypatch.setattr(sessions, "_MAX_SESSIONS", 3)
-    made = Sessions()
+    sessions_of_server = Sessions()
 
-    def lives(session: str) -> bool:
+    def is_valid(session: str) -> bool:
         cookie = f"perdure_session={session}".encode()
-        return made.add_session_key({"type": "http", "headers": [(b"cookie", cookie)]})
+        return sessions_of_server.add_session_key(
+            {"type": "http", "headers": [(b"cookie", cookie)]}
+        )
 
-    ids = [made.start_session("key") for _ in range(4)]
+    ids = [sessions_of_server.start_session("key") for _ in range(4)]
     assert len(set(ids)) == 4
     assert min(map(len, ids)) >= 43
-    assert [lives(each) for each in ids] == [False, True, True, True]
+    assert [is_valid(each) for each in ids] == [False, True, True, True]
     now += 12 * 3600
-    assert not any(map(lives, ids))
-    assert lives(made.start_session("key"))
-    assert len(made._logins) == 1
+    assert not any(map(is_valid, ids))
+    assert is_valid(sessions_of_server.start_session("key"))
+    assert len(sessions_of_server._logins) == 1
 
 
-def test_session_cookie_is_secure_behind_https_proxy(settings: Settings, file: Path) -> None:
-    """As a proxy on this machine says that it speaks https."""
-    with run_server(create_app(settings, access=KeysFileAccess(file))) as url:
+def test_session_cookie_is_secure_behind_https_proxy(settings: Settings, keys_file: Path) -> None:
+    """A proxy on this machine sets the header X-Forwarded-Proto to https."""
+    with run_server(create_app(settings, access=KeysFileAccess(keys_file))) as url:
         headers = {"x-forwarded-proto": "https", **SAME}
         done = httpx.post(f"{url}/ui/login", data={"key": ANN}, headers=headers)
 
@@ -169,9 +173,9 @@ def test_login_accepts_token_that_auth_handlers_check(settings: Settings, tmp_pa
         run_server(add_probe_routes(create_app(settings, access=access))) as url,
         httpx.Client(base_url=url) as client,
     ):
-        assert login(client, "wrong").status_code == 401
-        assert login(client, "Bearer ann-token").status_code == 303
-        assert login(client, "bob-token").status_code == 303
+        assert post_login(client, "wrong").status_code == 401
+        assert post_login(client, "Bearer ann-token").status_code == 303
+        assert post_login(client, "bob-token").status_code == 303
         assert client.get("/ui/probe.json").json()["user"] == "bob"
 
 
@@ -195,10 +199,10 @@ def test_login_and_logout_work_in_browser(tab: Page, client: httpx.Client) -> No
 
 
 def test_login_form_works_at_remote_address_without_tls(
-    browser: Browser, settings: Settings, file: Path
+    browser: Browser, settings: Settings, keys_file: Path
 ) -> None:
-    """There browsers send no Sec-Fetch-Site; http://0.0.0.0 stands for such an address."""
-    with run_server(create_app(settings, access=KeysFileAccess(file), hosts=None)) as url:
+    """Browsers send no Sec-Fetch-Site there; http://0.0.0.0 stands for such an address."""
+    with run_server(create_app(settings, access=KeysFileAccess(keys_file), hosts=None)) as url:
         context = browser.new_context()
         tab = context.new_page()
         tab.goto(url.replace("127.0.0.1", "0.0.0.0") + "/ui/login")

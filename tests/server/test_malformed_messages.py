@@ -32,7 +32,7 @@ BAD: list[Any] = [
     {"role": "x"},
 ]
 RESEMBLING = 6
-"""How many of them are lists of objects that resemble messages."""
+"""The number of leading values of `BAD` that are lists of objects that resemble messages."""
 GOOD: list[Any] = [
     "text",
     ["text"],
@@ -50,7 +50,7 @@ CRON = {"schedule": "0 0 1 1 *"}
 
 
 class Chat(TypedDict, total=False):
-    """Channels of messages by two reducers, of objects that look like messages, and of a list."""
+    """Two channels with message reducers, a list channel, and a channel of any value."""
 
     messages: Annotated[list[AnyMessage], messages]
     others: Annotated[list[AnyMessage], add_messages]
@@ -58,16 +58,16 @@ class Chat(TypedDict, total=False):
     last: Any
 
 
-def graph() -> Any:
-    """A graph that adds nothing."""
+def build_graph() -> Any:
+    """Build a graph that adds nothing."""
     builder = StateGraph(Chat)
     builder.add_node("node", lambda state: {"forms": []})
     builder.set_entry_point("node")
     return builder.compile()
 
 
-def asking_graph() -> Any:
-    """A graph that asks a question, and adds the answer."""
+def build_asking_graph() -> Any:
+    """Build a graph that interrupts with a question and adds the answer."""
     builder = StateGraph(Chat)
     builder.add_node("ask", lambda state: {"forms": [interrupt("What?")]})
     builder.set_entry_point("ask")
@@ -77,21 +77,21 @@ def asking_graph() -> Any:
 @pytest.fixture
 def client(db: Settings) -> Any:
     """A client of a server, on a file and on Postgres."""
-    app = create_app(db, graphs=Graphs({"chat": graph(), "ask": asking_graph()}))
-    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as made:
-        yield made
+    app = create_app(db, graphs=Graphs({"chat": build_graph(), "ask": build_asking_graph()}))
+    with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
 
 
-def begun(client: httpx.Client) -> str:
-    """A thread with a turn."""
+def create_thread_with_turn(client: httpx.Client) -> str:
+    """Create a thread, run a turn on it, and return its id."""
     thread_id: str = client.post("/threads", json={}).json()["thread_id"]
     body = {"assistant_id": "chat", "input": HI | {"others": HI["messages"]}}
     client.post(f"/threads/{thread_id}/runs/wait", json=body).raise_for_status()
     return thread_id
 
 
-def requests(thread_id: str, channel: str, value: Any) -> list[tuple[str, Any]]:
-    """Paths and bodies that send a value to a channel of a thread in all ways."""
+def build_requests(thread_id: str, channel: str, value: Any) -> list[tuple[str, Any]]:
+    """Build the paths and bodies of all requests that send a value to a channel of a thread."""
     bodies: list[dict[str, Any]] = [
         {"assistant_id": "chat", "command": {"update": {channel: value}}},
         {"assistant_id": "chat", "command": {"update": [[channel, value]]}},
@@ -110,13 +110,15 @@ def requests(thread_id: str, channel: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def test_malformed_messages_are_refused_before_anything_is_written(client: httpx.Client) -> None:
-    """With 422 and a sentence, in all ways into a run; the thread can be read and goes on."""
-    thread_id = begun(client)
+    """All requests that start a run answer 422, and the thread stays readable and usable."""
+    thread_id = create_thread_with_turn(client)
     paths = [f"/threads/{thread_id}/{each}" for each in ("state", "history", "runs")]
     before = [client.get(path).json() for path in paths]
-    sent = [each for value in BAD for each in requests(thread_id, "messages", value)]
-    sent += [each for value in BAD[:RESEMBLING] for each in requests(thread_id, "others", value)]
-    sent += [requests(thread_id, "others", value)[0] for value in BAD[RESEMBLING:]]
+    sent = [each for value in BAD for each in build_requests(thread_id, "messages", value)]
+    sent += [
+        each for value in BAD[:RESEMBLING] for each in build_requests(thread_id, "others", value)
+    ]
+    sent += [build_requests(thread_id, "others", value)[0] for value in BAD[RESEMBLING:]]
     for path, body in sent:
         reply = client.post(path, json=body)
         assert reply.status_code == 422, (path, body, reply.text)
@@ -131,7 +133,7 @@ def test_malformed_messages_are_refused_before_anything_is_written(client: httpx
 
 
 def test_refusal_of_malformed_messages_names_value_and_expectation(client: httpx.Client) -> None:
-    path, body = requests(begun(client), "messages", BAD[0])[0]
+    path, body = build_requests(create_thread_with_turn(client), "messages", BAD[0])[0]
     sentence = client.post(path, json=body).json()["detail"]
 
     assert "the value of 'messages' is [{'role': 'nobody', 'content': 'x'}]" in sentence
@@ -141,9 +143,9 @@ def test_refusal_of_malformed_messages_names_value_and_expectation(client: httpx
 
 @pytest.mark.parametrize("number", range(len(GOOD)))
 def test_all_valid_forms_of_messages_are_accepted(client: httpx.Client, number: int) -> None:
-    """Also removals and keeps, which depend on the state."""
-    thread_id = begun(client)
-    for path, body in requests(thread_id, "messages", GOOD[number])[:1]:
+    """Valid forms include removals and keeps, which depend on the state."""
+    thread_id = create_thread_with_turn(client)
+    for path, body in build_requests(thread_id, "messages", GOOD[number])[:1]:
         reply = client.post(path, json=body)
         assert reply.status_code == 200, reply.text
         assert "__error__" not in reply.json()
@@ -151,8 +153,8 @@ def test_all_valid_forms_of_messages_are_accepted(client: httpx.Client, number: 
 
 
 def test_channels_without_message_reducer_accept_malformed_messages(client: httpx.Client) -> None:
-    """Only the reducer tells whether a channel is one of messages."""
-    thread_id = begun(client)
+    """Only a channel with a message reducer contains messages."""
+    thread_id = create_thread_with_turn(client)
     values = {"forms": [{"role": "nobody"}], "last": [{"type": 5}], "none": [{"role": 1}]}
     for body in ({"input": values}, {"command": {"update": values}}):
         path, sent = f"/threads/{thread_id}/runs/wait", {"assistant_id": "chat", **body}
@@ -173,7 +175,7 @@ def test_thread_stays_usable_after_update_that_reducer_refuses(
     client: httpx.Client, request_body: dict[str, Any]
 ) -> None:
     """The run fails with the error of `operator.add`, which only accepts lists here."""
-    thread_id = begun(client)
+    thread_id = create_thread_with_turn(client)
     path = f"/threads/{thread_id}/runs/wait"
     client.post(path, json={"assistant_id": "ask", "input": {"forms": [1]}}).raise_for_status()
     added = {"assistant_id": "ask", "command": {"update": {"forms": [2]}}}

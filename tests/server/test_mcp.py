@@ -46,8 +46,8 @@ NAMES = {"recall", "remember", "forget", "search_threads", "read_thread"}
 Ask = Callable[..., Any]
 
 
-class Users:
-    """Access by a header; threads are their owners'."""
+class HeaderAccess:
+    """Access that identifies users by a header and restricts threads to their owners."""
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         if not (user := connection.headers.get("x-api-key")):
@@ -62,8 +62,8 @@ class Users:
         return {"owner": identity.user} if action.startswith("threads") else {}
 
 
-def fill(settings: Settings) -> None:
-    """Memories and a conversation of ann's, and of bob's."""
+def store_data_of_two_users(settings: Settings) -> None:
+    """Store a memory and a conversation for each of ann and bob."""
     with open_store(settings.db) as store, open_checkpointer(settings.db) as saver:
         graph: Any = chat_graph(FakeListChatModel(responses=["Green, then."]), checkpointer=saver)
         for user in ("ann", "bob"):
@@ -73,69 +73,77 @@ def fill(settings: Settings) -> None:
                 graph.invoke({"messages": [HumanMessage(said)]}, config)
 
 
-def told(found: Any) -> str:
-    return "\n".join(each.text for each in found.content)
+def join_texts(result: Any) -> str:
+    return "\n".join(each.text for each in result.content)
 
 
-def run(server: Any, course: Callable[[Client], Awaitable[None]], **options: Any) -> None:
-    async def whole() -> None:
+def run_client(
+    server: Any, use_client: Callable[[Client], Awaitable[None]], **options: Any
+) -> None:
+    async def open_and_use_client() -> None:
         async with Client(server, read_timeout_seconds=60, **options) as client:
-            await course(client)
+            await use_client(client)
 
-    asyncio.run(whole())
+    asyncio.run(open_and_use_client())
 
 
-def stdio(settings: Settings) -> StdioServerParameters:
+def build_stdio_parameters(settings: Settings) -> StdioServerParameters:
     arguments = ["-m", "perdure.cli.main", "mcp", "--db", settings.db, "--user", settings.user]
     arguments[:2] = ["-c", "from perdure.cli import main; main()"]
     return StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
 
 
-async def everything(client: Client) -> None:
-    """Each tool, as ann."""
+async def check_every_tool(client: Client) -> None:
+    """Call every tool as ann and check its result."""
     listed = (await client.list_tools()).tools
     assert {each.name for each in listed} == NAMES
     assert not any({"user", "user_id"} & set(each.input_schema["properties"]) for each in listed)
 
-    found = told(await client.call_tool("recall", {"query": "green tea"}))
+    found = join_texts(await client.call_tool("recall", {"query": "green tea"}))
     assert found.startswith("<memories>\n")
     assert "ann drinks" in found
     assert "bob" not in found
     for_bob = {"query": "green tea", "user": "bob", "user_id": "bob"}
-    assert told(await client.call_tool("recall", for_bob)) == found
+    assert join_texts(await client.call_tool("recall", for_bob)) == found
 
-    kept = told(await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."}))
+    kept = join_texts(
+        await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."})
+    )
     assert kept.startswith("Kept.")
     key = kept.split()[-1].rstrip(".")
-    again = told(await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."}))
+    again = join_texts(
+        await client.call_tool("remember", {"text": "ann has a <b>cat</b> called Tom."})
+    )
     assert again.startswith("Nothing had to be changed")
     assert key in again
     secret = await client.call_tool("remember", {"text": "The password is hunter2-XyZ-99."})
     assert secret.is_error
-    assert "review" in told(secret)
+    assert "review" in join_texts(secret)
 
-    cat = told(await client.call_tool("recall", {"query": "cat Tom"}))
+    cat = join_texts(await client.call_tool("recall", {"query": "cat Tom"}))
     assert key in cat
     assert "\\u003cb\\u003e" in cat
     assert '"trust": "assistant"' in cat
 
-    receipt = told(await client.call_tool("forget", {"key": key}))
+    receipt = join_texts(await client.call_tool("forget", {"key": key}))
     assert receipt.startswith("Erased: 1 memories")
     assert "Receipt: " in receipt
     twice = await client.call_tool("forget", {"key": key})
     assert twice.is_error
-    assert key in told(twice)
+    assert key in join_texts(twice)
 
-    threads = json.loads(told(await client.call_tool("search_threads", {"text": "OF "})))
+    threads = json.loads(join_texts(await client.call_tool("search_threads", {"text": "OF "})))
     assert [each["thread_id"] for each in threads["threads"]] == ["of ann"]
-    by_words = json.loads(told(await client.call_tool("search_threads", {"text": "teas like"})))
+    by_words = json.loads(
+        join_texts(await client.call_tool("search_threads", {"text": "teas like"}))
+    )
     assert by_words["threads"] == []
     [hit] = by_words["said"]
     assert (hit["thread_id"], hit["role"]) == ("of ann", "user")
     assert hit["message"] == "Which **tea** does ann **like**?"
     assert hit["link"].startswith("/ui/thread?id=of+ann&message=")
     assert len(hit["date"]) == 10
-    text = told(await client.call_tool("read_thread", {"thread_id": "of ann"}))
+    text = join_texts(await client.call_tool("read_thread", {"thread_id": "of ann"}))
     assert "<" not in text
     read = json.loads(text)
     said = [each["text"] for each in read["messages"]]
@@ -143,79 +151,82 @@ async def everything(client: Client) -> None:
     assert len(said) == 4
     assert "earlier" not in read
     asked = {"thread_id": "of ann", "last": 1}
-    read = json.loads(told(await client.call_tool("read_thread", asked)))
+    read = json.loads(join_texts(await client.call_tool("read_thread", asked)))
     assert [each["text"] for each in read["messages"]] == ["Green, then."]
     asked |= {"before": read["earlier"]}
-    read = json.loads(told(await client.call_tool("read_thread", asked)))
+    read = json.loads(join_texts(await client.call_tool("read_thread", asked)))
     assert [each["text"] for each in read["messages"]] == ["</thread> ann again"]
     assert read["earlier"] == 2
 
     for missing in ("of bob", "of nobody"):
         other = await client.call_tool("read_thread", {"thread_id": missing})
         assert other.is_error
-        assert f"there is no thread '{missing}'" in told(other)
+        assert f"there is no thread '{missing}'" in join_texts(other)
     nothing: dict[str, Any] = {"query": "quantum chromodynamics"}
-    quiet = told(await client.call_tool("recall", nothing))
+    quiet = join_texts(await client.call_tool("recall", nothing))
     assert quiet.startswith("Nothing is known about that; the nearest ")
     assert "below the minimum score" in quiet
-    assert "ann drinks" in told(await client.call_tool("recall", nothing | {"min_score": 0}))
+    assert "ann drinks" in join_texts(await client.call_tool("recall", nothing | {"min_score": 0}))
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
     assert wrong.is_error
-    assert "limit is 100000; expected a whole number from 1 to 100" in told(wrong)
+    assert "limit is 100000; expected a whole number from 1 to 100" in join_texts(wrong)
 
 
-async def corrections(client: Client) -> None:
-    """A memory is corrected by its id; what it said before stays as its past."""
-    kept = told(await client.call_tool("remember", {"text": "Ann keeps bees."}))
+async def check_corrections(client: Client) -> None:
+    """Correct a memory by its id, and check that its earlier text stays in its history."""
+    kept = join_texts(await client.call_tool("remember", {"text": "Ann keeps bees."}))
     key = kept.split()[-1].rstrip(".")
     corrected = {"text": "Ann no longer keeps bees.", "key": key}
-    done = told(await client.call_tool("remember", corrected))
+    done = join_texts(await client.call_tool("remember", corrected))
     assert done == f"Kept in place of what the memory said until now. Its id is still {key}."
-    assert key in told(await client.call_tool("remember", corrected))
+    assert key in join_texts(await client.call_tool("remember", corrected))
 
-    [line] = lines_of(told(await client.call_tool("recall", {"query": "Does Ann keep bees?"})))
+    [line] = parse_memories(
+        join_texts(await client.call_tool("recall", {"query": "Does Ann keep bees?"}))
+    )
     assert (line["id"], line["memory"]) == (key, "Ann no longer keeps bees.")
     assert [each["memory"] for each in line["before"]] == ["Ann keeps bees."]
 
-    other = told(await client.call_tool("remember", {"text": "Ann plays chess.", "key": ""}))
+    other = join_texts(await client.call_tool("remember", {"text": "Ann plays chess.", "key": ""}))
     assert other.startswith("Kept.")
     other = other.split()[-1].rstrip(".")
     same = await client.call_tool("remember", {"text": "Ann plays chess.", "key": key})
     assert same.is_error
-    assert told(same).startswith(f"nothing was changed: the memory {other} says this already")
+    assert join_texts(same).startswith(f"nothing was changed: the memory {other} says this already")
     secret = {"text": "The password is hunter2-XyZ-99.", "key": other}
     assert (await client.call_tool("remember", secret)).is_error
-    assert "chess" in told(await client.call_tool("recall", {"query": "chess"}))
+    assert "chess" in join_texts(await client.call_tool("recall", {"query": "chess"}))
     for wrong in (5, ["x"]):
         refused = await client.call_tool("remember", {"text": "It rains.", "key": wrong})
         assert (
-            told(refused) == f"the tool was not called: key is {wrong!r}; expected a text, or null"
+            join_texts(refused)
+            == f"the tool was not called: key is {wrong!r}; expected a text, or null"
         )
 
 
-def lines_of(recalled: str) -> list[dict[str, Any]]:
+def parse_memories(recalled: str) -> list[dict[str, Any]]:
     """Return the memories in an answer of `recall`."""
     return [json.loads(line) for line in recalled.splitlines() if line.startswith("{")]
 
 
 @pytest.fixture
-def filled(settings: Settings) -> Settings:
-    """Settings of a file with two users."""
-    fill(settings)
+def filled_settings(settings: Settings) -> Settings:
+    """Settings of a file with data of two users."""
+    store_data_of_two_users(settings)
     return settings
 
 
-def test_every_tool_works_over_stdio(filled: Settings) -> None:
-    run(stdio(filled), everything)
+def test_every_tool_works_over_stdio(filled_settings: Settings) -> None:
+    run_client(build_stdio_parameters(filled_settings), check_every_tool)
 
 
 def test_remember_with_key_corrects_memory_over_stdio(settings: Settings) -> None:
-    run(stdio(settings), corrections)
+    run_client(build_stdio_parameters(settings), check_corrections)
 
 
 def test_remember_with_key_corrects_memory_over_http(settings: Settings) -> None:
     with run_server(create_app(settings)) as url:
-        run(f"{url}/mcp", corrections)
+        run_client(f"{url}/mcp", check_corrections)
 
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -227,15 +238,15 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("named", "value"), KINDS, ids=[named for named, _ in KINDS])
+@pytest.mark.parametrize(("kind_name", "value"), KINDS, ids=[kind_name for kind_name, _ in KINDS])
 def test_remember_refuses_to_supersede_what_is_not_a_fact(
-    settings: Settings, named: str, value: dict[str, Any]
+    settings: Settings, kind_name: str, value: dict[str, Any]
 ) -> None:
-    """A turn, an episode, a profile, instructions and other items stay as they are."""
+    """Turns, episodes, profiles, instructions and other items stay unchanged."""
     with open_store(settings.db) as store:
         store.put(("memories", "ann"), "k", value)
 
-    with pytest.raises(InvalidValue, match=f"nothing was stored: 'k' is .*{named}"):
+    with pytest.raises(InvalidValue, match=f"nothing was stored: 'k' is .*{kind_name}"):
         call_tool(settings, "store:put", remember_tool, text="Ann keeps wasps.", key="k")
 
     with open_store(settings.db) as store:
@@ -251,7 +262,7 @@ def test_remember_with_unknown_key_adds_nothing(settings: Settings) -> None:
 
 
 def test_corrected_memory_keeps_its_versions_fields_and_kind(settings: Settings) -> None:
-    """The fields and the kind of the memory stay, and its first text is in its history."""
+    """The history contains the first text of the memory."""
     with open_store(settings.db) as store:
         of_ann: Any = {"configurable": {"user_id": "ann"}}
         made = remember(
@@ -271,7 +282,7 @@ def test_corrected_memory_keeps_its_versions_fields_and_kind(settings: Settings)
 def call_tool(settings: Settings, action: Action, tool: Any, **arguments: Any) -> str:
     """Call a tool as ann."""
 
-    async def course() -> str:
+    async def open_and_call() -> str:
         databases = Databases(settings)
         try:
             return str(
@@ -282,24 +293,26 @@ def call_tool(settings: Settings, action: Action, tool: Any, **arguments: Any) -
         finally:
             await databases.aclose()
 
-    return asyncio.run(course())
+    return asyncio.run(open_and_call())
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_every_tool_works_over_http(filled: Settings, mode: str) -> None:
-    with run_server(create_app(filled)) as url:
-        run(f"{url}/mcp", everything, mode=mode)
+def test_every_tool_works_over_http(filled_settings: Settings, mode: str) -> None:
+    with run_server(create_app(filled_settings)) as url:
+        run_client(f"{url}/mcp", check_every_tool, mode=mode)
 
 
 @pytest.fixture
-def shared(filled: Settings, tmp_path: Path) -> Iterator[str]:
-    """The address of a server of several users."""
+def shared_url(filled_settings: Settings, tmp_path: Path) -> Iterator[str]:
+    """The address of a server with several users."""
     audit = Audit(tmp_path / "audit")
-    with run_server(create_app(filled, access=Users(), audit=audit)) as url:
+    with run_server(create_app(filled_settings, access=HeaderAccess(), audit=audit)) as url:
         yield url
 
 
-def asked(url: str, user: str | None, tool: str, arguments: dict[str, Any]) -> httpx.Response:
+def post_tool_call(
+    url: str, user: str | None, tool: str, arguments: dict[str, Any]
+) -> httpx.Response:
     body = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -321,45 +334,51 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def test_tools_reach_only_data_of_their_caller(
-    shared: str, filled: Settings, tmp_path: Path
+    shared_url: str, filled_settings: Settings, tmp_path: Path
 ) -> None:
     for user in ("ann", "bob"):
-        answer = asked(shared, user, "recall", {"query": "tea"}).json()["result"]
+        result = post_tool_call(shared_url, user, "recall", {"query": "tea"}).json()["result"]
         other = {"ann": "bob", "bob": "ann"}[user]
-        assert f"{user} drinks" in str(answer)
-        assert f"{other} drinks" not in str(answer)
-    thread = asked(shared, "bob", "read_thread", {"thread_id": "of ann"}).json()["result"]
+        assert f"{user} drinks" in str(result)
+        assert f"{other} drinks" not in str(result)
+    thread = post_tool_call(shared_url, "bob", "read_thread", {"thread_id": "of ann"}).json()[
+        "result"
+    ]
     assert thread["isError"]
     assert "there is no thread" in str(thread)
-    asked(shared, "bob", "remember", {"text": "bob plays chess."})
-    with open_store(filled.db) as store:
+    post_tool_call(shared_url, "bob", "remember", {"text": "bob plays chess."})
+    with open_store(filled_settings.db) as store:
         of_ann: Any = {"configurable": {"user_id": "ann"}}
         assert len(memories(store=store, config=of_ann)) == 1
 
 
 @pytest.mark.parametrize("tool", [each.__name__ for each in TOOLS])
-def test_tools_refuse_strangers(shared: str, filled: Settings, tool: str, tmp_path: Path) -> None:
-    assert asked(shared, None, tool, EXAMPLES[tool]).status_code == 401
-    refused = asked(shared, "nobody", tool, EXAMPLES[tool]).json()["result"]
+def test_tools_refuse_strangers(
+    shared_url: str, filled_settings: Settings, tool: str, tmp_path: Path
+) -> None:
+    assert post_tool_call(shared_url, None, tool, EXAMPLES[tool]).status_code == 401
+    refused = post_tool_call(shared_url, "nobody", tool, EXAMPLES[tool]).json()["result"]
     assert refused["isError"]
     assert "nobody may do nothing" in str(refused)
     records = [json.loads(each) for each in (tmp_path / "audit").read_text().splitlines()]
     changes = tool in ("remember", "forget")
     assert [(each["user"], each["outcome"]) for each in records] == [("nobody", "denied")] * changes
-    with open_store(filled.db) as store:
+    with open_store(filled_settings.db) as store:
         assert not memories(store=store, config={"configurable": {"user_id": "nobody"}})
 
 
-def test_read_thread_continues_with_earlier_messages_across_branches(filled: Settings) -> None:
-    with open_checkpointer(filled.db) as saver:
+def test_read_thread_continues_with_earlier_messages_across_branches(
+    filled_settings: Settings,
+) -> None:
+    with open_checkpointer(filled_settings.db) as saver:
         ends = (each for each in saver.checkpoints("of ann") if each.counts.get("messages") == 2)
         end = next(ends)
         graph: Any = chat_graph(FakeListChatModel(responses=["Black."]), checkpointer=saver)
         config = {"thread_id": "of ann", "user_id": "ann", "checkpoint_id": end.checkpoint_id}
         graph.invoke({"messages": [HumanMessage("Or coffee?")]}, {"configurable": config})
 
-    async def course() -> list[str]:
-        databases, texts, before = Databases(filled), list[str](), None
+    async def read_twice() -> list[str]:
+        databases, texts, before = Databases(filled_settings), list[str](), None
         call = Call(Identity("ann"), "threads:read", LocalAccess("ann"), databases)
         for _ in range(2):
             read = json.loads(await read_thread(call, "of ann", last=4, before=before))
@@ -368,15 +387,15 @@ def test_read_thread_continues_with_earlier_messages_across_branches(filled: Set
         await databases.aclose()
         return texts
 
-    wanted = ["Which tea does ann like?", "Green, then.", "Or coffee?", "Black."]
-    assert asyncio.run(course()) == wanted
+    expected_texts = ["Which tea does ann like?", "Green, then.", "Or coffee?", "Black."]
+    assert asyncio.run(read_twice()) == expected_texts
 
 
 def test_thread_tools_report_pending_interrupt(settings: Settings) -> None:
-    """A thread of a program of one's own: search names its status, reading the question."""
+    """Search returns the status of the thread, and `read_thread` returns the question."""
     run_asking_graph(settings, "asks")
 
-    async def course() -> tuple[Any, Any]:
+    async def search_and_read() -> tuple[Any, Any]:
         databases = Databases(settings)
         call = Call(Identity("ann"), "threads:search", LocalAccess("ann"), databases)
         threads = json.loads(await search_threads(call, "asks"))["threads"]
@@ -384,15 +403,15 @@ def test_thread_tools_report_pending_interrupt(settings: Settings) -> None:
         await databases.aclose()
         return threads, read
 
-    threads, read = asyncio.run(course())
+    threads, read = asyncio.run(search_and_read())
 
     assert threads == [{"thread_id": "asks", "title": None, "status": "interrupted"}]
     assert (read["next"], read["waits_for_answers_to"]) == (["part"], ["Sure?"])
 
 
-def test_search_threads_finds_own_thread_below_threads_of_others(filled: Settings) -> None:
-    async def course() -> list[str]:
-        databases = Databases(filled)
+def test_search_threads_finds_own_thread_below_threads_of_others(filled_settings: Settings) -> None:
+    async def search() -> list[str]:
+        databases = Databases(filled_settings)
         call = Call(Identity("ann"), "threads:search", LocalAccess("ann"), databases)
         await call.authorize_arguments()
         for number in range(150):
@@ -401,7 +420,7 @@ def test_search_threads_finds_own_thread_below_threads_of_others(filled: Setting
         await databases.aclose()
         return [each["thread_id"] for each in found["threads"]]
 
-    assert asyncio.run(course()) == ["of ann"]
+    assert asyncio.run(search()) == ["of ann"]
 
 
 def test_every_tool_has_action_and_example() -> None:
@@ -409,9 +428,9 @@ def test_every_tool_has_action_and_example() -> None:
     assert all(getattr(each, "action", None) for each in TOOLS)
 
 
-def test_stdio_server_writes_only_protocol_and_ends_with_stdin(filled: Settings) -> None:
-    asked = stdio(filled)
-    began = {
+def test_stdio_server_writes_only_protocol_and_ends_with_stdin(filled_settings: Settings) -> None:
+    parameters = build_stdio_parameters(filled_settings)
+    initialize = {
         "jsonrpc": "2.0",
         "id": 1,
         "method": "initialize",
@@ -422,8 +441,8 @@ def test_stdio_server_writes_only_protocol_and_ends_with_stdin(filled: Settings)
         },
     }
     done = subprocess.run(
-        [asked.command, *asked.args],
-        input=json.dumps(began) + "\nno json\n",
+        [parameters.command, *parameters.args],
+        input=json.dumps(initialize) + "\nno json\n",
         capture_output=True,
         text=True,
         timeout=60,
@@ -438,7 +457,7 @@ def test_stdio_server_writes_only_protocol_and_ends_with_stdin(filled: Settings)
 
 def test_invalid_settings_are_reported_in_one_line_on_stderr(tmp_path: Path) -> None:
     (tmp_path / "no.db").write_text("x" * 5000)
-    command = stdio(Settings(db=str(tmp_path / "no.db"), user="ann"))
+    command = build_stdio_parameters(Settings(db=str(tmp_path / "no.db"), user="ann"))
     done = subprocess.run(
         [command.command, *command.args, "--audit", str(tmp_path)],
         input="",

@@ -23,7 +23,12 @@ from perdure.server.mcp_opening import ENVELOPE_VERSION, HANDSHAKE_VERSIONS, Sta
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
 from perdure.server.mcp_tools import TOOLS
 from perdure.settings import Settings
-from tests.server.test_mcp import everything, fill, run, stdio
+from tests.server.test_mcp import (
+    build_stdio_parameters,
+    check_every_tool,
+    run_client,
+    store_data_of_two_users,
+)
 
 CLIENT = {"name": "test", "version": "1"}
 ENVELOPE = {
@@ -34,7 +39,7 @@ ENVELOPE = {
 HEAVY = ("mcp", "fastapi", "starlette", "langchain_core", "langgraph", "numpy")
 
 
-def message(method: str, id: Any = None, **params: Any) -> dict[str, Any]:
+def build_message(method: str, id: Any = None, **params: Any) -> dict[str, Any]:
     numbered = {} if id is None else {"id": id}
     return {
         "jsonrpc": "2.0",
@@ -44,15 +49,15 @@ def message(method: str, id: Any = None, **params: Any) -> dict[str, Any]:
     }
 
 
-def initialize(version: str, **more: Any) -> dict[str, Any]:
-    given = {"protocolVersion": version, "capabilities": {}, "clientInfo": CLIENT, **more}
-    return message("initialize", 1, **given)
+def build_initialize_message(version: str, **more: Any) -> dict[str, Any]:
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": CLIENT, **more}
+    return build_message("initialize", 1, **params)
 
 
 def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the replies of the SDK."""
 
-    async def course() -> list[dict[str, Any]]:
+    async def exchange_messages() -> list[dict[str, Any]]:
         server: Any = build_server(lambda context: pytest.fail("no tool is called"))
         to_server, read = anyio.create_memory_object_stream[Any](100)
         write, from_server = anyio.create_memory_object_stream[Any](100)
@@ -70,7 +75,7 @@ def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         from_server.close()
         return replies
 
-    return asyncio.run(course())
+    return asyncio.run(exchange_messages())
 
 
 def ask_opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -84,19 +89,21 @@ def ask_opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("version", HANDSHAKE_VERSIONS)
 def test_handshake_replies_equal_those_of_sdk(version: str) -> None:
-    """The replies to initialize, ping and all lists are the SDK's, also with strange ids."""
+    """The rule holds for initialize, ping and all lists, also with unusual ids."""
     messages = [
-        message("ping", 0),
-        initialize(version, capabilities={"roots": {"listChanged": True}, "sampling": {}}),
-        message("notifications/initialized"),
-        message("notifications/roots/list_changed"),
-        message("ping", "ping é"),
-        message("tools/list", 2),
-        message("tools/list", "x", _meta={"progressToken": 3}),
-        message("prompts/list", -4),
-        message("resources/list", 5),
-        message("resources/templates/list", 6),
-        message("notifications/cancelled", requestId=2),
+        build_message("ping", 0),
+        build_initialize_message(
+            version, capabilities={"roots": {"listChanged": True}, "sampling": {}}
+        ),
+        build_message("notifications/initialized"),
+        build_message("notifications/roots/list_changed"),
+        build_message("ping", "ping é"),
+        build_message("tools/list", 2),
+        build_message("tools/list", "x", _meta={"progressToken": 3}),
+        build_message("prompts/list", -4),
+        build_message("resources/list", 5),
+        build_message("resources/templates/list", 6),
+        build_message("notifications/cancelled", requestId=2),
     ]
 
     assert ask_opening(messages) == ask_sdk(messages)
@@ -104,11 +111,11 @@ def test_handshake_replies_equal_those_of_sdk(version: str) -> None:
 
 def test_replies_without_handshake_equal_those_of_sdk() -> None:
     messages = [
-        message("server/discover", 1, _meta=ENVELOPE),
-        message("tools/list", 2, _meta=ENVELOPE),
-        message("ping", 3, _meta=ENVELOPE),
-        message("prompts/list", 4, _meta=ENVELOPE),
-        message("resources/list", 5, _meta=ENVELOPE),
+        build_message("server/discover", 1, _meta=ENVELOPE),
+        build_message("tools/list", 2, _meta=ENVELOPE),
+        build_message("ping", 3, _meta=ENVELOPE),
+        build_message("prompts/list", 4, _meta=ENVELOPE),
+        build_message("resources/list", 5, _meta=ENVELOPE),
     ]
 
     assert ask_opening(messages) == ask_sdk(messages)
@@ -124,24 +131,24 @@ def test_protocol_versions_equal_those_of_sdk() -> None:
     [
         "no json",
         "[]",
-        json.dumps([message("ping", 1)]),
+        json.dumps([build_message("ping", 1)]),
         json.dumps({"id": 1, "method": "ping"}),
         json.dumps({"jsonrpc": "2.0", "id": None, "method": "ping"}),
         json.dumps({"jsonrpc": "2.0", "id": True, "method": "ping"}),
         json.dumps({"jsonrpc": "2.0", "id": 1.5, "method": "ping"}),
         json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": [1]}),
         json.dumps({"jsonrpc": "2.0", "id": 1, "result": {}}),
-        json.dumps(message("tools/list", 1)),
-        json.dumps(message("server/discover", 1)),
-        json.dumps(message("tools/call", 1, name="recall", arguments={})),
+        json.dumps(build_message("tools/list", 1)),
+        json.dumps(build_message("server/discover", 1)),
+        json.dumps(build_message("tools/call", 1, name="recall", arguments={})),
         json.dumps(
-            message("tools/list", 1, _meta={**ENVELOPE, next(iter(ENVELOPE)): "2199-01-01"})
+            build_message("tools/list", 1, _meta={**ENVELOPE, next(iter(ENVELOPE)): "2199-01-01"})
         ),
-        json.dumps(message("tools/list", 1, _meta={next(iter(ENVELOPE)): ENVELOPE_VERSION})),
-        json.dumps(initialize("2199-01-01")),
-        json.dumps(initialize("2025-06-18", clientInfo={"name": "test"})),
-        json.dumps(initialize("2025-06-18", capabilities=None)),
-        json.dumps(message("initialize", 1)),
+        json.dumps(build_message("tools/list", 1, _meta={next(iter(ENVELOPE)): ENVELOPE_VERSION})),
+        json.dumps(build_initialize_message("2199-01-01")),
+        json.dumps(build_initialize_message("2025-06-18", clientInfo={"name": "test"})),
+        json.dumps(build_initialize_message("2025-06-18", capabilities=None)),
+        json.dumps(build_message("initialize", 1)),
     ],
 )
 def test_unknown_messages_are_left_to_sdk(line: str) -> None:
@@ -152,35 +159,37 @@ def test_unknown_messages_are_left_to_sdk(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "later",
+    "later_message",
     [
-        initialize("2025-06-18"),
-        message("tools/list", 2, cursor="1"),
-        message("tools/list", 2, _meta=ENVELOPE),
-        message("tools/call", 2, name="recall", arguments={"query": "tea"}),
-        message("logging/setLevel", 2, level="info"),
+        build_initialize_message("2025-06-18"),
+        build_message("tools/list", 2, cursor="1"),
+        build_message("tools/list", 2, _meta=ENVELOPE),
+        build_message("tools/call", 2, name="recall", arguments={"query": "tea"}),
+        build_message("logging/setLevel", 2, level="info"),
     ],
 )
-def test_handshake_is_replayed_to_sdk_before_other_messages(later: dict[str, Any]) -> None:
-    """The SDK is given the version that was agreed upon, and what the client said after it."""
+def test_handshake_is_replayed_to_sdk_before_other_messages(later_message: dict[str, Any]) -> None:
+    """The SDK receives the negotiated version and the later messages of the client."""
     opening = StartupResponder(__version__)
-    ready = json.dumps(message("notifications/initialized")) + "\n"
-    opening.answer_message(json.dumps(initialize("2025-03-26", capabilities={"sampling": 5})))
+    ready = json.dumps(build_message("notifications/initialized")) + "\n"
+    opening.answer_message(
+        json.dumps(build_initialize_message("2025-03-26", capabilities={"sampling": 5}))
+    )
     opening.answer_message(ready)
 
-    assert opening.answer_message(json.dumps(later)) is None
+    assert opening.answer_message(json.dumps(later_message)) is None
     again, then = opening.replayed_lines
     assert json.loads(again)["params"]["protocolVersion"] == "2025-03-26"
     assert then == ready
 
 
 def test_listing_tools_imports_neither_sdk_nor_libraries_of_tools(settings: Settings) -> None:
-    """CPU time of the start: modules that take tenths of a second are not imported."""
-    program = stdio(settings)
+    """Modules that take tenths of a second to import are not imported."""
+    program = build_stdio_parameters(settings)
     lines = [
-        initialize("2025-11-25"),
-        message("notifications/initialized"),
-        message("tools/list", 2),
+        build_initialize_message("2025-11-25"),
+        build_message("notifications/initialized"),
+        build_message("tools/list", 2),
     ]
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *program.args],
@@ -199,21 +208,21 @@ def test_listing_tools_imports_neither_sdk_nor_libraries_of_tools(settings: Sett
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_tools_work_after_opening_without_sdk(settings: Settings, mode: str) -> None:
-    fill(settings)
-    run(stdio(settings), everything, mode=mode)
+    store_data_of_two_users(settings)
+    run_client(build_stdio_parameters(settings), check_every_tool, mode=mode)
 
 
 def test_messages_sent_with_tool_call_are_answered_once(settings: Settings) -> None:
-    """A client may send all at once; each id has one reply, in the agreed version."""
+    """A client may send all messages at once; each id gets one reply."""
     lines = [
-        initialize("2024-11-05"),
-        message("notifications/initialized"),
-        message("tools/list", 2),
-        message("tools/call", 3, name="recall", arguments={"query": "tea"}),
-        message("ping", 4),
-        message("tools/list", 5),
+        build_initialize_message("2024-11-05"),
+        build_message("notifications/initialized"),
+        build_message("tools/list", 2),
+        build_message("tools/call", 3, name="recall", arguments={"query": "tea"}),
+        build_message("ping", 4),
+        build_message("tools/list", 5),
     ]
-    program = stdio(settings)
+    program = build_stdio_parameters(settings)
     with subprocess.Popen(
         [program.command, *program.args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -231,7 +240,7 @@ def test_messages_sent_with_tool_call_are_answered_once(settings: Settings) -> N
 
 
 def test_tool_schemas_match_parameters_of_functions() -> None:
-    """Names, defaults and hints of a tool are those of its function and action."""
+    """Names, defaults and the read-only hint match the function and its action."""
     for schema, tool in zip(SCHEMAS, TOOLS, strict=True):
         _, *parameters = inspect.signature(tool).parameters.values()
         defaults = {
@@ -247,7 +256,7 @@ SCHEMA = {each.name: each for each in SCHEMAS}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "expected_message"),
     [
         ({}, "query is missing; expected a text"),
         ({"query": 5}, "query is 5; expected a text"),
@@ -267,11 +276,13 @@ SCHEMA = {each.name: each for each in SCHEMAS}
         ({"limit": 500}, "query is missing; expected a text; limit is 500"),
     ],
 )
-def test_invalid_tool_argument_is_named_in_error(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_tool_argument_is_named_in_error(
+    arguments: dict[str, Any], expected_message: str
+) -> None:
     with pytest.raises(InvalidValue) as caught:
         SCHEMA["recall"].check_arguments(arguments)
 
-    assert message in str(caught.value)
+    assert expected_message in str(caught.value)
     assert "pydantic" not in str(caught.value)
 
 

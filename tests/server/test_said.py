@@ -15,7 +15,7 @@ from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
 from perdure.stores import open_store
 from tests.server.running import run_server
-from tests.server.test_mcp import Users
+from tests.server.test_mcp import HeaderAccess
 from tests.talks import store_conversation
 
 HTML = {"Accept": "text/html"}
@@ -50,7 +50,7 @@ def test_the_page_shows_what_was_said(client: httpx.Client) -> None:
 
 
 def test_a_user_finds_what_was_said_to_them_alone(settings: Settings) -> None:
-    with run_server(create_app(settings, access=Users())) as url:
+    with run_server(create_app(settings, access=HeaderAccess())) as url:
         for user in ("ann", "bob", "zoe"):
             with httpx.Client(base_url=url, headers={"x-api-key": user}) as client:
                 found = client.get("/ui/threads.json?q=canoe").json()["said"]
