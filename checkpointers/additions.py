@@ -159,7 +159,8 @@ class Additions:
             transcript = _extend_transcript(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
-        # The value consists of the whole transcript of the parent, followed by new items.
+        # The value consists of the parent's complete transcript followed by new items, so the new
+        # transcript is the same as the value.
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
             [(first_new_position, log.next_position)],

@@ -35,7 +35,7 @@ _MAPPING: Final = (dict, Mapping)
 
 
 class Address(NamedTuple):
-    """The address of a checkpoint: thread id, namespace and checkpoint id.
+    """Identifies a checkpoint by thread id, namespace and checkpoint id.
 
     `checkpoint_id` is None if the address stands for the head of the namespace.
     """
@@ -113,7 +113,7 @@ def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: objec
 
 
 def find_run_context(config: RunnableConfig) -> Any:
-    """Return the `context` of the run that a config belongs to, or None if there is none.
+    """Return the LangGraph runtime `context` from a run's config, or None if the config has none.
 
     langgraph adds the context only to configs that it passes to a node, a tool or a checkpointer.
     """
@@ -161,7 +161,7 @@ def check_thread_ids(thread_ids: object) -> list[str]:
 
 
 def check_texts(argument_name: str, values: object) -> list[str]:
-    """Check that a value is a list of texts, and return it.
+    """Check that a value is an iterable of strings, and return the strings as a list.
 
     Error messages contain `argument_name`.
     """

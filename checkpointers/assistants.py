@@ -57,7 +57,7 @@ class AssistantTable(ServerTable):
         return await self._read_versions("versions_of", assistant_id)
 
     async def create(self, assistant_id: str, content: Mapping[str, Any]) -> bool:
-        """Store the first version of an assistant, unless an assistant with this id exists.
+        """Store the first version of an assistant, unless an assistant with this id already exists.
 
         Returns:
             Whether the assistant was created.
@@ -109,7 +109,7 @@ class AssistantTable(ServerTable):
     def _build_version_insert(
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
     ) -> list[Statement]:
-        """Build the statements that insert a version and make it the latest one."""
+        """Build the statements that insert a version of an assistant and mark it as the latest."""
         associated_data = assistant_associated_data(assistant_id, version)
         sealed = self._seal.seal(json.dumps(content).encode(), associated_data)
         return [

@@ -166,7 +166,7 @@ class ChannelLog:
         return self._index.get(item)
 
     def add_item_and_count_bytes(self, position: int, item: bytes) -> int:
-        """Cache an item, and return the number of bytes by which the cache grows."""
+        """Cache an item, and return the number of bytes added to the cache."""
         if position in self.items:
             return 0
         # If the index is out of date, `find_position` adds the missing items when it is next
@@ -188,7 +188,7 @@ class ChannelLog:
         return position
 
     def assign_next_position(self, item: bytes) -> int:
-        """Assign the next log position to a new item, so that `find_position` finds the item."""
+        """Assign the next log position to a new item, and index the item for `find_position`."""
         position = self.next_position
         self.next_position += 1
         self.planned_count += 1
@@ -248,7 +248,7 @@ class Snapshot:
     run_started_at: float | None = None
 
     def has_version(self, channel: str, version: Any) -> bool:
-        """Return whether the checkpoint has a value of a channel, and has it in this version."""
+        """Return whether the checkpoint contains the given version of a channel's value."""
         return channel in self.references and self.channel_versions.get(channel) == version
 
     def stored_channels(self) -> frozenset[str]:
@@ -259,7 +259,7 @@ class Snapshot:
         return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
     def inherit_channel(self, channel: str, parent: Snapshot) -> None:
-        """Copy the reference and the log ranges of a channel from the parent checkpoint."""
+        """Copy a channel's value reference and log ranges from the parent checkpoint."""
         self.references[channel] = parent.references[channel]
         if channel in parent.ranges:
             self.ranges[channel] = parent.ranges[channel]
@@ -341,7 +341,7 @@ class Thread:
         self.lock = threading.Lock()
 
     def record_newest_checkpoint(self, snapshot: Snapshot) -> None:
-        """Record a checkpoint as the newest one in the database, unless a newer one is recorded."""
+        """Record a checkpoint as the latest in the database, unless a later one is recorded."""
         if (
             self.newest_checkpoint is None
             or snapshot.key & _SEQ_MASK >= self.newest_checkpoint[0] & _SEQ_MASK
@@ -406,7 +406,7 @@ class Thread:
 
 
 def add_recent_entry(recent_entries: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add an entry to a dict of recent entries, and drop the oldest entries beyond the limit."""
+    """Add an entry to a size-limited dict, and evict the oldest entries beyond the limit."""
     recent_entries.pop(key, None)
     recent_entries[key] = value
     if len(recent_entries) > _RECENT:
@@ -489,7 +489,7 @@ class Cache:
             return thread
 
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
-        """Replace the cached data of a thread by its state after a transaction."""
+        """Replace a thread's cached data with its state after a transaction."""
         with self._lock:
             self._threads[thread_id] = thread
             self._mark_used_while_locked(thread_id)

@@ -1,7 +1,7 @@
 """Add perdure's own methods to langgraph's saver: inspect, lock, change and delete threads.
 
-The modules `threads` and `differences` read from the database, and the modules `maintenance` and
-`erasure` delete from it. These modules are shared by all database drivers.
+The read operations are implemented in the modules `threads` and `differences`, and the deletions in
+the modules `maintenance` and `erasure`. These modules are shared by all database drivers.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class Checkpointer(CheckpointSaver):
     def status(
         self, thread_id: str, *, checkpoint_ns: str = "", checkpoint_id: str | None = None
     ) -> ThreadStatus:
-        """Return whether a thread waits for an answer, is unfinished, or is idle.
+        """Return a thread's status: waiting for an answer to an interrupt, unfinished, or idle.
 
         The status is computed from a checkpoint and its pending writes. If no `checkpoint_id` is
         passed, the thread's head is used. Computing the status does not need the graph, and also
@@ -274,9 +274,9 @@ class Checkpointer(CheckpointSaver):
     athread = make_async_twin(thread)
 
     def unique_prefix(self, thread_id: str, min_length: int = 8) -> str:
-        """Return the shortest prefix of a thread id with which no other thread id begins.
+        """Return the shortest prefix of a thread id that no other thread id starts with.
 
-        People can type the prefix instead of the id; `threads(prefix=…)` finds the thread.
+        Users can type the prefix instead of the full id. `threads(prefix=…)` then finds the thread.
 
         Args:
             thread_id: The thread id.
@@ -296,7 +296,7 @@ class Checkpointer(CheckpointSaver):
         limit: int | None = None,
         before: int | None = None,
     ) -> _List[CheckpointInfo]:
-        """Return the checkpoints of a thread without their values, most recently put first.
+        """Return the checkpoints of a thread without their values, most recently stored first.
 
         Args:
             thread_id: The thread.
@@ -375,10 +375,11 @@ class Checkpointer(CheckpointSaver):
     adelete_thread = make_async_twin(delete_thread)
 
     def delete_for_runs(self, run_ids: Sequence[str], *, thread_id: str | None = None) -> None:
-        """Delete the checkpoints whose metadata names one of these runs, with their pending writes.
+        """Delete the checkpoints whose metadata contains one of these run ids.
 
-        langgraph copies `run_id` into the metadata of a checkpoint from `configurable` and from
-        `metadata` of the run's config. A `run_id` at the top level of the config is not copied.
+        The pending writes of these checkpoints are deleted as well. langgraph copies `run_id` into
+        a checkpoint's metadata from `configurable` and from `metadata` of the run's config. A
+        `run_id` at the top level of the config is not copied.
 
         Args:
             run_ids: The ids of the runs.
@@ -402,7 +403,7 @@ class Checkpointer(CheckpointSaver):
         from pending writes and from values of any other channel. If a message is stored in several
         versions, all versions are removed. Tool calls in the erased messages are removed with them.
         Quotations of the erased messages are also removed (docs/erasure.md). A stored message
-        without an id is removed if its content equals that of an erased message. A pending task
+        without an id is removed if it has the same content as an erased message. A pending task
         that quotes an erased message is cancelled, and the report names the task. If an erased
         message contains a tool call, the tool message with the result is kept, unless the id of the
         tool message is erased as well. The thread can continue. Unknown ids are not an error.
@@ -451,7 +452,7 @@ class Checkpointer(CheckpointSaver):
     def removed(
         self, thread_id: str, messages: Sequence[BaseMessage], *, since: int | RunnableConfig
     ) -> _List[bool]:
-        """Return for each message whether it, or its whole thread, was removed since it was read.
+        """Return, for each message, whether it or its whole thread was removed after it was read.
 
         Args:
             thread_id: The thread.
@@ -482,7 +483,7 @@ class Checkpointer(CheckpointSaver):
         channel: str = "messages",
         config: RunnableConfig | None = None,
     ) -> _List[bool]:
-        """Return for each message whether it was added by a run that started after `moment`.
+        """Return, for each message, whether it was added by a run that started after `moment`.
 
         Only runs that used this checkpointer's database count. The result is False for a message
         that was added by a state update, an import, a merge or a copy. The result is also False if
@@ -576,7 +577,7 @@ class Checkpointer(CheckpointSaver):
     def delete_idle(
         self, before: datetime, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> _List[ThreadInfo]:
-        """Delete threads whose conversation has not continued since the time `before`.
+        """Delete threads whose last activity was before the given time.
 
         A thread is deleted if the `ts` of its head is earlier than `before`. An import preserves
         the `ts` of checkpoints, so a thread can be deleted even if it was imported after `before`.
@@ -626,10 +627,10 @@ class Checkpointer(CheckpointSaver):
         The source is only read. Imported threads, namespaces, checkpoints and pending writes keep
         their ids from the source. An interrupted import can be repeated. Each checkpoint imported
         from langgraph's own saver is read back after it is stored and compared with the source.
-        Existing checkpoints are kept. Threads of another checkpointer are copied as stored bytes,
-        and their values are not decoded. If a thread exists in both databases but has continued in
-        only one of them, the continued version is kept. The import needs enough memory for the
-        largest thread.
+        Existing checkpoints are kept. If the source is a checkpointer, its threads are copied as
+        stored bytes, without decoding their values. If a thread exists in both databases but has
+        continued in only one of them, the continued version is kept. The import needs enough memory
+        for the largest thread.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.

@@ -1,10 +1,9 @@
 """Encode values as bytes, and decode them again.
 
-With langgraph's `JsonPlusSerializer`, messages are encoded in a compact form (module `messages`),
+With langgraph's `JsonPlusSerializer`, messages have their own compact encoding (module `messages`),
 because most stored values are messages. Values that are not messages are encoded as msgpack (module
-`values`). A decoded value equals the value that langgraph's serializer would return, type for type.
-If the checkpointer uses a serializer other than `JsonPlusSerializer`, that serializer encodes all
-values.
+`values`). Decoding returns the same values, with the same types, as langgraph's serializer. If the
+checkpointer uses a serializer other than `JsonPlusSerializer`, that serializer encodes all values.
 
 Equal values have equal encodings, except that the order of a message's fields may differ.
 """
@@ -97,8 +96,7 @@ class Codec:
     def encode(self, value: Any, get_path: Callable[[], str], *, exact: bool = False) -> bytes:
         """Encode one value. Equal values have equal encodings.
 
-        A message is encoded in the form in which it is read back, so that encoding it again gives
-        the same bytes.
+        A message's encoding does not change if the message is decoded and encoded again.
 
         Args:
             value: The value.
@@ -140,7 +138,7 @@ class Codec:
     def _encode_or_explain(
         self, value: Any, get_path: Callable[[], str], *, exact: bool = False
     ) -> bytes:
-        """Encode a value, or raise an error that names the part which cannot be stored."""
+        """Encode a value, or raise an error that identifies the part that cannot be stored."""
         try:
             return self._encode_value_without_wrapping_errors(value, get_path, exact=exact)
         except Exception as exc:
@@ -230,7 +228,7 @@ class Codec:
     def encode_for_comparison(
         self, values: Sequence[Any], get_path: Callable[[int], str]
     ) -> list[bytes]:
-        """Encode values for comparison, so that equal values have equal encodings.
+        """Encode values for comparison. Equal values are encoded as equal bytes.
 
         Args:
             values: The values.
@@ -273,14 +271,15 @@ class Codec:
         if not self.packs_messages or not isinstance(value, BaseMessage):
             return encoding_for_comparison
         if encoding_for_comparison[:1] == MESSAGE:
-            # Equal messages must have equal bytes, regardless of the order of their fields.
+            # Equal messages must be encoded as equal bytes, regardless of the order of their
+            # fields.
             if is_message_unchanged_by_validation(value):
                 return pack_message_in_class_order(value) or encoding_for_comparison
             encoding_for_comparison = self._encode_or_explain(value, get_path)
         return self._decode_and_reencode_message(encoding_for_comparison)
 
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
-        """Yield the encodings of a value under the earlier names of its classes.
+        """Yield the encodings that a value would have under former names of its classes.
 
         The earlier encodings make it possible to find items that were stored before a class was
         renamed. Without them, renaming a class would cause all of its objects in a thread to be
@@ -314,7 +313,11 @@ class Codec:
 
 
 def _encode_if_all_plain(values: Sequence[Any]) -> list[bytes] | None:
-    """Encode values if all are messages, or all are plain data; otherwise return None."""
+    """Encode values quickly if they consist of plain data, or return None.
+
+    None is returned unless all values are messages whose fields are plain data, or all values are
+    plain data other than messages.
+    """
     classes = list(map(type, values))
     distinct_classes = set(classes)
     if distinct_classes <= _MESSAGES:
@@ -347,7 +350,7 @@ def _split_form_tag(stored: bytes) -> tuple[str, bytes]:
 def _build_storage_error(
     encode: Callable[[Any], object], value: Any, path: str, reason: Exception
 ) -> SerializationError:
-    """Build an error that names the innermost part of a value for which `encode` fails."""
+    """Build an error that identifies the innermost part of a value that cannot be encoded."""
     part_path, parts = path, _list_elements_or_attributes_with_paths(value)
     for _ in range(_MAX_STEPS):
         for step, part in parts:

@@ -60,7 +60,7 @@ class CronTable(ServerTable):
         return cron._replace(updated_at=now, next_at=rows[0][0]) if rows else None
 
     async def advance_next_time(self, cron: CronRow, next_at: float | None) -> None:
-        """Set the time of a cron's next run, unless another process has started the due run."""
+        """Set a cron's next run time, unless another process has already started the due run."""
         await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
     async def list_crons_due_after_or_never(self, unix_time: float) -> list[CronRow]:
@@ -78,7 +78,7 @@ class CronTable(ServerTable):
         return crons
 
     async def reset_next_time(self, cron: CronRow, next_at: float) -> bool:
-        """Set the time of a cron's next run, unless the cron has changed since it was read.
+        """Set a cron's next run time, unless the cron has changed since it was read.
 
         Returns:
             Whether the time was set.
@@ -96,7 +96,7 @@ class CronTable(ServerTable):
         ]
 
     async def _write_cron(self, cron: CronRow, statement_name: str, *params: Any) -> list[Row]:
-        """Execute a statement that changes a cron, and return its rows."""
+        """Execute a statement that modifies a cron, and return the resulting rows."""
         lock_id = cron.thread_id or cron.cron_id
         [rows] = await self._write_statements([self._sql(statement_name, *params)], (lock_id,))
         return rows

@@ -34,7 +34,7 @@ _NUMBERS: Final = frozenset({int, float, bool})
 
 
 class Entry(NamedTuple):
-    """One change that a write makes to the value of a channel.
+    """A single change that a write makes to a channel's value.
 
     Attributes:
         item: The bytes of an added item, or None if the entry removes something.
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class ChannelUpdate:
-    """The changes that the writes of one superstep make to the value of a channel.
+    """The changes that one superstep's writes make to a channel's value.
 
     Attributes:
         kind: DICT if the items are `[key, value]` pairs, otherwise LIST.
@@ -76,14 +76,14 @@ class ChannelUpdate:
 
     @property
     def clears(self) -> bool:
-        """Whether an entry of the update removes all earlier items of the channel."""
+        """Whether any entry of the update clears the channel, which removes all earlier items."""
         return any(entry.clears for entry in self.entries)
 
     def list_added_items_as_bytes_or_log_range(self, log: ChannelLog) -> list[bytes | Range]:
         """Return the added items in order, each as its bytes or its log position.
 
         For an item that the log already contains, the range `(position, position + 1)` is returned.
-        An item that the log does not contain yet is returned as bytes.
+        Items that are not yet in the log are returned as bytes.
         """
         parts: list[bytes | Range] = []
         for entry in self.entries:
@@ -207,7 +207,7 @@ def _parse_overwrite_flag_value_and_elements(value: Any) -> tuple[bool, Any, lis
 
 
 def _try_converting_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
-    """Convert a write to messages as langgraph's reducers do; return None if that fails."""
+    """Convert a written value to messages as langgraph's reducers do, or return None on failure."""
     try:
         return convert_to_messages(write)
     # langchain-core raises errors of many types for values that are not messages.
@@ -250,9 +250,9 @@ def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[byt
 
 
 def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]:
-    """Return the log positions of the messages in `ranges` that have an id, by message id.
+    """Return a dict that maps message ids to log positions, for the messages in `ranges`.
 
-    All items of the ranges must be in `log` already.
+    Messages without an id are omitted. All items in the ranges must already be in `log`.
     """
     item_positions = [*iter_positions(ranges)]
     unread_positions = [position for position in item_positions if position not in log.message_ids]
@@ -286,8 +286,8 @@ def find_items_with_newly_assigned_ids(
 ) -> frozenset[bytes]:
     """Find items whose message was first written without an id and was later assigned one.
 
-    A node that removes all messages and returns some of them again gives an id to each message that
-    had none.
+    If a node removes all messages and returns some of them again, each returned message without an
+    id is assigned one.
 
     Args:
         update: The update of a channel of messages.
@@ -313,7 +313,7 @@ def find_items_with_newly_assigned_ids(
 
 
 class Transcript:
-    """An index of the messages of a transcript, in which equal messages are looked up.
+    """An index for finding the message in a transcript that matches a given message.
 
     Two messages match if both their content and their ids are equal. Two messages with equal
     content also match if one of them has no id, because a reducer can assign an id to a message

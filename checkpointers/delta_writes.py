@@ -1,4 +1,4 @@
-"""Read the pending writes to `DeltaChannel`s that are stored at the parent of a new checkpoint."""
+"""Read the `DeltaChannel` writes among the pending writes of a new checkpoint's parent."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def _load_written_values(
     channels: Sequence[str],
     delta_writes: DeltaWrites,
 ) -> Flow[dict[str, list[Any]]]:
-    """Read the values written to channels, in the order in which langgraph applies them.
+    """Read the values written to the given channels, in the order in which langgraph applies them.
 
-    The attributes `pending_writes` and `size_bytes` of `delta_writes` are set, too.
+    This function also sets the attributes `pending_writes` and `size_bytes` of `delta_writes`.
     """
     entries: list[tuple[Any, str, Any]] = []
     delta_writes.size_bytes = 0 if channels else None

@@ -73,7 +73,7 @@ class Differences:
     def _find_executed_nodes(
         self, address: Address, namespace: int, old: Snapshot | None, new: Snapshot
     ) -> Flow[tuple[str, ...]]:
-        """Return the nodes that ran between two checkpoints, in the order in which they ran."""
+        """Return the nodes that ran between two checkpoints, in execution order."""
         nodes: list[str] = []
         step: Snapshot | None = new
         while step is not None and (old is None or step.checkpoint_id != old.checkpoint_id):
@@ -112,7 +112,7 @@ class Differences:
     def _compare_channels(
         self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, limit: int
     ) -> Flow[dict[str, ChannelDifference]]:
-        """Compare the values of all channels at two checkpoints.
+        """Compare the values of all channels between two checkpoints.
 
         Returns:
             The differences by channel. Equal channels are left out.
@@ -233,7 +233,7 @@ def _has_unknown_value(ref: Any) -> bool:
 
 
 def _find_nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
-    """Return the nodes that have seen different channel versions at two checkpoints."""
+    """Return the nodes whose `versions_seen` entries differ between two checkpoints."""
     old_versions = old.versions_seen if old else {}
     nodes = (
         node for node, versions in new.versions_seen.items() if versions != old_versions.get(node)

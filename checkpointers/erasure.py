@@ -165,7 +165,7 @@ def _erase_messages(
 def _delete_recorded_model_inputs(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread_key: int
 ) -> Flow[int]:
-    """Delete the recorded model inputs of a thread, because they may quote messages.
+    """Delete the recorded model inputs of a thread, because they may quote erased messages.
 
     Returns:
         The number of deleted checkpoints.
@@ -333,7 +333,7 @@ class _Eraser:
         return title.message_id in {"", *self.remover.ids}
 
     def collect_erased_texts(self) -> None:
-        """Collect the texts of the erased messages that no other message of the thread contains."""
+        """Collect the texts of the erased messages, except texts that kept messages contain."""
         self.remover.collect_texts_of_removed_messages()
         self._needles = self.remover.build_byte_strings_to_search_for()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
@@ -576,7 +576,7 @@ class _Eraser:
     ) -> Flow[list[Write]]:
         """Return the writes of a task without the erased messages.
 
-        An interrupt or an answer that quotes an erased message is removed as a whole.
+        An interrupt or a resume value that quotes an erased message is removed entirely.
 
         Args:
             ns: The namespace.
@@ -707,7 +707,7 @@ class _Eraser:
     def _is_split_dict_an_erased_message(
         self, log_key: int, log_ranges: Ranges, context: ValueContext
     ) -> Flow[bool]:
-        """Return whether a dict that was split into items is itself an erased message."""
+        """Return whether a dict that is stored as separate items is an erased message."""
         suspects = (
             _find_positions_in_range(self._suspect_positions, log_key, *part) for part in log_ranges
         )
@@ -720,7 +720,7 @@ class _Eraser:
     def _erase_messages_from_transcript(
         self, value_ref: ValueReference, log_key: int, stored_ranges: Any
     ) -> Any:
-        """Return the stored transcript of a channel without the erased messages.
+        """Return a channel's stored transcript with the erased messages removed.
 
         Args:
             value_ref: The reference to the value of the channel at the same checkpoint, or None.
@@ -761,7 +761,7 @@ class _Eraser:
         ]
 
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
-        """Append the new items in `parts` to a log, and return the ranges of all parts."""
+        """Append the new items in `parts` to a log, and return the log ranges of all parts."""
         if self._collect_only:
             # Return a placeholder, because the caller ignores the ranges in a pass that only
             # collects messages.
@@ -857,6 +857,6 @@ def _convert_key_value_pair_to_dict(value: Any) -> dict[Any, Any] | None:
 
 
 def _build_task_name(ns: str, node: str, task_id: str = "") -> str:
-    """Build the name of a task with its namespace, in the form that langgraph uses."""
+    """Build the name of a task, including its namespace, in langgraph's format."""
     name = f"{node}:{task_id}" if task_id else node
     return f"{ns}|{name}" if ns else name

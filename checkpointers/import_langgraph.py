@@ -70,7 +70,7 @@ class Task(NamedTuple):
 
 
 class SourceCheckpoint(NamedTuple):
-    """A checkpoint that was read from the database of langgraph's saver.
+    """A checkpoint that was read from a database of langgraph's own saver.
 
     Attributes:
         label: The path of the source, the thread and the checkpoint, for error messages.
@@ -103,7 +103,7 @@ def open_import_source(
 
 
 class _SQLiteFile:
-    """A SQLite file of langgraph-checkpoint-sqlite, which is read page by page."""
+    """Reads a SQLite file written by langgraph-checkpoint-sqlite, page by page."""
 
     def __init__(self, path: str | os.PathLike[str], codec: Codec, max_value_bytes: int) -> None:
         self._file = SQLiteDatabase(
@@ -122,7 +122,7 @@ class _SQLiteFile:
     def _build_writes_sql(self) -> Flow[str]:
         """Return the SQL statement that reads pending writes.
 
-        Files of older langgraph versions have no column for task paths.
+        Files written by older langgraph versions have no column for task paths.
 
         Raises:
             NotADatabase: The file lacks the tables or columns of langgraph's saver.
@@ -198,7 +198,8 @@ class _SQLiteFile:
     def _decode_typed_value(self, label: str, type_name: Any, data: Any) -> Any:
         """Decode a value.
 
-        If decoding fails, the error names the position of the value in the source.
+        If decoding fails, the error message identifies the source, thread and checkpoint of the
+        value.
         """
         if not isinstance(type_name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
@@ -276,7 +277,7 @@ class _PostgresTables:
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
             )
             for task_writes in tasks:
-                # Sort the writes as the SQL statement `_WRITES` does.
+                # Sort the writes in the same order as the SQL query `_WRITES`.
                 task_writes.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)
             parent_id = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             parent_address = Address(thread_id, ns, parent_id)
@@ -284,7 +285,7 @@ class _PostgresTables:
 
 
 def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
-    """Group writes `(task_id, path, channel, value)` by task, in the order of the first write."""
+    """Group writes `(task_id, path, channel, value)` by task, in order of first occurrence."""
     tasks: dict[str, Task] = {}
     for task, path, channel, value in writes:
         tasks.setdefault(task, Task(task, path, [])).writes.append((channel, value))
@@ -467,7 +468,7 @@ class Importer:
         ]
 
     def _are_values_equal(self, first: Any, second: Any) -> bool:
-        """Return whether two values are equal, or have the same serialised bytes.
+        """Return whether two values are equal or serialise to the same bytes.
 
         The serialised bytes are compared because some values do not equal their own copies, such as
         NaN and objects without `__eq__`.

@@ -1,4 +1,4 @@
-"""Handle labels, which are metadata values that a checkpoint inherits from its parent.
+"""Read and inherit labels, the metadata values that a checkpoint inherits from its parent.
 
 There are two kinds of labels. The labels `user_id` and `owner` identify the user of the thread.
 Each checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the
@@ -57,7 +57,7 @@ def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str,
 def describe_actions_of_callers_other_than_person(
     metadata: Iterable[Mapping[str, Any]],
 ) -> list[str]:
-    """Describe the actions of other users on a person's thread, without duplicates.
+    """Describe what other users did on a person's thread, without duplicates.
 
     Args:
         metadata: The metadata of checkpoints of the thread.
@@ -75,14 +75,15 @@ def describe_actions_of_callers_other_than_person(
 def find_id_of_checkpoint_changed_by_state_update(
     parent_id: str | None, metadata: Mapping[str, Any]
 ) -> str | None:
-    """Return the id of the checkpoint whose state an update has changed.
+    """Return the id of the checkpoint to which a state update was applied.
 
     Args:
-        parent_id: The id of the parent of a checkpoint.
-        metadata: The metadata of the checkpoint.
+        parent_id: The id of the parent of the checkpoint that the update created.
+        metadata: The metadata of the checkpoint that the update created.
 
     Returns:
-        The id, which can be that of another update, or None if the checkpoint is no update.
+        The id, which can be that of another update's checkpoint. None if the metadata is not that
+        of a state update.
     """
     if metadata.get("source") != "update":
         return None

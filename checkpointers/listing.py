@@ -1,4 +1,4 @@
-"""List checkpoints by thread, namespace, metadata and position.
+"""List checkpoints, filtered by thread, namespace, metadata and position.
 
 Each page is read on demand. No connection or transaction stays open between two pages.
 """
@@ -40,7 +40,7 @@ MetadataFilter = Mapping[str, Any]
 def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
     """Return whether metadata has the value that a filter requires for each of the filter's keys.
 
-    A key with dots, such as `a.b`, can also stand for a value in a nested dict.
+    A key such as `a.b` can also be a dotted path to a value in a nested dict.
     """
     return all(_get_metadata_by_path(metadata, name) == value for name, value in where.items())
 
@@ -115,7 +115,7 @@ class Listing:
     def find_thread_ids_and_keys_by_index(
         self, where: MetadataFilter
     ) -> Flow[list[tuple[str, int]] | None]:
-        """Find the checkpoints that match a filter, using the index of metadata.
+        """Find the checkpoints that match a metadata filter, using the metadata index.
 
         Returns:
             The thread id and the key of each checkpoint, or None if no value of the filter is

@@ -1,8 +1,8 @@
-"""Delete threads, checkpoints of runs, old checkpoints, and items that nothing refers to.
+"""Delete threads, the checkpoints of given runs, old checkpoints, and unreferenced log items.
 
 An item is deleted when no checkpoint, pending write or transcript of its thread refers to it. All
-deletions run in write transactions, so that no checkpoint can be put after an item was found to be
-unreferenced and before the item is deleted.
+deletions run in write transactions, so that no checkpoint can be stored between the check that an
+item is unreferenced and the deletion of that item.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ newest first."""
 
 
 class RetentionCandidate(NamedTuple):
-    """A checkpoint that a retention rule may keep or delete, with the fields that rules use.
+    """A checkpoint to which a retention rule is applied, with the fields that rules use.
 
     Attributes:
         key: The key of the checkpoint's row.
@@ -139,7 +139,7 @@ class Maintenance:
             self.database.release_unused_disk_space()
 
     def _add_rollback_record(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
-        """Add a removal record that lists the checkpoints which are deleted with their run."""
+        """Add a removal record for the checkpoints that are deleted together with their run."""
         ids = []
         for key in keys:
             rows = yield self.sql("checkpoint_row", key)
@@ -336,7 +336,7 @@ class Maintenance:
     def _build_metadata_index_deletes(
         self, checkpoint_key: int, metadata: Mapping[str, Any]
     ) -> list[Statement]:
-        """Build the statements that remove a checkpoint from the index of metadata."""
+        """Build the statements that delete a checkpoint's entries from the metadata index."""
         return [
             self.sql("drop_tag", number, checkpoint_key)
             for number in compute_metadata_tags(self.seal, metadata)

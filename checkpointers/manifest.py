@@ -42,7 +42,7 @@ MIN_RANGE_LIMIT: Final = 8
 
 
 def compute_max_range_count(item_count: int) -> int:
-    """Return the maximum number of ranges of a value with n items: 8 + 2 log2(n).
+    """Return the maximum number of log ranges allowed for a value with n items: 8 + 2 log2(n).
 
     >>> [compute_max_range_count(item_count) for item_count in (1, 40, 1000)]
     [8, 18, 27]
@@ -77,7 +77,7 @@ def group_log_ranges_for_merging_short_ranges(ranges: Ranges) -> list[Ranges]:
 
 
 def join_ranges(parts: Iterable[Range]) -> Ranges:
-    """Join ranges that directly follow each other, and drop empty ranges. Keep the order.
+    """Merge consecutive ranges that are adjacent, and drop empty ranges. Keep the order.
 
     >>> join_ranges([(0, 2), (2, 5), (7, 8)])
     [(0, 5), (7, 8)]
@@ -98,7 +98,7 @@ def iter_positions(ranges: Ranges) -> Iterator[int]:
 
 
 def count_positions(ranges: Ranges) -> int:
-    """Return the number of positions in ranges."""
+    """Return the total number of positions that the ranges cover."""
     return sum(stop - start for start, stop in ranges)
 
 

@@ -88,7 +88,7 @@ def copy_channel(target: Snapshot, source: Snapshot, channel: str) -> None:
 
 
 def is_state_channel(channel: str) -> bool:
-    """Return whether a channel belongs to the state. Other channels route a run."""
+    """Return whether a channel belongs to the graph's state. Other channels only route a run."""
     return not channel.startswith(_ROUTING_PREFIXES)
 
 

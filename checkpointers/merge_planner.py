@@ -277,7 +277,7 @@ class MergePlanner:
         )
 
     def finish_merge_and_check_if_checkpoint_changed(self, merge: Merge, head: Head) -> Flow[bool]:
-        """Complete a merge after its checkpoint was stored.
+        """Complete a merge after its checkpoint has been stored.
 
         If the new checkpoint is a state update and a task of the run has failed or is interrupted,
         the update's values are copied into the run's checkpoint, and the run's checkpoint becomes

@@ -30,7 +30,7 @@ _INSTANCE_HOOKS: Final = ("__setattr__", "__getattr__", "__getattribute__", "__d
 
 
 class AttributeMismatch(ValueError):
-    """The stored attributes of an object do not match the current definition of its class."""
+    """Raised if stored attributes do not match the current definition of the object's class."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -168,7 +168,7 @@ def _sort_by_name(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
-    """Return the slots of a class by name, and the descriptor of its `__dict__` or None."""
+    """Return a class's slot descriptors by name, and the descriptor of its `__dict__` or None."""
     slots: dict[str, MemberDescriptorType] = {}
     dict_descriptor = None
     for base in reversed(cls.__mro__):
@@ -227,7 +227,7 @@ def rebuild_object_of_class(
 def _find_enum_member(cls: Any, value: Any) -> Any:
     """Return the enum member whose value equals `value`.
 
-    The value of a flag may combine several members.
+    A `Flag` value can combine several members.
     """
     for candidate in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
@@ -239,7 +239,7 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
         and type(value) is int
         and _can_combine_enum_flags_without_running_class_code(cls)
     ):
-        # Call `enum.Flag._missing_` itself, because the class may override this method.
+        # Call the base implementation `enum.Flag._missing_`, because the class could override it.
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
     raise AttributeMismatch(f"the enum has no member with the value {value!r}")
 
@@ -353,7 +353,7 @@ def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
 def _rebuild_dumped_dict_as_annotated(
     annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]
 ) -> Any:
-    """Rebuild a dumped model, dataclass or dict.
+    """Rebuild a model, a dataclass or a dict from a dumped dict, according to the type annotation.
 
     If nothing in `value` needs to be rebuilt, `value` itself is returned.
     """

@@ -23,7 +23,7 @@ def may_owners_be_organisations(saver: Checkpointer) -> bool:
 
 
 def record_that_owners_may_be_organisations(saver: Checkpointer) -> None:
-    """Record permanently that the `owner` of a thread in this database may be an organisation."""
+    """Record permanently that thread owners in this database can be organisations."""
     # Check for the mark first to avoid a write, because most databases already have it when the
     # server starts.
     if not may_owners_be_organisations(saver):

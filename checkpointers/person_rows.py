@@ -1,7 +1,7 @@
 """Find, cancel and erase the rows of a person in a checkpointer's database.
 
-The rows are those of the person's threads, runs, crons and webhooks. A thread belongs to the person
-in the `user_id` of its head, or, if the head has no `user_id`, to the thread's `owner`. A run
+A person's rows store the person's threads, runs, crons and webhooks. A thread belongs to the person
+given by the `user_id` in its head's metadata or, if that is missing, by the thread's `owner`. A run
 belongs to the same person as its thread. A run or cron without a thread belongs to the user on
 whose behalf it was created or, if that is not recorded, to the user who created it.
 """
@@ -84,7 +84,7 @@ class PersonRows:
         return self._sort_permitted_ids({*threads.search(query, match, sys.maxsize)})
 
     def _sort_permitted_ids(self, thread_ids: set[str]) -> list[str]:
-        """Sort thread ids, leaving out those that the constructor's argument `only` excludes."""
+        """Sort thread ids, dropping ids that are not in the constructor argument `only`."""
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
     def _build_query_for_threads_that_may_be_of_person(self) -> ThreadQuery:
@@ -133,7 +133,7 @@ class PersonRows:
         return type(value) in (str, int) and str(value) == self.user
 
     def _find_person_of_thread(self, thread: ListedThread) -> Any:
-        """Return the name of the person who owns a thread, or None if the thread names nobody."""
+        """Return the name of the person a thread belongs to, or None if no person is recorded."""
         user = (thread.head_metadata or {}).get("user_id")
         return (
             user
@@ -146,7 +146,7 @@ class PersonRows:
         return self._decrypt_runs(self._read_rows("runs_of_thread", thread_id, ""))
 
     def list_runs_on_other_threads(self, own_ids: frozenset[str]) -> list[RunRow]:
-        """Return the person's runs on other people's threads.
+        """Return the runs that belong to the person but are on other people's threads.
 
         A run belongs to the person if the person started it or if it uses the person's memories.
         """
@@ -321,7 +321,7 @@ class PersonRows:
 
 
 def _find_owner_of_thread(thread: ListedThread) -> Any:
-    """Return the `owner` in the metadata of a thread's head, or else in the client's metadata."""
+    """Return the `owner` in the metadata of a thread's head, or else in the client metadata."""
     client = (
         thread.client
         if thread.is_client_metadata_about_stored_conversation and thread.client

@@ -237,7 +237,7 @@ class CheckpointPut:
         other_fields = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         self.encoded_fields = [
             codec.encode(other_fields, lambda: "checkpoint"),
-            # Encode the metadata exactly, because a user id in it must not be changed.
+            # Reject lone surrogates in the metadata. Replacing them could change a user id.
             codec.encode(self.metadata, lambda: "metadata", exact=True),
         ]
 
@@ -480,7 +480,7 @@ class TaskWrites:
     def encode_values_in_place(self, codec: Codec, cached_thread: Thread | None) -> None:
         """Encode the writes.
 
-        Elements that the logs of the thread already contain are replaced with references.
+        Elements that are already in the thread's logs are replaced with references to log items.
 
         Raises:
             Unstorable: A value cannot be stored.

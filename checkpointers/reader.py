@@ -74,7 +74,7 @@ _KEY_BLOCK_SIZE: Final = 256
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint in the database, with its cached thread and its namespace's key."""
+    """A stored checkpoint, with its thread's cached data and its namespace's key."""
 
     thread: Thread
     namespace_key: int
@@ -83,7 +83,7 @@ class StoredCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointReader:
-    """Reads the tables of the checkpointer, and adds the items that it reads to the cache.
+    """Reads the checkpointer's tables, and caches the items that it reads.
 
     Attributes:
         sql: The statements by name.
@@ -216,7 +216,7 @@ class CheckpointReader:
     def read_tuple(
         self, address: Address, row_key: int | None = None
     ) -> Flow[CheckpointTuple | None]:
-        """Read the checkpoint that an address names, with all its values and pending writes.
+        """Read the checkpoint at an address, with all its values and pending writes.
 
         The returned values are new objects, which the caller can modify freely.
 
@@ -288,7 +288,7 @@ class CheckpointReader:
         )
 
     def build_tuple_from_cache(self, address: Address, epoch: object) -> CheckpointTuple | None:
-        """Return the head from the cache, or None if the head must be read from the database.
+        """Return the head's `CheckpointTuple` from the cache, or None if the database must be read.
 
         The head is returned only if this process stored it, nothing has been written to the
         database since, and all of its items are cached.
@@ -320,7 +320,7 @@ class CheckpointReader:
         return None
 
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
-        """Return whether an address names a cached head with at most `max_items` items."""
+        """Return whether an address refers to a cached head that has at most `max_items` items."""
         thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
@@ -402,7 +402,7 @@ class CheckpointReader:
     def read_status(
         self, thread_id: str, checkpoint_ns: str, snapshot: Snapshot, rows: Sequence[Row]
     ) -> Flow[ThreadStatus]:
-        """Read the values that determine a thread's status, and return the status.
+        """Read the values that are needed to compute a thread's status, and return the status.
 
         Args:
             thread_id: The thread.
@@ -610,7 +610,7 @@ class CheckpointReader:
         rows: Sequence[Row],
         channels: Collection[str] | None = None,
     ) -> Flow[list[PendingWrite]]:
-        """Decode pending writes, in the order in which langgraph applies their tasks.
+        """Return decoded pending writes, in the order in which langgraph applies their tasks.
 
         Args:
             address: The address of the checkpoint.
@@ -783,7 +783,7 @@ class CheckpointReader:
     def read_delta_history(
         self, address: Address, channels: Sequence[str]
     ) -> Flow[dict[str, DeltaChannelHistory]]:
-        """Read the last stored value of each `DeltaChannel` and the writes after this value.
+        """Read the last snapshot of each `DeltaChannel` and all writes since that snapshot.
 
         The checkpoint's ancestors are read one by one, until a snapshot of each channel is found.
         The returned dict has the form that LangGraph defines for

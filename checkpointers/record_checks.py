@@ -55,7 +55,7 @@ class _LogPositions:
         self.order = order
 
     def check_items_of_ranges_exist(self, flat_ranges: Sequence[int]) -> None:
-        """Check that all items in the stored ranges of a value exist.
+        """Check that every item in a value's stored log ranges exists.
 
         Values with too many items are rejected as well. A valid value has at most
         `compute_max_range_count` ranges, and each range covers at most the whole log, so the number
@@ -143,7 +143,10 @@ def _check_namespace_records_well_formed(
 def _check_reference_form_and_items(
     logs: Mapping[int, _LogPositions], ref: ValueReference, depth: int = 0
 ) -> None:
-    """Check that a reference has a known form and that its items exist; see `manifest.py`."""
+    """Check that a value reference is well formed and that the log items it refers to exist.
+
+    The forms of references are described in `manifest.py`.
+    """
     _require(depth < _MAX_DEPTH, "the depth of references")
     if isinstance(ref, bytes):
         return
@@ -170,7 +173,7 @@ def _check_reference_form_and_items(
 
 
 def _check_times(*times: float) -> None:
-    """Check that each time is a number of seconds since 1970 before the year 10000."""
+    """Check that each time is a non-negative Unix timestamp in seconds before the year 10000."""
     _require(all(0 <= time <= _MAX_TIME for time in times), "a time")
 
 

@@ -56,7 +56,7 @@ _MAX_TAGS: Final = 1_000
 
 @lru_cache(maxsize=1024)
 def pack_id(text: str | None) -> bytes | str | None:
-    """Return the stored form of an id: 16 bytes for a canonical UUID, otherwise the text.
+    """Convert an id to its stored form: 16 bytes for a canonical UUID, otherwise the text.
 
     >>> pack_id("t-1"), len(pack_id("1f0c8b9e-0000-6000-8000-000000000000"))
     ('t-1', 16)
@@ -91,14 +91,18 @@ def build_row_key(table_key: int, seq_or_position: int) -> int:
 
 
 def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
-    """Return the half-open range of row keys from `start` to `stop` in a namespace or log."""
+    """Return the half-open range of row keys for numbers `start` to `stop` in a namespace or log.
+
+    A checkpoint's number is its sequence number in the namespace. An item's number is its position
+    in the log.
+    """
     return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
 
 def compute_position_ranges_of_items_and_aliases(
     last_item_row_key: int | None, last_alias_row_key: int | None
 ) -> list[tuple[int, int]]:
-    """Return the range of item positions and the range of alias positions that a log uses.
+    """Return the position range of a log's items and the position range of its aliases.
 
     Args:
         last_item_row_key: The row key of the last item, or None if the log has no items.
@@ -129,7 +133,7 @@ def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
 
 
 def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
-    """Return the index tag of a metadata value, or None if the value is not indexed.
+    """Return the index tag (a keyed hash) of a metadata value, or None if it is not indexed.
 
     The value None is not indexed, because for langgraph a filter for None also matches metadata
     without the key. Enum members are not indexed, because a process that cannot import the enum
@@ -140,7 +144,7 @@ def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
     if isinstance(value, int | float) and math.isfinite(value):
-        # Equal numbers need equal tags: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+        # Numbers that compare equal need equal tags, for example 1, 1.0 and True, or 0.0 and -0.0.
         value = float(value) + 0.0 if abs(value) < 1 << 53 else int(value)
     return _compute_tag_number(seal.hash_key, repr((key, value)))
 
@@ -168,7 +172,7 @@ def compute_metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
 
 
 def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
-    """Return the rows of a checkpoint and its ancestors, starting with the checkpoint.
+    """Return the rows of a checkpoint and of all its ancestors, starting with the checkpoint.
 
     Args:
         rows: Rows of one namespace that begin with `(row_key, checkpoint_id, parent_id)`.
@@ -503,7 +507,7 @@ class LiveRun(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run of the server, decrypted from its row in the database.
+    """A server run, decrypted from its database row.
 
     Attributes:
         live: Its ids, owner and status.
@@ -541,7 +545,7 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
 def encrypt_run(
     seal: Seal, live: LiveRun, details_error_and_request: Sequence[Any]
 ) -> list[bytes | None]:
-    """Encrypt the parts of a run, which are its details, error and request, in this order."""
+    """Encrypt a run's details, error and request, and return them in this order."""
     return [
         None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
         for part, associated_data in zip(
@@ -601,7 +605,7 @@ class CronRow(NamedTuple):
 
 
 class DueCron(NamedTuple):
-    """A cron that is due now, with the time at which it will be due again."""
+    """A cron that is due, with the time of the run after the due one, or None."""
 
     cron: CronRow
     next_at: float | None

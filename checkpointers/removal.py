@@ -140,7 +140,7 @@ class Remover:
         get_text_set_of_kind: Callable[[str], TextSet],
         extract_texts: Callable[[Any], Iterable[str] | None],
     ) -> Self:
-        """Build a `Remover` for messages that another `Remover` has already identified.
+        """Build a `Remover` from sets of texts that another `Remover` has already collected.
 
         Args:
             get_text_set_of_kind: A function that returns the texts of a kind, for the kinds in
@@ -246,8 +246,8 @@ class Remover:
         if fields is None:
             return not context.in_kept_message and self._is_erased_tool_call(value, context)
         if uid is None:
-            # Any list of two words looks like a `(role, text)` pair, so pairs count as messages
-            # only in channels of messages.
+            # Any list of two strings could be a `(role, text)` pair, so pairs are treated as
+            # messages only in message channels.
             is_pair = not isinstance(value, BaseMessage | dict)
             is_possible = context.allows_bare_text if is_pair else context.is_input
             if not is_possible or not self._contents:
@@ -267,8 +267,8 @@ class Remover:
     def _is_erased_tool_call(self, value: Any, context: ValueContext) -> bool:
         """Return whether a value is a tool call of an erased message.
 
-        A tool call in the description of a task may have no id. A tool call without an id is
-        recognised by its name and arguments.
+        A tool call that describes a task, such as the argument of a `Send`, can lack an id, so it
+        is also matched by its name and arguments.
         """
         if context.describes_task and isinstance(value, dict) and {"name", "args"} <= value.keys():
             return (
@@ -329,8 +329,8 @@ class Remover:
     ) -> dict[Any, Any]:
         """Return the new values of the fields that must change, by field name.
 
-        The value of a removed field is `REMOVED`. The tool message that answers an erased tool call
-        is kept, but quotations of erased messages are removed from it.
+        A new value of `REMOVED` means that the field must be removed. The tool message that answers
+        an erased tool call is kept, but quotations of erased messages are removed from it.
         """
         is_dict, is_message = (
             isinstance(value, dict),
@@ -387,7 +387,7 @@ def _get_attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _get_text_field(value: Any, name: str) -> str:
-    """Return a text by its key in a dict or its name in an object, or `""`."""
+    """Return the string value of a dict key or an object attribute, or `""` if there is none."""
     try:
         text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     # Accessing a property of the object may raise any exception.

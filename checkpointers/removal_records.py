@@ -1,4 +1,4 @@
-"""Store removal records, which contain keyed hashes of erased messages or of deleted checkpoints.
+"""Store removal records, which contain keyed hashes of erased messages or deleted checkpoints.
 
 A run that loaded its state before an erasure still has the erased messages in memory, and would
 store them again with its next checkpoint. So that erased messages are not stored again, each
@@ -14,7 +14,7 @@ number than the thread's latest removal record. Before a stale request is execut
 removes the erased messages from it. If the thread was deleted, `stale_puts` rejects the request.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
-has its own random key for the hashes in removal records. The table `settings` stores this key,
+has its own random key for the hashes in removal records. The key is stored in the `settings` table,
 encrypted if the database is encrypted.
 """
 
@@ -123,7 +123,7 @@ class RemovalRecords:
         self.key = key
 
     def _seal_key(self, key: bytes) -> bytes:
-        """Encrypt the key of the removal hashes for storage in the table `settings`."""
+        """Encrypt the key for hashes in removal records, for storage in the `settings` table."""
         return self.seal.seal(key, _KEY_ASSOCIATED_DATA)
 
     # -- hashes
@@ -138,12 +138,13 @@ class RemovalRecords:
     def hash_text(self, kind: str, text: str) -> bytes:
         """Return the keyed hash of a text.
 
-        The hash depends on the kind, so equal texts of different kinds have different hashes.
+        The kind is part of the hashed data, so equal texts of different kinds have different
+        hashes.
         """
         return self._hash_data(kind, text, _HASH_BYTES)
 
     def _hash_data(self, kind: str, text: str, size: int) -> bytes:
-        """Return the keyed hash of a kind and a text, with a length of `size` bytes."""
+        """Return a keyed hash, `size` bytes long, of a text and its kind."""
         data = f"{kind}\0{text}".encode(errors="surrogatepass")
         return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
 
@@ -166,18 +167,18 @@ class RemovalRecords:
     # -- records
 
     def read_newest_number(self, thread_id: str) -> Flow[int]:
-        """Return the number of the newest removal record of a thread id, or 0 if there is none."""
+        """Return the sequence number of a thread's latest removal record, or 0 if there is none."""
         ((number,),) = yield self.sql("last_removal", self.hash_thread(thread_id))
         return int(number or 0)
 
     def count_removals(self, thread_id: str) -> Flow[int]:
-        """Return the number of removals from a thread, including those whose record was dropped."""
+        """Return how many removals a thread has had, including those whose records were dropped."""
         for row in (yield self.sql("find_thread", thread_id)):
             return int(row[3])
         return (yield from self.read_newest_number(thread_id))
 
     def read_records_since(self, thread_id: str, after_number: int) -> Flow[list[RemovalRecord]]:
-        """Return the removal records of a thread id after number `after_number`, in order."""
+        """Return a thread's removal records with numbers above `after_number`, in order."""
         thread = self.hash_thread(thread_id)
         rows = yield self.sql("removals_since", thread, after_number)
         records = []
@@ -235,7 +236,7 @@ class RemovalRecords:
     def add_texts_to_newest_record(
         self, thread_id: str, texts_by_kind: Mapping[str, Iterable[str]]
     ) -> Flow[None]:
-        """Add texts to the newest removal record of a thread id, unless they are already in it."""
+        """Add hashes of texts to a thread's latest removal record, skipping existing ones."""
         thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts_by_kind)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
@@ -330,7 +331,7 @@ def _split_hashes(data: bytes) -> Iterable[bytes]:
 
 
 def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
-    """Remove the oldest entries of a dict until it has fewer than `limit` entries.
+    """Evict the oldest entries of a dict until fewer than `limit` entries remain.
 
     Another OS thread may add entries to the dict while this function runs.
     """
@@ -357,5 +358,5 @@ def find_runtime(config: RunnableConfig) -> Any:
 
 
 def find_run_control(runtime: Any) -> object | None:
-    """Return the `RunControl` that identifies the run of a runtime, or None if there is none."""
+    """Return a runtime's `RunControl`, which identifies the run, or None if it has none."""
     return getattr(runtime, "control", None)

@@ -1,4 +1,4 @@
-"""Define the data classes that methods of checkpointers return, and the retention rule."""
+"""Define the data classes that checkpointers return, and the retention rule `Retention`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ThreadInfo:
 
 @dataclass(frozen=True, slots=True)
 class ThreadTask:
-    """A task of the superstep that follows a checkpoint.
+    """A task in the superstep that follows a checkpoint.
 
     Attributes:
         id: The id of the task, or None if the task has stored nothing yet.
@@ -104,7 +104,10 @@ class ThreadStatus:
 
     @property
     def state(self) -> ThreadState:
-        """`"waiting"` (for an answer), `"unfinished"` (running, failed or stopped) or `"idle"`."""
+        """The state: `"waiting"` for an answer to an interrupt, `"unfinished"` or `"idle"`.
+
+        A thread is unfinished if its run is in progress, has failed or was stopped.
+        """
         if self.interrupts:
             return "waiting"
         return "unfinished" if self.tasks else "idle"
