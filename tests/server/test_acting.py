@@ -24,16 +24,16 @@ from tests.server.test_auth_file import write_auth_file
 from tests.server.test_crons import make_due
 from tests.server.test_keys import render_key_entry
 from tests.server.test_person import (
-    ASKS,
-    MORE,
+    FOLLOW_UP,
+    REFUND_REQUEST,
     SECRETS,
-    YES,
+    YES_COMMAND,
     Desk,
     Model,
-    begun,
+    call_mcp_tool,
     model,  # noqa: F401 - a fixture
-    served,
-    used,
+    serve_desk,
+    start_thread_awaiting_approval,
 )
 
 HANDLERS = """
@@ -73,7 +73,7 @@ def write_keys(folder: Path) -> KeysFileAccess:
 @pytest.fixture
 def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
     """A desk with keys; see `write_keys`."""
-    with served(settings, write_keys(tmp_path), model) as desk:
+    with serve_desk(settings, write_keys(tmp_path), model) as desk:
         yield desk
 
 
@@ -92,11 +92,11 @@ def test_person_owns_what_caller_creates_for_them(
     user: str,
 ) -> None:
     """Threads, runs, items and memories belong to the person whom the header names."""
-    with served(db, write_keys(tmp_path), model) as desk:
+    with serve_desk(db, write_keys(tmp_path), model) as desk:
         client = open_client_acting_for(desk, user, "dora")
         thread_id = client.threads.create()["thread_id"]
-        client.runs.wait(thread_id, "desk", input=ASKS)
-        client.runs.wait(thread_id, "desk", command=YES)
+        client.runs.wait(thread_id, "desk", input=REFUND_REQUEST)
+        client.runs.wait(thread_id, "desk", command=YES_COMMAND)
         client.store.put_item(["notes", "dora"], "k", {"text": "likes oars"})
         headers = {"x-api-key": user, "x-perdure-user": "dora"}
         with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
@@ -117,7 +117,7 @@ def test_person_owns_what_caller_creates_for_them(
 
 def test_caller_exports_and_deletes_only_person_acted_for(desk: Desk) -> None:
     """Other people are refused, even if the caller is an admin."""
-    begun(desk, "dora")
+    start_thread_awaiting_approval(desk, "dora")
     for user in ("desk", "boss"):
         headers = {"x-api-key": user, "x-perdure-user": "dora"}
         with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
@@ -144,9 +144,9 @@ def test_run_belongs_to_person_named_in_its_context(desk: Desk, user: str) -> No
     """The run may be on a new thread, on an empty thread of the caller, or without a thread."""
     client, context = desk.client(user), {"user_id": "emil"}
     own = client.threads.create()["thread_id"]
-    client.runs.wait(own, "desk", input=MORE, context=context)
-    client.runs.wait("new", "desk", input=MORE, context=context, if_not_exists="create")
-    client.runs.wait(None, "desk", input=MORE, context=context)
+    client.runs.wait(own, "desk", input=FOLLOW_UP, context=context)
+    client.runs.wait("new", "desk", input=FOLLOW_UP, context=context, if_not_exists="create")
+    client.runs.wait(None, "desk", input=FOLLOW_UP, context=context)
 
     for thread_id in (own, "new"):
         assert desk.head(thread_id)["user_id"] == "emil"
@@ -165,10 +165,10 @@ def test_anybody_may_act_for_person_on_server_without_keys(
     settings: Settings,
     model: Model,  # noqa: F811
 ) -> None:
-    with served(settings, LocalAccess("boss"), model) as desk:
+    with serve_desk(settings, LocalAccess("boss"), model) as desk:
         client: Any = desk.client("anybody")
         thread_id = client.threads.create()["thread_id"]
-        client.runs.wait(thread_id, "desk", input=MORE, context={"user_id": "dora"})
+        client.runs.wait(thread_id, "desk", input=FOLLOW_UP, context={"user_id": "dora"})
 
         assert desk.head(thread_id)["user_id"] == "dora"
         assert ("Heron" in desk.prompts(), "Walrus" in desk.prompts()) == (True, False)
@@ -180,7 +180,7 @@ def test_anybody_may_act_for_person_on_server_without_keys(
 @pytest.mark.parametrize("user", ["desk", "boss"])
 def test_caller_acting_for_person_reaches_only_data_of_person(desk: Desk, user: str) -> None:
     """Data of other people are refused, even if the caller is an admin."""
-    thread_id = begun(desk, "dora")
+    thread_id = start_thread_awaiting_approval(desk, "dora")
     client = open_client_acting_for(desk, user, "emil")
     headers = {"x-api-key": user, "x-perdure-user": "emil"}
 
@@ -188,15 +188,19 @@ def test_caller_acting_for_person_reaches_only_data_of_person(desk: Desk, user: 
     with pytest.raises(NotFoundError):
         client.threads.get(thread_id)
     with pytest.raises(httpx.HTTPStatusError, match="404"):
-        client.runs.wait(thread_id, "desk", command=YES)
+        client.runs.wait(thread_id, "desk", command=YES_COMMAND)
     with pytest.raises(PermissionDeniedError):
         client.store.get_item(["memories", "dora"], "k")
     with pytest.raises(httpx.HTTPStatusError, match="404"):
-        desk.client(user).runs.wait(thread_id, "desk", command=YES, context={"user_id": "emil"})
+        desk.client(user).runs.wait(
+            thread_id, "desk", command=YES_COMMAND, context={"user_id": "emil"}
+        )
     for path in ("/ui/storage", "/ui/memories?user=dora"):
         assert httpx.get(f"{desk.url}{path}", headers=headers, timeout=60).status_code == 403
-    assert "Nothing is known" in used(desk, user, "recall", "emil", query="account of Dora")
-    assert "Heron" in used(desk, user, "recall", "dora", query="account of Dora")
+    assert "Nothing is known" in call_mcp_tool(
+        desk, user, "recall", "emil", query="account of Dora"
+    )
+    assert "Heron" in call_mcp_tool(desk, user, "recall", "dora", query="account of Dora")
 
 
 PATHS = ["/threads/search", "/memories/search", "/store/items/search", "/runs/wait", "/mcp"]
@@ -204,7 +208,7 @@ BODIES: dict[str, Any] = {
     "/threads/search": {},
     "/memories/search": {"query": "tea"},
     "/store/items/search": {"namespace_prefix": ["memories", "dora"]},
-    "/runs/wait": {"assistant_id": "desk", "input": MORE},
+    "/runs/wait": {"assistant_id": "desk", "input": FOLLOW_UP},
     "/mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
 }
 
@@ -236,7 +240,7 @@ def test_invalid_or_forbidden_user_headers_are_refused(desk: Desk, path: str) ->
 
 def test_invalid_or_forbidden_user_in_context_is_refused(desk: Desk) -> None:
     def post_with_context(user: str, context: Any, **headers: str) -> int:
-        body = {"assistant_id": "desk", "input": MORE, "context": context}
+        body = {"assistant_id": "desk", "input": FOLLOW_UP, "context": context}
         headers = {"x-api-key": user, **headers}
         return httpx.post(
             f"{desk.url}/runs/wait", json=body, headers=headers, timeout=60
@@ -257,11 +261,15 @@ def test_run_on_thread_of_another_person_is_refused(
 ) -> None:
     """The handler allows the caller to reach the thread, but its person is another."""
     open_to_all = HANDLERS.replace('return {"owner": person}', "return None")
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, open_to_all)), model) as desk:
-        thread_id = begun(desk, "dora")
+    with serve_desk(
+        settings, AuthFileAccess(write_auth_file(tmp_path, open_to_all)), model
+    ) as desk:
+        thread_id = start_thread_awaiting_approval(desk, "dora")
 
         with pytest.raises(httpx.HTTPStatusError, match="403"):
-            open_client_acting_for(desk, "desk", "emil").runs.wait(thread_id, "desk", command=YES)
+            open_client_acting_for(desk, "desk", "emil").runs.wait(
+                thread_id, "desk", command=YES_COMMAND
+            )
 
 
 def test_auth_handlers_receive_caller_and_person(
@@ -269,7 +277,7 @@ def test_auth_handlers_receive_caller_and_person(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as desk:
+    with serve_desk(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as desk:
         thread: Any = open_client_acting_for(desk, "desk", "dora").threads.create()
         own: Any = desk.client("dora").threads.create()
 
@@ -279,7 +287,7 @@ def test_auth_handlers_receive_caller_and_person(
             with pytest.raises(PermissionDeniedError):
                 open_client_acting_for(desk, user, person).threads.create()
         open_client_acting_for(desk, "desk", "dora").runs.wait(
-            thread["thread_id"], "desk", input=MORE
+            thread["thread_id"], "desk", input=FOLLOW_UP
         )
         assert "Heron" in desk.prompts()
 
@@ -291,7 +299,7 @@ def test_tenant_from_handler_is_refused_on_sqlite_file(
 ) -> None:
     """The handler returns a tenant, but an SQLite file has no tenants."""
     handlers = HANDLERS.replace('{"identity": name,', '{"identity": name, "tenant": "acme",')
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, handlers)), model) as desk:
+    with serve_desk(settings, AuthFileAccess(write_auth_file(tmp_path, handlers)), model) as desk:
         for person in ("desk", "dora"):
             headers = {"authorization": "Bearer desk", "x-perdure-user": person}
             url = f"{desk.url}/memories/search"
@@ -326,7 +334,7 @@ class Staff:
         'value["metadata"]["team"] = ctx.user["team"] + ctx.user.team'
         '\n    value["metadata"]["sent_by"]',
     )
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, handlers)), model) as desk:
+    with serve_desk(settings, AuthFileAccess(write_auth_file(tmp_path, handlers)), model) as desk:
         theirs: Any = open_client_acting_for(desk, "desk", "dora").threads.create()["metadata"]
         own: Any = desk.client("desk").threads.create()["metadata"]
 
@@ -348,8 +356,8 @@ def test_deleting_person_deletes_crons_made_for_them(desk: Desk, by_context: boo
     """The cron creates a new thread for each run, so only the cron itself names the person."""
     context: Any = {"user_id": "dora"} if by_context else None
     client = desk.client("desk") if by_context else open_client_acting_for(desk, "desk", "dora")
-    client.crons.create("desk", schedule="0 0 1 1 *", input=MORE, context=context)
-    desk.client("desk").crons.create("desk", schedule="0 0 1 1 *", input=MORE)
+    client.crons.create("desk", schedule="0 0 1 1 *", input=FOLLOW_UP, context=context)
+    desk.client("desk").crons.create("desk", schedule="0 0 1 1 *", input=FOLLOW_UP)
     own: Any = {"headers": {"x-api-key": "dora"}, "timeout": 60}
     archive = httpx.get(f"{desk.url}/people/dora/export", **own).raise_for_status().text
     report = httpx.delete(f"{desk.url}/people/dora", **own).raise_for_status().json()
@@ -366,7 +374,7 @@ def test_cron_for_person_stops_when_caller_loses_permission_to_act(
 ) -> None:
     client: Any = open_client_acting_for(desk, "desk", "dora")
     thread_id = client.threads.create()["thread_id"]
-    cron = client.crons.create_for_thread(thread_id, "desk", schedule="0 0 1 1 *", input=MORE)
+    cron = client.crons.create_for_thread(thread_id, "desk", schedule="0 0 1 1 *", input=FOLLOW_UP)
     make_due(settings, cron["cron_id"])
     wait_until(lambda: [each["status"] for each in client.runs.list(thread_id)] == ["success"])
 

@@ -21,9 +21,9 @@ from perdure.stores import open_store
 from tests.server.running import run_server
 from tests.server.test_auth_file import write_auth_file
 from tests.server.test_person import (
-    MORE,
+    FOLLOW_UP,
     Model,
-    agent,
+    build_agent,
     model,  # noqa: F401 - a fixture
 )
 from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
@@ -92,7 +92,7 @@ def serve_agent(db: str, handlers: str, folder: Path, model: Model) -> Iterator[
         store.setup()
     access, graphs = (
         AuthFileAccess(write_auth_file(folder, handlers)),
-        Graphs({"desk": agent(model)}),
+        Graphs({"desk": build_agent(model)}),
     )
     with run_server(create_app(Settings(db=db), access=access, graphs=graphs)) as url:
         yield Site(url)
@@ -119,8 +119,8 @@ def store_data_of_zoe(site: Site) -> list[Any]:
                 "zoe", "", "POST", "/memories", json={"memory": SECRET}
             ).raise_for_status()
             client.threads.create(thread_id="of-zoe")
-            client.runs.wait("of-zoe", "desk", input=MORE)
-            client.crons.create_for_thread("of-zoe", "desk", schedule="0 0 1 1 *", input=MORE)
+            client.runs.wait("of-zoe", "desk", input=FOLLOW_UP)
+            client.crons.create_for_thread("of-zoe", "desk", schedule="0 0 1 1 *", input=FOLLOW_UP)
     return read_data_of_zoe(site)
 
 
@@ -155,9 +155,9 @@ def test_acting_for_user_id_of_another_tenant_does_not_reach_their_data(
         assert acting.threads.search() == []
         assert acting.crons.search() == []
         assert acting.store.search_items(["memories", "zoe"])["items"] == []
-        acting.runs.wait("of-zoe", "desk", input=MORE, if_not_exists="create")
+        acting.runs.wait("of-zoe", "desk", input=FOLLOW_UP, if_not_exists="create")
         with site.open_client(user) as own:
-            own.runs.wait(None, "desk", input=MORE, context={"user_id": "zoe"})
+            own.runs.wait(None, "desk", input=FOLLOW_UP, context={"user_id": "zoe"})
         acting.store.put_item(["memories", "zoe"], "k", {"text": "Zoe of acme rows."})
         texts = [each["text"] for each in site.send_request(user, "zoe", "GET", "/memories").json()]
         erased = site.send_request(user, "zoe", "DELETE", "/people/zoe")
@@ -180,7 +180,7 @@ def test_auth_handlers_can_refuse_acting_for_people_of_other_tenants(
     """The header and the context of a run answer 403. People of the own tenant can be reached."""
     with serve_agent(dsn, TENANT_AWARE_HANDLERS, tmp_path, model) as site:
         store_data_of_zoe(site)
-        run = {"assistant_id": "desk", "input": MORE}
+        run = {"assistant_id": "desk", "input": FOLLOW_UP}
         named = run | {"context": {"user_id": "zoe"}}
         refused = [
             site.send_request("desk", "zoe", "POST", "/threads/search", json={}),

@@ -46,8 +46,8 @@ from tests.server.talking import (
 )
 from tests.server.test_auth_file import write_auth_file
 from tests.server.test_keys import ANN, BOB, render_key_entry
-from tests.server.test_runs import GRAPH, texts
-from tests.server.test_runs import served as in_a_process
+from tests.server.test_runs import GRAPH_SOURCE, read_message_texts
+from tests.server.test_runs import serve_in_process as in_a_process
 
 YEARLY = "0 0 1 1 *"
 
@@ -217,7 +217,7 @@ def test_due_cron_runs_on_its_thread_once_and_gets_next_time(
 
 def list_texts_if_any(sdk: SyncLangGraphClient) -> list[str]:
     values: Any = sdk.threads.get_state("t")["values"] or {}
-    return texts(sdk) if values.get("messages") else []
+    return read_message_texts(sdk) if values.get("messages") else []
 
 
 @pytest.mark.parametrize(("completed", "expected_threads"), [(None, 0), ("keep", 1)])
@@ -452,7 +452,7 @@ def test_only_one_of_several_servers_starts_run_of_due_cron(
         time.sleep(1)  # another sweep
 
         assert len(list_runs_oldest_first(here)) == 8
-        assert sorted(texts(here)[::2]) == [str(n) for n in range(8)]
+        assert sorted(read_message_texts(here)[::2]) == [str(n) for n in range(8)]
 
 
 def test_cron_locked_by_another_server_is_not_logged(
@@ -505,7 +505,7 @@ def test_due_crons_and_delayed_runs_run_once_after_server_is_killed(
     tmp_path: Path, round_: int
 ) -> None:
     """Each thread has a cron and a delayed run. The server is killed when they become due."""
-    (tmp_path / "made.py").write_text(GRAPH)
+    (tmp_path / "made.py").write_text(GRAPH_SOURCE)
     (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"made": "./made.py:make"}}))
     threads, settings = [f"t{n}" for n in range(6)], Settings(db=str(tmp_path / "m.db"))
     with in_a_process(tmp_path) as (process, url), get_sync_client(url=url) as client:

@@ -18,12 +18,12 @@ from tests.server.running import wait_until
 from tests.server.test_auth_file import write_auth_file
 from tests.server.test_crons import YEARLY, make_due
 from tests.server.test_person import (
-    MORE,
+    FOLLOW_UP,
     Desk,
     Model,
     keys,
     model,  # noqa: F401 - a fixture
-    served,
+    serve_desk,
 )
 
 HANDLERS = """
@@ -63,14 +63,14 @@ SECRET: Any = {
 @pytest.fixture
 def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
     """A desk with keys of dora, kim and boss, an admin."""
-    with served(settings, keys(tmp_path), model) as desk:
+    with serve_desk(settings, keys(tmp_path), model) as desk:
         yield desk
 
 
 @pytest.fixture
 def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
     """A desk with an Auth file: threads belong to the organisation, and crons to their authors."""
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as desk:
+    with serve_desk(settings, AuthFileAccess(write_auth_file(tmp_path, HANDLERS)), model) as desk:
         yield desk
 
 
@@ -78,13 +78,13 @@ def run_turn_on_new_thread(desk: Desk, user: str) -> str:
     """Create a thread of a user, run a turn on it, and return its id."""
     client = desk.client(user)
     thread_id: str = client.threads.create()["thread_id"]
-    client.runs.wait(thread_id, "desk", input=MORE)
+    client.runs.wait(thread_id, "desk", input=FOLLOW_UP)
     return thread_id
 
 
 def create_cron(desk: Desk, user: str, thread_id: str, **options: Any) -> str:
     """Create a cron of a user on a thread and return its id."""
-    client, options = desk.client(user), {"schedule": YEARLY, "input": MORE, **options}
+    client, options = desk.client(user), {"schedule": YEARLY, "input": FOLLOW_UP, **options}
     cron: Any = client.crons.create_for_thread(thread_id, "desk", **options)
     return str(cron["cron_id"])
 
@@ -103,12 +103,12 @@ def test_person_sees_and_deletes_crons_that_others_made_on_own_thread(
     model: Model,  # noqa: F811
 ) -> None:
     """Other users do not see the crons. The person may not change a cron of another author."""
-    with served(db, keys(tmp_path), model) as desk:
+    with serve_desk(db, keys(tmp_path), model) as desk:
         thread, other = run_turn_on_new_thread(desk, "dora"), run_turn_on_new_thread(desk, "kim")
         nightly = create_cron(desk, "boss", thread, metadata={"job": "nightly"})
         of_kim = create_cron(desk, "boss", other)
         own = create_cron(desk, "dora", thread, metadata={"job": "own"})
-        loose: Any = desk.client("boss").crons.create("desk", schedule=YEARLY, input=MORE)
+        loose: Any = desk.client("boss").crons.create("desk", schedule=YEARLY, input=FOLLOW_UP)
 
         assert list_cron_ids(desk, "dora") == [own, nightly]
         assert list_cron_ids(desk, "dora", thread_id=thread) == [own, nightly]
@@ -140,14 +140,18 @@ def test_fields_of_cron_that_may_hold_secrets_are_shown_to_author_only(
 ) -> None:
     """The person does not see the config, the context and the webhook of the cron."""
     monkeypatch.setattr(Webhooks, "check_url", lambda self, url: None)
-    with served(settings, keys(tmp_path), model) as desk:
+    with serve_desk(settings, keys(tmp_path), model) as desk:
         thread = run_turn_on_new_thread(desk, "dora")
         create_cron(desk, "boss", thread, **SECRET)
         [hers], [his] = (desk.client(user).crons.search() for user in ("dora", "boss"))
 
     assert his["payload"].keys() - hers["payload"].keys() == {"config", "context", "webhook"}
     assert "s3cret" not in str(hers)
-    assert (hers["payload"]["input"], hers["schedule"], hers["user_id"]) == (MORE, YEARLY, "boss")
+    assert (hers["payload"]["input"], hers["schedule"], hers["user_id"]) == (
+        FOLLOW_UP,
+        YEARLY,
+        "boss",
+    )
     assert {**hers, "payload": None} == {**his, "payload": None}
 
 

@@ -1,4 +1,4 @@
-"""JavaScript clients that nobody here wrote: LangGraph's SDK, CopilotKit's agent, MCP's inspector.
+"""JavaScript clients of other projects: LangGraph's SDK, CopilotKit's agent, MCP's inspector.
 
 The packages are those of tests/node/package-lock.json. They are installed once for each version of
 that file, under build/node.
@@ -48,23 +48,25 @@ def packages() -> Path:
     folder = BUILD / hashlib.sha256(lock).hexdigest()[:16]
     if not folder.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=BUILD))
+        new_folder = Path(tempfile.mkdtemp(dir=BUILD))
         for name in ("package.json", "package-lock.json"):
-            shutil.copy(SCRIPTS / name, made)
+            shutil.copy(SCRIPTS / name, new_folder)
         # `npm ci` refuses the lock: vite names an optional package that no registry has
         command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund"]
-        subprocess.run(command, cwd=made, check=True, capture_output=True, text=True, timeout=300)
+        subprocess.run(
+            command, cwd=new_folder, check=True, capture_output=True, text=True, timeout=300
+        )
         try:
-            made.rename(folder)
+            new_folder.rename(folder)
         except OSError:  # another process was first
-            shutil.rmtree(made)
+            shutil.rmtree(new_folder)
     for script in SCRIPTS.glob("*.mjs"):
         shutil.copy(script, folder)
     return folder
 
 
 class Writer(GenericFakeChatModel):
-    """A model that sends a letter, and says so once the tool has answered."""
+    """A model that calls the tool to send a letter, and then repeats the tool's answer."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         return self
@@ -115,7 +117,7 @@ def url(settings: Settings) -> Iterator[str]:
         yield address
 
 
-def execute(folder: Path, *command: str, **environment: str) -> Any:
+def run_node(folder: Path, *command: str, **environment: str) -> Any:
     """Run Node.js in a folder, and return the JSON that it printed."""
     done = subprocess.run(
         ["node", *command],
@@ -130,9 +132,11 @@ def execute(folder: Path, *command: str, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_sdk_of_langgraph(packages: Path, url: str) -> None:
-    """A turn; questions that are answered in each way, or left; a stream that is joined again."""
-    did = execute(packages, "sdk.mjs", url)
+def test_langgraph_sdk_runs_turns_answers_questions_and_rejoins_stream(
+    packages: Path, url: str
+) -> None:
+    """The SDK answers questions in each way or leaves them open, and joins a stream again."""
+    did = run_node(packages, "sdk.mjs", url)
 
     assert did["turn"]["messages"] == ["human", "ai"]
     assert {"values", "messages", "updates"} <= {*did["turn"]["events"]}
@@ -150,9 +154,11 @@ def test_the_sdk_of_langgraph(packages: Path, url: str) -> None:
     assert did["steps"] == [f"step{number}" for number in range(STEPS)]
 
 
-def test_the_agent_of_copilotkit(packages: Path, url: str) -> None:
-    """It sends the whole conversation beside the answer to a question."""
-    did = execute(packages, "agui.mjs", url)
+def test_copilotkit_agent_answers_question_and_receives_tool_result(
+    packages: Path, url: str
+) -> None:
+    """The agent sends the whole conversation together with the answer to a question."""
+    did = run_node(packages, "agui.mjs", url)
 
     assert (did["questions"], did["finished"], did["errors"]) == (1, [1, 1], [])
     assert did["messages"] == ["user", "assistant", "tool", "assistant"]
@@ -163,17 +169,17 @@ INSPECTOR = "node_modules/.bin/mcp-inspector"
 
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])
-def test_the_inspector_of_mcp(
+def test_mcp_inspector_lists_tools_remembers_and_recalls(
     packages: Path, url: str, settings: Settings, transport: str, tmp_path: Path
 ) -> None:
-    """It lists the tools, remembers something, and recalls it."""
+    """The inspector lists the tools, stores a memory, and recalls the memory."""
     # the inspector would take options of the program for its own
     environment = ["-e", f"PERDURE_DB={settings.db}", "-e", "PERDURE_USER=ann"]
     program = [str(Path(sys.executable).with_name("perdure")), "mcp", *environment]
     target = [f"{url}/mcp", "--transport", "http"] if transport == "http" else program
 
     def ask(*options: str) -> Any:
-        return execute(packages, INSPECTOR, "--cli", *target, *options, HOME=str(tmp_path))
+        return run_node(packages, INSPECTOR, "--cli", *target, *options, HOME=str(tmp_path))
 
     def call(name: str, argument: str) -> str:
         options = "--method", "tools/call", "--tool-name", name, "--tool-arg", argument

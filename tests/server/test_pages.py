@@ -1,4 +1,4 @@
-"""What all pages share."""
+"""Behaviour that all pages share: rendering of text, errors, sizes, and status of threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HTML = {"Accept": "text/html"}
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected_html"),
     [
         ("plain <b>", "plain &lt;b&gt;"),
         ("a\u202eb", 'a<i class="ctl">U+202E</i>b'),
@@ -28,12 +28,14 @@ HTML = {"Accept": "text/html"}
         ("two\nlines\t", "two\nlines\t"),
     ],
 )
-def test_stored_text_is_shown_as_text(text: str, shown: str) -> None:
-    assert render_text_with_hidden_characters_shown(text) == f"<bdi>{shown}</bdi>"
-    assert render_text_with_hidden_characters_shown(text, adds_bdi=False) == shown
+def test_stored_text_is_escaped_and_hidden_characters_are_shown(
+    text: str, expected_html: str
+) -> None:
+    assert render_text_with_hidden_characters_shown(text) == f"<bdi>{expected_html}</bdi>"
+    assert render_text_with_hidden_characters_shown(text, adds_bdi=False) == expected_html
 
 
-def test_sizes_have_units(client: httpx.Client) -> None:
+def test_store_page_shows_sizes_with_units(client: httpx.Client) -> None:
     for n, length in enumerate((988, 1489, 2_499_989)):
         item = {"namespace": [f"n{n}"], "key": "k", "value": {"text": "x" * length}}
         client.put("/store/items", json=item).raise_for_status()
@@ -43,7 +45,9 @@ def test_sizes_have_units(client: httpx.Client) -> None:
         assert f"1 item · {size}" in page
 
 
-def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: Settings) -> None:
+def test_pages_refuse_numbers_and_dates_out_of_range(
+    client: httpx.Client, settings: Settings
+) -> None:
     with open_checkpointer(settings.db) as saver:
         store_conversation(saver, "t", user_id="ann")
     client.post("/memories", json={"memory": "Ann likes tea.", "key": "k"})
@@ -66,8 +70,10 @@ def test_numbers_and_dates_that_no_database_has(client: httpx.Client, settings: 
     assert client.get(f"{memory}&start=50").status_code == 200  # there are fewer versions
 
 
-def test_what_waits_for_an_answer_is_on_the_pages(client: httpx.Client, settings: Settings) -> None:
-    """Of a thread of a program of one's own: its status, the question, and the node to run."""
+def test_pages_show_question_that_waits_for_answer(
+    client: httpx.Client, settings: Settings
+) -> None:
+    """The pages show the status of the thread, the question, and the node that runs next."""
     run_asking_graph(settings, "t")
     for path in ("/ui/thread?id=t", "/ui/checkpoints?id=t"):
         page = client.get(path, headers=HTML).text
@@ -83,7 +89,9 @@ def test_what_waits_for_an_answer_is_on_the_pages(client: httpx.Client, settings
     assert checkpoint["next"] == ["part"]
 
 
-def test_a_run_that_was_cut_off_is_on_the_pages(client: httpx.Client, settings: Settings) -> None:
+def test_pages_show_thread_of_failed_run_as_unfinished(
+    client: httpx.Client, settings: Settings
+) -> None:
     with open_checkpointer(settings.db) as saver:
         builder: Any = StateGraph(dict)
         builder.add_node("fails", lambda state: 1 / 0)
@@ -98,7 +106,9 @@ def test_a_run_that_was_cut_off_is_on_the_pages(client: httpx.Client, settings: 
         )
 
 
-def test_a_superstep_of_sends_is_named(client: httpx.Client, settings: Settings) -> None:
+def test_checkpoint_list_names_node_of_superstep_with_sends(
+    client: httpx.Client, settings: Settings
+) -> None:
     builder: Any = StateGraph(dict)
     builder.add_node("plan", lambda state: Command(goto=[Send("tools", n) for n in range(2)]))
     builder.add_node("tools", lambda n: None)
@@ -116,8 +126,10 @@ def test_a_superstep_of_sends_is_named(client: httpx.Client, settings: Settings)
 @pytest.mark.parametrize(
     "name", ["nonsense", "<b>nonsense</b>", "\u202enonsense", "compare/nonsense"]
 )
-def test_a_page_that_is_not_there_is_told_by_a_page(client: httpx.Client, name: str) -> None:
-    """It quotes nothing of the request; who accepts JSON, and what is no page, has JSON."""
+def test_unknown_page_is_answered_by_html_page_without_request_text(
+    client: httpx.Client, name: str
+) -> None:
+    """Clients that accept only JSON, and paths outside the pages, receive JSON instead."""
     for accept in ("text/html,*/*;q=0.8", "*/*"):
         shown = client.get(f"/ui/{name}", headers={"Accept": accept})
         assert (shown.status_code, "This page does not exist." in shown.text) == (404, True)
@@ -133,7 +145,7 @@ def test_a_page_that_is_not_there_is_told_by_a_page(client: httpx.Client, name: 
         assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"}), path
 
 
-def test_other_errors_are_pages_too(client: httpx.Client) -> None:
+def test_invalid_method_or_parameter_is_answered_by_html_page(client: httpx.Client) -> None:
     for path, status in (("/ui/rewind?id=t", 405), ("/ui/threads?start=-1", 422)):
         answer = client.get(path, headers={"Accept": "*/*"})
         assert (answer.status_code, "<h1>The request failed</h1>" in answer.text) == (status, True)
@@ -150,7 +162,7 @@ def test_other_errors_are_pages_too(client: httpx.Client) -> None:
         "/ui/storage",
     ],
 )
-def test_looking_at_a_page_refreshes_no_time_to_live(
+def test_viewing_page_does_not_refresh_time_to_live(
     client: httpx.Client, settings: Settings, path: str
 ) -> None:
     with open_store(settings.db) as store:
@@ -167,7 +179,7 @@ def test_looking_at_a_page_refreshes_no_time_to_live(
     assert after.expires_at == before.expires_at
 
 
-def test_pages_of_items_leave_out_notes(client: httpx.Client, settings: Settings) -> None:
+def test_store_pages_leave_out_notes_on_memories(client: httpx.Client, settings: Settings) -> None:
     """An admin sees notes on memories under their own namespace only."""
     with open_store(settings.db) as store:
         store.put(("notes",), "mine", {"text": "bees"})

@@ -1,4 +1,4 @@
-"""What belongs to a person by REST and on a page: only the person and an admin may ask."""
+"""Export and erasure of a person's data by REST and on a page, by the person or an admin."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.cli.commands import invoke, run
-from tests.people import hold_conversation as talk_of
-from tests.people import list_markers, make_marker, open_people, store_all_kinds
+from tests.people import hold_conversation, list_markers, make_marker, open_people, store_all_kinds
 from tests.server.graphs import Chats
 from tests.server.running import run_server
 from tests.server.talking import Gate, build_input, build_talk_graph
@@ -31,8 +30,8 @@ from tests.server.test_auth_file import write_auth_file
 from tests.server.test_keys import ANN, BOB, ROOT, render_key_entry
 
 
-class Place(NamedTuple):
-    """A server with keys over a database with everything of two people."""
+class PeopleServer(NamedTuple):
+    """A server with API keys, on a database with all kinds of data of two people."""
 
     url: str
     settings: Settings
@@ -43,8 +42,8 @@ class Place(NamedTuple):
 
 
 @pytest.fixture
-def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
-    """Ann, Bob and an admin have keys."""
+def people_server(db: Settings, tmp_path: Path) -> Iterator[PeopleServer]:
+    """A server on which Ann, Bob and an admin have API keys."""
     with open_people(db.db) as both:
         store_all_kinds(both, "ann", "anns")
         store_all_kinds(both, "bob", "bobs")
@@ -55,30 +54,32 @@ def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
     keys.chmod(0o600)
     graphs: Any = Chats()
     with run_server(create_app(db, access=KeysFileAccess(keys), graphs=graphs)) as url:
-        yield Place(url, db)
+        yield PeopleServer(url, db)
 
 
-def test_a_person_exports_everything_of_their_own(place: Place, tmp_path: Path) -> None:
-    """The archive is that of the library, and is read back; it has nothing of others.
+def test_person_exports_all_of_their_own_data_and_nothing_else(
+    people_server: PeopleServer, tmp_path: Path
+) -> None:
+    """The archive equals that of the library, can be imported, and has nothing of others.
 
-    A user may choose the id of a thread, so it has no chat memory under such an id.
+    A user may choose the id of a thread, so the archive has no chat memory under such an id.
     """
-    with place.client(ANN) as client:
+    with people_server.client(ANN) as client:
         reply = client.get("/people/ann/export")
     archive = tmp_path / "ann.jsonl"
     archive.write_bytes(reply.content)
     lines = [json.loads(line) for line in reply.text.splitlines()]
-    with open_people(place.settings.db) as both:
+    with open_people(people_server.settings.db) as both:
         archived = export("ann", both.saver, both.store, conversations_by_id=False)
         expected = [json.loads(json.dumps(line)) for line in archived]
-    said = run("import", str(archive), "--db", str(tmp_path / "copy.db"))
+    import_output = run("import", str(archive), "--db", str(tmp_path / "copy.db"))
 
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/x-ndjson"
     assert lines[1:] == expected[1:]
     assert lines[0]["other_namespaces"] == [["cities", "ann"]]
     assert [each for each in (*list_markers("bob"), b"bob") if each in reply.content] == []
-    assert "2 conversations (2 of ann)" in said
+    assert "2 conversations (2 of ann)" in import_output
 
 
 @pytest.mark.parametrize(
@@ -91,10 +92,12 @@ def test_a_person_exports_everything_of_their_own(place: Place, tmp_path: Path) 
         ("POST", "/ui/person?user=ann"),
     ],
 )
-def test_nobody_asks_about_another_person(place: Place, method: str, path: str) -> None:
-    """Bob is refused, and learns not even whether there is such a person; an admin is answered."""
+def test_only_admin_may_ask_about_another_person(
+    people_server: PeopleServer, method: str, path: str
+) -> None:
+    """Bob is refused without learning whether the person exists; an admin is answered."""
     data = {"typed": "ann"} if method == "POST" else None
-    with place.client(BOB) as bob, place.client(ROOT) as root:
+    with people_server.client(BOB) as bob, people_server.client(ROOT) as root:
         refused = bob.request(method, path, data=data)
         unknown = bob.request(method, path.replace("ann", "nobody"), data=data)
         allowed = root.request(method, path, data=data)
@@ -106,9 +109,9 @@ def test_nobody_asks_about_another_person(place: Place, method: str, path: str) 
     assert allowed.status_code == 200
 
 
-def test_a_person_forgets_themselves(place: Place) -> None:
-    """The plan is what is erased; nothing of others is named; the second time nobody is there."""
-    with place.client(ANN) as client, place.client(BOB) as bob:
+def test_person_erases_their_own_data_as_planned(people_server: PeopleServer) -> None:
+    """The plan matches the erasure, names nothing of others, and a second request finds nobody."""
+    with people_server.client(ANN) as client, people_server.client(BOB) as bob:
         before = bob.get("/people/bob").json()
         planned = client.get("/people/ann").json()
         done = client.delete("/people/ann").json()
@@ -118,7 +121,7 @@ def test_a_person_forgets_themselves(place: Place) -> None:
 
     assert planned["erased"] == done["erased"]
     assert (planned["dry_run"], done["dry_run"]) == (True, False)
-    assert done["scrubbed"] == (not place.settings.db.startswith("postgres"))
+    assert done["scrubbed"] == (not people_server.settings.db.startswith("postgres"))
     assert [part["what"] for part in done["kept"]] == ["namespaces"]
     assert "bob" not in json.dumps([planned, done])
     assert (again.status_code, threads) == (404, [])
@@ -126,58 +129,66 @@ def test_a_person_forgets_themselves(place: Place) -> None:
     assert before == after
 
 
-def test_a_thread_with_the_name_of_another_person_gives_no_right(place: Place) -> None:
-    """The chat memory under this name is neither exported nor erased."""
-    with open_people(place.settings.db) as both:
+def test_thread_named_after_other_person_gives_no_access_to_their_chat_memory(
+    people_server: PeopleServer,
+) -> None:
+    """The chat memory under the other person's name is neither exported nor erased."""
+    with open_people(people_server.settings.db) as both:
         both.store.put(("chat_memory", "bob"), "k", {"text": make_marker("bob", "chat")})
-        talk_of(both, "ann", "bob")  # a client chooses the id of a thread
-    with place.client(ANN) as client:
+        hold_conversation(both, "ann", "bob")  # a client chooses the id of a thread
+    with people_server.client(ANN) as client:
         texts = [
             client.get("/people/ann").text,
             client.get("/people/ann/export").text,
             client.delete("/people/ann").text,
         ]
-    with open_people(place.settings.db) as both:
-        left = both.store.get(("chat_memory", "bob"), "k")
+    with open_people(people_server.settings.db) as both:
+        remaining_item = both.store.get(("chat_memory", "bob"), "k")
 
     assert [make_marker("bob", "chat") in text for text in texts] == [False, False, False]
     assert not any("chat_memory/bob" in text for text in texts)
     assert json.loads(texts[1].splitlines()[0])["other_namespaces"] == [["cities", "ann"]]
-    assert left is not None
+    assert remaining_item is not None
 
 
-def test_a_thread_with_the_id_of_a_conversation_gives_no_right(place: Place) -> None:
-    """Only an admin reaches the chat memory of a conversation under the id of a thread."""
-    with open_people(place.settings.db) as both:
+def test_thread_with_id_of_conversation_gives_no_access_to_its_chat_memory(
+    people_server: PeopleServer,
+) -> None:
+    """Only an admin reaches the chat memory of a conversation whose id is also a thread's id."""
+    with open_people(people_server.settings.db) as both:
         both.store.put(("chat_memory", "conv-1"), "k", {"text": make_marker("bob", "chat")})
-        talk_of(both, "ann", "conv-1")
-    with place.client(ROOT) as root, place.client(ANN) as client:
+        hold_conversation(both, "ann", "conv-1")
+    with people_server.client(ROOT) as root, people_server.client(ANN) as client:
         of_admin = root.get("/people/ann/export").text
         texts = [client.get("/people/ann/export").text, client.delete("/people/ann").text]
-    with open_people(place.settings.db) as both:
-        left = both.store.get(("chat_memory", "conv-1"), "k")
+    with open_people(people_server.settings.db) as both:
+        remaining_item = both.store.get(("chat_memory", "conv-1"), "k")
 
     assert make_marker("bob", "chat") in of_admin
     assert not any(
         make_marker("bob", "chat") in text or "chat_memory/conv-1" in text for text in texts
     )
-    assert left is not None
+    assert remaining_item is not None
 
 
-def test_a_person_reaches_their_own_messages_of_a_conversation(place: Place) -> None:
-    """The author proves whose a message is; those of others and of nobody stay."""
+def test_person_reaches_only_their_own_messages_of_shared_conversation(
+    people_server: PeopleServer,
+) -> None:
+    """The stored author decides whose a message is; other messages stay."""
     model: Any = RunnableLambda(lambda _: "")
-    with open_people(place.settings.db) as both:
+    with open_people(people_server.settings.db) as both:
         advisor = VectorStoreChatMemoryAdvisor(model, both.store)
         for user in ("ann", "bob", None):
             text = HumanMessage(f"{make_marker(str(user), 'chat')} in conv-1")
             advisor.remember("conv-1", [text, AIMessage(f"to {user}")], user)
         in_library = [*export("bob", both.saver, both.store)]
-    with place.client(ANN) as client:
+    with people_server.client(ANN) as client:
         texts = [client.get("/people/ann").text, client.get("/people/ann/export").text]
         planned, done = client.get("/people/ann").json(), client.delete("/people/ann").json()
-    with open_people(place.settings.db) as both:
-        left = sorted(item.value["text"] for item in both.store.search(("chat_memory", "conv-1")))
+    with open_people(people_server.settings.db) as both:
+        remaining_texts = sorted(
+            item.value["text"] for item in both.store.search(("chat_memory", "conv-1"))
+        )
         again = [*export("bob", both.saver, both.store)]
 
     own = [json.loads(line) for line in texts[1].splitlines()]
@@ -188,7 +199,7 @@ def test_a_person_reaches_their_own_messages_of_a_conversation(place: Place) -> 
     assert not any(make_marker(user, "chat") in text for user in ("bob", "None") for text in texts)
     assert "chat_memory/conv-1" in texts[0]
     assert planned["erased"] == done["erased"]
-    assert left == sorted(
+    assert remaining_texts == sorted(
         ["to bob", "to None", *(f"{make_marker(u, 'chat')} in conv-1" for u in ("bob", "None"))]
     )
     assert again[1:] == in_library[1:]
@@ -197,19 +208,21 @@ def test_a_person_reaches_their_own_messages_of_a_conversation(place: Place) -> 
     ]
 
 
-def test_an_admin_is_told_what_belongs_to_others(place: Place) -> None:
-    with open_people(place.settings.db) as both:
+def test_erasure_plan_of_admin_lists_memories_of_others_that_are_kept(
+    people_server: PeopleServer,
+) -> None:
+    with open_people(people_server.settings.db) as both:
         provenance = {"thread_id": "anns"}
         line = {"namespace": ["memories", "bob"], "key": "heard", "value": {"text": "figs"}}
         both.store.import_lines([json.dumps(line | {"provenance": provenance})])
-    with place.client(ROOT) as root:
+    with people_server.client(ROOT) as root:
         kept = {part["what"]: part["ids"] for part in root.get("/people/ann").json()["kept"]}
 
     assert kept["memories of others"] == ["memories/bob/heard"]
 
 
-def test_a_run_is_cancelled_before(db: Settings, gate: Gate) -> None:
-    """A run that is under way ends, stores nothing more, and its events are gone."""
+def test_erasing_person_cancels_run_that_is_under_way(db: Settings, gate: Gate) -> None:
+    """The run ends, stores nothing more, and its events are removed."""
     graphs = Graphs({"talk": build_talk_graph(gate)})
     with run_server(create_app(db, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         sdk.threads.create(thread_id="t")
@@ -225,9 +238,9 @@ def test_a_run_is_cancelled_before(db: Settings, gate: Gate) -> None:
     assert (gone.status_code, again.status_code) == (404, 404)
 
 
-def test_the_page_of_a_person(place: Place) -> None:
-    """It shows what there is, leads to the archive, and asks for the name."""
-    with place.client(ANN) as client:
+def test_person_page_shows_data_and_erases_after_name_is_typed(people_server: PeopleServer) -> None:
+    """The page shows the data, links to the archive, and asks for the name before an erasure."""
+    with people_server.client(ANN) as client:
         shown = client.get("/ui/person").text
         memories = client.get("/ui/memories").text
         wrong = client.post("/ui/person", data={"typed": "Ann"})
@@ -244,7 +257,7 @@ def test_the_page_of_a_person(place: Place) -> None:
     assert gone.status_code == 404
 
 
-DENIES = """
+AUTH_FILE_THAT_DENIES_PROFILES = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -263,13 +276,13 @@ async def store(ctx, value):
 """
 
 
-def test_a_namespace_that_may_not_be_reached_refuses_all(
+def test_denied_namespace_refuses_whole_export_and_erasure(
     settings: Settings, tmp_path: Path
 ) -> None:
     """Nothing is exported or erased in part because a handler denies a namespace."""
     with open_people(settings.db) as both:
         store_all_kinds(both, "ann", "anns")
-    access = AuthFileAccess(write_auth_file(tmp_path, DENIES))
+    access = AuthFileAccess(write_auth_file(tmp_path, AUTH_FILE_THAT_DENIES_PROFILES))
     headers = {"x-api-key": ANN}
     with (
         run_server(create_app(settings, access=access)) as url,
@@ -282,7 +295,7 @@ def test_a_namespace_that_may_not_be_reached_refuses_all(
     assert "profiles" in replies[0].text
 
 
-ORGANISATION = """
+AUTH_FILE_OF_ORGANISATION = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -303,9 +316,9 @@ async def store(ctx, value):
 """
 
 
-def test_an_organisation_is_no_person(db: Settings, tmp_path: Path) -> None:
-    """Its threads are nobody's by REST, on the page, and later on the command line by default."""
-    access = AuthFileAccess(write_auth_file(tmp_path, ORGANISATION))
+def test_organisation_is_not_treated_as_person(db: Settings, tmp_path: Path) -> None:
+    """Its threads belong to no person by REST, on the page and, by default, in the CLI."""
+    access = AuthFileAccess(write_auth_file(tmp_path, AUTH_FILE_OF_ORGANISATION))
     with run_server(create_app(db, access=access)) as url:
         for key in ("key-of-ann", "key-of-acme", "key-of-root"):
             with httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=60) as client:

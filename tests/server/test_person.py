@@ -1,4 +1,4 @@
-"""A run uses the memories of the thread's person, whoever begins it, answers it or continues it."""
+"""A run uses the memories of the thread's person, whoever starts, answers or continues the run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.server.test_crons import make_due
 from tests.server.test_keys import render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
-TEAM = """
+TEAM_AUTH_FILE = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -58,13 +58,13 @@ SECRETS = {
     "mia": "The refund of Mia goes to the account Magpie.",
     "tom": "The refund of Tom goes to the account Toad.",
 }
-ASKS: Any = {"messages": [{"role": "user", "content": "Please refund my canoe."}]}
-MORE: Any = {"messages": [{"role": "user", "content": "Is the refund on its way? Say Kayak."}]}
-YES: Any = {"resume": "yes"}
+REFUND_REQUEST: Any = {"messages": [{"role": "user", "content": "Please refund my canoe."}]}
+FOLLOW_UP: Any = {"messages": [{"role": "user", "content": "Is the refund on its way? Say Kayak."}]}
+YES_COMMAND: Any = {"resume": "yes"}
 
 
-def reply(body: dict[str, Any]) -> Answer | str:
-    """Call the tool for a request of a refund, and otherwise answer."""
+def choose_reply(body: dict[str, Any]) -> Answer | str:
+    """Return a tool call for a refund request, and a plain answer otherwise."""
     last = body["messages"][-1]
     if last["role"] == "user" and str(last["content"]).startswith("Please refund"):
         call = {"name": "refund", "arguments": json.dumps({"what": "canoe"})}
@@ -89,7 +89,7 @@ class Model(OpenAIServer):
         self._next.append(lambda _: Failure())
 
     def _answer(self, body: dict[str, Any]) -> Reply:
-        answer = reply(body)
+        answer = choose_reply(body)
         return self._next.pop()(answer) if self._next else answer
 
 
@@ -106,8 +106,8 @@ def refund(what: str) -> str:
     return f"refund of {what}: {interrupt('May I refund it?')}"
 
 
-def agent(model: Model) -> Any:
-    """An agent with an approval, which recalls and remembers."""
+def build_agent(model: Model) -> Any:
+    """Return an agent that asks for approval, recalls memories and stores turns."""
     from langchain_openai import ChatOpenAI
 
     chosen = ChatOpenAI(model="gpt-5-mini", base_url=model.base_url, api_key="none")  # type: ignore[arg-type]
@@ -115,8 +115,8 @@ def agent(model: Model) -> Any:
     return chat_graph(chosen, [refund], memory=parts)
 
 
-def used(desk: Desk, user: str, name: str, person: str = "", **arguments: Any) -> str:
-    """What a tool answers a user by MCP, who may act for a person."""
+def call_mcp_tool(desk: Desk, user: str, name: str, person: str = "", **arguments: Any) -> str:
+    """Call an MCP tool as `user`, on behalf of `person` if one is named, and return its text."""
 
     about = {"name": name, "arguments": arguments}
     asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": about}
@@ -135,51 +135,51 @@ class Desk:
         self.clients = ExitStack()
 
     def client(self, user: str) -> SyncLangGraphClient:
-        """langgraph's client of a user, whose key or token is the name."""
+        """Return a LangGraph client of a user, whose key or token is the user's name."""
         made = get_sync_client(
             url=self.url, api_key=user, headers={"authorization": f"Bearer {user}"}
         )
         return self.clients.enter_context(made)
 
     def post(self, user: str, path: str, **options: Any) -> httpx.Response:
-        """A form of a page, sent by a user."""
+        """Send the form of a page as a user, and return the response."""
         headers = {"authorization": f"Bearer {user}"}
         return httpx.post(f"{self.url}{path}", headers=headers, timeout=60, **options)
 
     def page(self, user: str, path: str) -> str:
-        """A page, as a user sees it."""
+        """Return a page as a user sees it."""
         headers = {"authorization": f"Bearer {user}"}
         shown = httpx.get(f"{self.url}{path}", headers=headers, timeout=60)
         assert shown.status_code == 200, shown.text
         return shown.text
 
     def memories(self, user: str) -> list[str]:
-        """The texts of all memories of a user."""
+        """Return the texts of all memories of a user."""
         with open_store(self.settings.db) as store:
             found = Collection(store, ("memories", user)).list(limit=100)
         return [memory.text for memory in found]
 
     def head(self, thread_id: str) -> dict[str, Any]:
-        """The metadata of a thread's newest checkpoint."""
+        """Return the metadata of a thread's newest checkpoint."""
         with open_checkpointer(self.settings.db) as saver:
             head = saver.head(thread_id)
         assert head is not None
         return dict(head.metadata)
 
     def prompts(self, since: int = 0) -> str:
-        """All that the model was shown, from a request on."""
+        """Return the messages of the model's requests, from number `since` on, as JSON."""
         return json.dumps([each["messages"] for each in self.model.requests[since:]])
 
 
 @contextmanager
-def served(
+def serve_desk(
     settings: Settings, access: Access, model: Model, make: Callable[[], Any] | None = None
 ) -> Iterator[Desk]:
-    """A desk, whose users have a secret each among their memories."""
+    """Serve a desk whose users each have a secret among their memories."""
     with open_store(settings.db) as store:
         for user, secret in SECRETS.items():
             Collection(store, ("memories", user)).insert(secret)
-    graphs = Graphs({"desk": make or agent(model)})
+    graphs = Graphs({"desk": make or build_agent(model)})
     with run_server(create_app(settings, graphs=graphs, access=access)) as url:
         desk = Desk(url, settings, model)
         with desk.clients:
@@ -187,7 +187,7 @@ def served(
 
 
 def keys(folder: Path) -> KeysFileAccess:
-    """Keys, of which that of `boss` is an admin's."""
+    """Return access by keys of two users and of `boss`, who is an admin."""
     file = folder / "keys.toml"
     admin = f'permissions = ["{ADMIN_PERMISSION}"]'
     users = [render_key_entry(user, user) for user in ("dora", "kim")]
@@ -198,42 +198,44 @@ def keys(folder: Path) -> KeysFileAccess:
 @pytest.fixture
 def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
     """A desk with keys; see `keys`."""
-    with served(settings, keys(tmp_path), model) as made:
+    with serve_desk(settings, keys(tmp_path), model) as made:
         yield made
 
 
 @pytest.fixture
 def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
     """A desk with an Auth file that names the organisation as the owner of each thread."""
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, TEAM)), model) as made:
+    with serve_desk(
+        settings, AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)), model
+    ) as made:
         yield made
 
 
-def begun(desk: Desk, user: str) -> str:
-    """A thread of a user on which the agent waits for an approval."""
+def start_thread_awaiting_approval(desk: Desk, user: str) -> str:
+    """Start a thread of a user on which the agent waits for approval, and return its id."""
     client = desk.client(user)
     thread_id: str = client.threads.create()["thread_id"]
-    client.runs.wait(thread_id, "desk", input=ASKS)
+    client.runs.wait(thread_id, "desk", input=REFUND_REQUEST)
     return thread_id
 
 
 def answer_by_sdk(desk: Desk, user: str, thread_id: str) -> None:
-    desk.client(user).runs.wait(thread_id, "desk", command=YES)
+    desk.client(user).runs.wait(thread_id, "desk", command=YES_COMMAND)
 
 
 def answer_in_the_background(desk: Desk, user: str, thread_id: str) -> None:
     client = desk.client(user)
-    run = client.runs.create(thread_id, "desk", command=YES)
+    run = client.runs.create(thread_id, "desk", command=YES_COMMAND)
     client.runs.join(thread_id, run["run_id"])
 
 
 def answer_by_stream(desk: Desk, user: str, thread_id: str) -> None:
-    [*desk.client(user).runs.stream(thread_id, "desk", command=YES)]
+    [*desk.client(user).runs.stream(thread_id, "desk", command=YES_COMMAND)]
 
 
 def answer_by_batch(desk: Desk, user: str, thread_id: str) -> None:
     client = desk.client(user)
-    one: Any = {"thread_id": thread_id, "assistant_id": "desk", "command": YES}
+    one: Any = {"thread_id": thread_id, "assistant_id": "desk", "command": YES_COMMAND}
     [run] = client.runs.create_batch([one])
     client.runs.join(thread_id, run["run_id"])
 
@@ -258,8 +260,8 @@ def answer_by_commands(desk: Desk, user: str, thread_id: str) -> None:
     wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
 
 
-Way = Callable[[Desk, str, str], None]
-WAYS = [
+AnswerMethod = Callable[[Desk, str, str], None]
+ANSWER_METHODS = [
     answer_by_sdk,
     answer_in_the_background,
     answer_by_stream,
@@ -269,10 +271,10 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("answer", WAYS)
-def test_an_admin_who_answers_leaves_the_thread_to_its_person(desk: Desk, answer: Way) -> None:
-    """Dora's turn is remembered of her, and the model is not shown what is known of the admin."""
-    thread_id = begun(desk, "dora")
+@pytest.mark.parametrize("answer", ANSWER_METHODS)
+def test_thread_stays_with_its_person_when_admin_answers(desk: Desk, answer: AnswerMethod) -> None:
+    """The turn is stored in Dora's memories, and the model is not shown the admin's memories."""
+    thread_id = start_thread_awaiting_approval(desk, "dora")
     before = len(desk.model.requests)
 
     answer(desk, "boss", thread_id)
@@ -286,10 +288,12 @@ def test_an_admin_who_answers_leaves_the_thread_to_its_person(desk: Desk, answer
     assert "answered by boss" in desk.page("dora", f"/ui/thread?id={thread_id}")
 
 
-@pytest.mark.parametrize("answer", WAYS)
-def test_a_colleague_who_answers_leaves_the_thread_to_its_person(team: Desk, answer: Way) -> None:
-    """The owner of the thread is the organisation of both."""
-    thread_id = begun(team, "mia")
+@pytest.mark.parametrize("answer", ANSWER_METHODS)
+def test_thread_stays_with_its_person_when_colleague_answers(
+    team: Desk, answer: AnswerMethod
+) -> None:
+    """The organisation of both colleagues owns the thread."""
+    thread_id = start_thread_awaiting_approval(team, "mia")
     before = len(team.model.requests)
 
     answer(team, "tom", thread_id)
@@ -303,13 +307,13 @@ def test_a_colleague_who_answers_leaves_the_thread_to_its_person(team: Desk, ans
     assert "answered by tom" in team.page("mia", f"/ui/thread?id={thread_id}")
 
 
-def test_a_message_of_a_colleague_neither_recalls_nor_remembers(team: Desk) -> None:
-    """Neither what is known of one of them nor what they say in the thread of the other."""
-    thread_id = begun(team, "mia")
+def test_message_of_colleague_neither_recalls_nor_stores_memories(team: Desk) -> None:
+    """No memories of either are shown, and the message is stored for neither of them."""
+    thread_id = start_thread_awaiting_approval(team, "mia")
     answer_by_sdk(team, "mia", thread_id)
     before, known = len(team.model.requests), team.memories("mia")
 
-    team.client("tom").runs.wait(thread_id, "desk", input=MORE)
+    team.client("tom").runs.wait(thread_id, "desk", input=FOLLOW_UP)
 
     shown, head = team.prompts(before), team.head(thread_id)
     assert ("Magpie" in shown, "Toad" in shown) == (False, False)
@@ -326,12 +330,12 @@ def test_a_message_of_a_colleague_neither_recalls_nor_remembers(team: Desk) -> N
     assert ("Kayak" in later, "Otter" in later) == (False, True)
 
 
-def test_an_admin_who_says_something_acts_for_the_person(desk: Desk) -> None:
-    thread_id = begun(desk, "dora")
+def test_message_of_admin_uses_memories_of_threads_person(desk: Desk) -> None:
+    thread_id = start_thread_awaiting_approval(desk, "dora")
     answer_by_sdk(desk, "dora", thread_id)
     before = len(desk.model.requests)
 
-    desk.client("boss").runs.wait(thread_id, "desk", input=MORE)
+    desk.client("boss").runs.wait(thread_id, "desk", input=FOLLOW_UP)
 
     shown = desk.prompts(before)
     assert ("Heron" in shown, "Walrus" in shown) == (True, False)
@@ -339,15 +343,15 @@ def test_an_admin_who_says_something_acts_for_the_person(desk: Desk) -> None:
     assert desk.memories("boss") == [SECRETS["boss"]]
 
 
-def test_rows_keep_the_caller_and_the_person(db: Settings, tmp_path: Path, model: Model) -> None:
-    """On a file and on Postgres; the person is known once a run starts, so the row is changed."""
-    with served(db, keys(tmp_path), model) as desk:
+def test_run_rows_store_caller_and_person(db: Settings, tmp_path: Path, model: Model) -> None:
+    """The person is known only when the run starts, so the row is updated at that time."""
+    with serve_desk(db, keys(tmp_path), model) as desk:
         dora, boss = desk.client("dora"), desk.client("boss")
         thread_id = dora.threads.create()["thread_id"]
         # the first run has not put a checkpoint yet when the others are accepted
-        runs = [dora.runs.create(thread_id, "desk", input=ASKS)]
-        runs += [boss.runs.create(thread_id, "desk", command=YES)]
-        runs += [boss.runs.create(thread_id, "desk", input=MORE)]
+        runs = [dora.runs.create(thread_id, "desk", input=REFUND_REQUEST)]
+        runs += [boss.runs.create(thread_id, "desk", command=YES_COMMAND)]
+        runs += [boss.runs.create(thread_id, "desk", input=FOLLOW_UP)]
         for run in runs:
             dora.runs.join(thread_id, run["run_id"])
         rows = json.loads(desk.page("boss", f"/ui/runs.json?id={thread_id}"))["runs"]
@@ -363,22 +367,22 @@ def test_rows_keep_the_caller_and_the_person(db: Settings, tmp_path: Path, model
         assert desk.head(thread_id)["user_id"] == "dora"
 
 
-def test_a_thread_without_a_turn_is_its_owners(desk: Desk) -> None:
-    """Its first run is an admin's; the owner that a key gave is its person."""
+def test_thread_without_turns_belongs_to_its_owner(desk: Desk) -> None:
+    """An admin starts the first run, and the owner that the key set is the thread's person."""
     thread_id = desk.client("dora").threads.create()["thread_id"]
 
-    desk.client("boss").runs.wait(thread_id, "desk", input=MORE)
+    desk.client("boss").runs.wait(thread_id, "desk", input=FOLLOW_UP)
 
     head = desk.head(thread_id)
     assert (head["user_id"], head["owner"]) == ("dora", "dora")
     assert ("Heron" in desk.prompts(), "Walrus" in desk.prompts()) == (True, False)
 
 
-def test_metadata_of_a_client_names_no_person(desk: Desk) -> None:
-    """A run that waits on such a thread is its caller's, and another person's erasure leaves it."""
+def test_metadata_of_client_does_not_choose_person_of_thread(desk: Desk) -> None:
+    """A waiting run belongs to its caller, and the erasure of another person leaves the run."""
     client = desk.client("dora")
     thread_id = client.threads.create(metadata={"user_id": "kim"})["thread_id"]
-    run = client.runs.create(thread_id, "desk", input=MORE, after_seconds=3600)
+    run = client.runs.create(thread_id, "desk", input=FOLLOW_UP, after_seconds=3600)
     headers = {"x-api-key": "boss"}
     with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
         http.put("/store/items", json={"namespace": ["memories", "kim"], "key": "k", "value": {}})
@@ -388,23 +392,23 @@ def test_metadata_of_a_client_names_no_person(desk: Desk) -> None:
     assert client.runs.get(thread_id, run["run_id"])["status"] == "pending"
 
 
-def test_a_thread_without_a_turn_is_its_first_callers(team: Desk) -> None:
-    """The organisation that owns it is no person."""
+def test_thread_without_turns_owned_by_organisation_belongs_to_first_caller(team: Desk) -> None:
+    """The organisation that owns the thread is not a person."""
     thread_id = team.client("mia").threads.create()["thread_id"]
 
-    team.client("tom").runs.wait(thread_id, "desk", input=MORE)
+    team.client("tom").runs.wait(thread_id, "desk", input=FOLLOW_UP)
 
     head = team.head(thread_id)
     assert (head["user_id"], head["owner"]) == ("tom", "acme")
     assert ("Magpie" in team.prompts(), "Toad" in team.prompts()) == (False, True)
 
 
-def test_a_context_of_an_assistant_does_not_change_the_person(desk: Desk) -> None:
-    thread_id = begun(desk, "dora")
+def test_user_id_in_context_of_run_does_not_change_person(desk: Desk) -> None:
+    thread_id = start_thread_awaiting_approval(desk, "dora")
     before = len(desk.model.requests)
     context: Any = {"user_id": "boss"}
 
-    desk.client("boss").runs.wait(thread_id, "desk", command=YES, context=context)
+    desk.client("boss").runs.wait(thread_id, "desk", command=YES_COMMAND, context=context)
 
     assert ("Heron" in desk.prompts(before), "Walrus" in desk.prompts(before)) == (True, False)
     assert desk.head(thread_id)["user_id"] == "dora"
@@ -412,19 +416,21 @@ def test_a_context_of_an_assistant_does_not_change_the_person(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize("author", ["boss", "tom"])
-def test_a_cron_uses_the_memories_of_the_person(
+def test_cron_uses_memories_of_threads_person_not_of_its_author(
     author: str, settings: Settings, tmp_path: Path, model: Model
 ) -> None:
-    """Whoever made it: an admin with a key, or a colleague under an Auth file."""
+    """The author is an admin with a key, or a colleague under an Auth file."""
     is_team = author == "tom"
     person = "mia" if is_team else "dora"
-    access: Access = AuthFileAccess(write_auth_file(tmp_path, TEAM)) if is_team else keys(tmp_path)
-    with served(settings, access, model) as desk:
-        thread_id = begun(desk, person)
+    access: Access = (
+        AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)) if is_team else keys(tmp_path)
+    )
+    with serve_desk(settings, access, model) as desk:
+        thread_id = start_thread_awaiting_approval(desk, person)
         answer_by_sdk(desk, person, thread_id)
         before, client = len(model.requests), desk.client(author)
         made: Any = client.crons.create_for_thread(
-            thread_id, "desk", schedule="0 0 1 1 *", input=MORE
+            thread_id, "desk", schedule="0 0 1 1 *", input=FOLLOW_UP
         )
         make_due(settings, made["cron_id"])
         wait_until(lambda: len(client.runs.list(thread_id)) == 3)
@@ -438,46 +444,46 @@ def test_a_cron_uses_the_memories_of_the_person(
         assert f"scheduled by {author}" in desk.page(person, f"/ui/thread?id={thread_id}")
 
 
-@pytest.mark.parametrize("sends", [False, True])
-def test_a_run_that_is_taken_over_keeps_its_person(
-    db: Settings, tmp_path: Path, model: Model, sends: bool
+@pytest.mark.parametrize("sends_message", [False, True])
+def test_run_keeps_its_person_when_another_server_takes_over(
+    db: Settings, tmp_path: Path, model: Model, sends_message: bool
 ) -> None:
-    """An answer, or a message, of a colleague goes on in another server as it began."""
-    access, held = AuthFileAccess(write_auth_file(tmp_path, TEAM)), threading.Event()
+    """A colleague sent the answer or the message with which the run started."""
+    access, held = AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)), threading.Event()
     with ExitStack() as stack:
-        first = stack.enter_context(served(db, access, model))
-        thread_id = begun(first, "mia")
-        if sends:
+        first = stack.enter_context(serve_desk(db, access, model))
+        thread_id = start_thread_awaiting_approval(first, "mia")
+        if sends_message:
             answer_by_sdk(first, "mia", thread_id)
         known, before = first.memories("mia"), len(model.requests)
         model.hold(held)
         client = first.client("tom")
-        what: Any = {"input": MORE} if sends else {"command": YES}
+        what: Any = {"input": FOLLOW_UP} if sends_message else {"command": YES_COMMAND}
         run = client.runs.create(thread_id, "desk", **what)
         wait_until(lambda: len(model.requests) > before)
     held.set()
-    app = create_app(db, graphs=Graphs({"desk": agent(model)}), access=access)
+    app = create_app(db, graphs=Graphs({"desk": build_agent(model)}), access=access)
     with run_server(app) as url:
         second = Desk(url, db, model)
         with second.clients:
             second.client("mia").runs.join(thread_id, run["run_id"])
 
             shown, head = second.prompts(before), second.head(thread_id)
-            assert ("Magpie" in shown, "Toad" in shown) == (not sends, False)
+            assert ("Magpie" in shown, "Toad" in shown) == (not sends_message, False)
             assert (head["user_id"], head["perdure_caller"]) == ("mia", "tom")
             assert second.memories("tom") == [SECRETS["tom"]]
             later = second.memories("mia")
-            assert later == known if sends else "user: Please refund my canoe." in later
+            assert later == known if sends_message else "user: Please refund my canoe." in later
 
 
-def test_who_goes_on_with_a_run_uses_the_memories_of_the_person(desk: Desk) -> None:
-    """The run failed at the model; an admin presses the button, which then works."""
-    thread_id = begun(desk, "dora")
+def test_admin_who_continues_failed_run_uses_memories_of_person(desk: Desk) -> None:
+    """The run failed at the model, and an admin presses the button that continues the run."""
+    thread_id = start_thread_awaiting_approval(desk, "dora")
     answer_by_sdk(desk, "dora", thread_id)
     desk.model.fail_next()
     dora = desk.client("dora")
     with pytest.raises(Exception, match="refuses"):
-        dora.runs.wait(thread_id, "desk", input=MORE)
+        dora.runs.wait(thread_id, "desk", input=FOLLOW_UP)
     before = len(desk.model.requests)
 
     replied = desk.post("boss", f"/ui/again?id={thread_id}", data={"assistant": "desk"})
@@ -491,8 +497,8 @@ def test_who_goes_on_with_a_run_uses_the_memories_of_the_person(desk: Desk) -> N
     assert "continued by boss" in desk.page("dora", f"/ui/thread?id={thread_id}")
 
 
-def test_a_message_of_a_colleague_on_the_page_neither_recalls_nor_remembers(team: Desk) -> None:
-    thread_id = begun(team, "mia")
+def test_message_of_colleague_on_page_neither_recalls_nor_stores_memories(team: Desk) -> None:
+    thread_id = start_thread_awaiting_approval(team, "mia")
     answer_by_sdk(team, "mia", thread_id)
     before, known = len(team.model.requests), team.memories("mia")
 
@@ -506,27 +512,33 @@ def test_a_message_of_a_colleague_on_the_page_neither_recalls_nor_remembers(team
     assert (team.memories("mia"), team.memories("tom")) == (known, [SECRETS["tom"]])
 
 
-def envelope(name: str, **fields: Any) -> dict[str, Any]:
-    """A message in the form in which LangChain serializes objects."""
+def build_serialized_message(name: str, **fields: Any) -> dict[str, Any]:
+    """Return a message in the form in which LangChain serializes objects."""
     kind = ["langchain", "schema", "messages", name]
     return {"lc": 1, "type": "constructor", "id": kind, "kwargs": fields}
 
 
-FORMS: list[Any] = [
+MESSAGE_FORMS: list[Any] = [
     "Say Kayak.",
     ["user", "Say Kayak."],
     [["human", "Say Kayak."]],
-    [envelope("HumanMessage", content="Say Kayak.")],
-    [envelope("HumanMessageChunk", content="Say Kayak.", type="human")],
-    [envelope("HumanMessage", content="Say Kayak.") | {"role": "ai"}],
-    [envelope("AIMessage", **envelope("HumanMessage", content="Say Kayak."))],
+    [build_serialized_message("HumanMessage", content="Say Kayak.")],
+    [build_serialized_message("HumanMessageChunk", content="Say Kayak.", type="human")],
+    [build_serialized_message("HumanMessage", content="Say Kayak.") | {"role": "ai"}],
+    [
+        build_serialized_message(
+            "AIMessage", **build_serialized_message("HumanMessage", content="Say Kayak.")
+        )
+    ],
 ]
 
 
-@pytest.mark.parametrize("messages", FORMS)
-def test_messages_of_a_colleague_in_any_form_are_not_remembered(team: Desk, messages: Any) -> None:
-    """Sent as an input, as an update of the state, and by a command."""
-    thread_id = begun(team, "mia")
+@pytest.mark.parametrize("messages", MESSAGE_FORMS)
+def test_messages_of_colleague_in_any_form_are_not_stored_as_memories(
+    team: Desk, messages: Any
+) -> None:
+    """The messages are sent as an input, as an update of the state, and by a command."""
+    thread_id = start_thread_awaiting_approval(team, "mia")
     answer_by_sdk(team, "mia", thread_id)
     tom = team.client("tom")
     tom.runs.wait(thread_id, "desk", input={"messages": messages})
@@ -540,8 +552,8 @@ def test_messages_of_a_colleague_in_any_form_are_not_remembered(team: Desk, mess
     assert ("Kayak" in later, "Otter" in later) == (False, True)
 
 
-def graph_with_a_question() -> Any:
-    """A graph that makes a message of the text in the channel `question`."""
+def build_question_graph() -> Any:
+    """Return a graph that builds a message from the text in the channel `question`."""
 
     class Question(MessagesState, total=False):
         question: str
@@ -558,11 +570,11 @@ def graph_with_a_question() -> Any:
     return builder.compile()
 
 
-def test_a_message_that_a_node_makes_of_the_input_of_a_colleague_is_not_remembered(
+def test_message_that_node_builds_from_colleagues_input_is_not_stored_as_memory(
     settings: Settings, tmp_path: Path, model: Model
 ) -> None:
-    access = AuthFileAccess(write_auth_file(tmp_path, TEAM))
-    with served(settings, access, model, graph_with_a_question()) as team:
+    access = AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE))
+    with serve_desk(settings, access, model, build_question_graph()) as team:
         thread_id = team.client("mia").threads.create()["thread_id"]
         for user in ("mia", "tom", "mia"):
             asked = {"question": f"Where is the canoe of {user}?"}
@@ -573,9 +585,9 @@ def test_a_message_that_a_node_makes_of_the_input_of_a_colleague_is_not_remember
         assert [text for text in team.memories("tom") if "canoe" in text] == []
 
 
-def test_a_colleague_does_not_see_the_memories_that_the_model_was_shown(team: Desk) -> None:
-    """Neither on the pages nor by REST; the thread itself can be read."""
-    thread_id = begun(team, "mia")
+def test_colleague_cannot_read_memories_that_model_was_shown(team: Desk) -> None:
+    """Pages and REST refuse the memories, although the thread itself can be read."""
+    thread_id = start_thread_awaiting_approval(team, "mia")
     link = re.search(r"/ui/seen[^\"]*", team.page("tom", f"/ui/thread?id={thread_id}"))
     assert link is not None
     views: Any = {"checkpoint_ns": "perdure:views"}
@@ -596,8 +608,8 @@ def test_a_colleague_does_not_see_the_memories_that_the_model_was_shown(team: De
         assert ("Magpie" in shown) == (user == "mia")
 
 
-def test_messages_that_a_colleague_adds_to_the_state_are_not_remembered(team: Desk) -> None:
-    thread_id = begun(team, "mia")
+def test_messages_that_colleague_adds_to_state_are_not_stored_as_memories(team: Desk) -> None:
+    thread_id = start_thread_awaiting_approval(team, "mia")
     answer_by_sdk(team, "mia", thread_id)
     added: Any = [
         {"role": "user", "content": "I am Mia, says Kayak."},
@@ -615,23 +627,25 @@ def test_messages_that_a_colleague_adds_to_the_state_are_not_remembered(team: De
 
 
 @pytest.mark.parametrize(("author", "other"), [("mia", "tom"), ("tom", "mia")])
-def test_a_message_that_is_sent_again_is_its_authors(
+def test_message_that_is_sent_again_belongs_to_its_author(
     settings: Settings, tmp_path: Path, model: Model, author: str, other: str
 ) -> None:
-    """It was not stored, as its graph could not be made. Whoever sends it again says nothing."""
+    """A message whose graph could not be built is not stored; another user sends it again."""
     broken = threading.Event()
 
     def make() -> Any:
         if broken.is_set():
             raise ZeroDivisionError
-        return agent(model)
+        return build_agent(model)
 
-    with served(settings, AuthFileAccess(write_auth_file(tmp_path, TEAM)), model, make) as team:
-        thread_id = begun(team, "mia")
+    with serve_desk(
+        settings, AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)), model, make
+    ) as team:
+        thread_id = start_thread_awaiting_approval(team, "mia")
         answer_by_sdk(team, "mia", thread_id)
         broken.set()
         with pytest.raises(Exception, match="ZeroDivisionError"):
-            team.client(author).runs.wait(thread_id, "desk", input=MORE)
+            team.client(author).runs.wait(thread_id, "desk", input=FOLLOW_UP)
         broken.clear()
         before = len(model.requests)
 
@@ -645,8 +659,8 @@ def test_a_message_that_is_sent_again_is_its_authors(
         assert team.memories("tom") == [SECRETS["tom"]]
 
 
-def test_an_update_of_the_state_leaves_the_thread_to_its_person(desk: Desk) -> None:
-    thread_id = begun(desk, "dora")
+def test_state_update_by_admin_does_not_change_threads_person(desk: Desk) -> None:
+    thread_id = start_thread_awaiting_approval(desk, "dora")
     answer_by_sdk(desk, "dora", thread_id)
 
     desk.client("boss").threads.update_state(thread_id, {"messages": []})
@@ -655,13 +669,15 @@ def test_an_update_of_the_state_leaves_the_thread_to_its_person(desk: Desk) -> N
     assert (head["user_id"], head["owner"]) == ("dora", "dora")
 
 
-def test_mcp_reads_the_threads_of_the_person(team: Desk) -> None:
-    """Those that colleagues may reach are theirs by their heads, not by the organisation."""
-    threads = {user: begun(team, user) for user in ("mia", "tom")}
+def test_mcp_tools_read_only_threads_of_the_person(team: Desk) -> None:
+    """A thread that colleagues may reach belongs to the person in its newest checkpoint."""
+    threads = {user: start_thread_awaiting_approval(team, user) for user in ("mia", "tom")}
     answer_by_sdk(team, "tom", threads["mia"])
 
     for user, other in (("mia", "tom"), ("tom", "mia")):
-        found = json.loads(used(team, user, "search_threads", text="canoe"))
+        found = json.loads(call_mcp_tool(team, user, "search_threads", text="canoe"))
         assert {each["thread_id"] for each in found["threads"]} == {threads[user]}
-        assert "canoe" in used(team, user, "read_thread", thread_id=threads[user])
-        assert "there is no thread" in used(team, user, "read_thread", thread_id=threads[other])
+        assert "canoe" in call_mcp_tool(team, user, "read_thread", thread_id=threads[user])
+        assert "there is no thread" in call_mcp_tool(
+            team, user, "read_thread", thread_id=threads[other]
+        )

@@ -1,4 +1,4 @@
-"""Nothing of one person shows up with another, whatever approvers, operators and backends do."""
+"""Data of one person is not shown to another, whatever approvers, operators and backends do."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.server.test_person import (
     Desk,
     Model,
     answer_on_the_page,
-    begun,
+    call_mcp_tool,
     model,  # noqa: F401 - a fixture
-    served,
-    used,
+    serve_desk,
+    start_thread_awaiting_approval,
 )
 
 SECRETS = {
@@ -35,8 +35,8 @@ SECRETS = {
     "boss": "The refund limit of this approver is the number Walrus.",
     "desk": "The refund of this operator goes to the account Badger.",
 }
-SAID = {"dora": "My refund number is Ocelot.", "kim": "My refund number is Lemur."}
-MARKS = {
+MESSAGES = {"dora": "My refund number is Ocelot.", "kim": "My refund number is Lemur."}
+SECRET_WORDS = {
     "dora": ("Heron", "Ocelot", "dora"),
     "kim": ("Finch", "Lemur", "kim"),
     "boss": ("Walrus",),
@@ -53,8 +53,8 @@ LISTS: dict[str, Any] = {
 PAGES = ["/ui/threads", "/ui/threads?q=refund", "/ui/runs", "/ui/memories", "/ui/store"]
 
 
-def keys(folder: Path) -> KeysFileAccess:
-    """Keys of two customers, an approver who is an admin, and an operator who acts for them."""
+def write_keys(folder: Path) -> KeysFileAccess:
+    """Return access by keys of two customers, an admin who approves, and an operator."""
     file = folder / "keys.toml"
     users = [render_key_entry(user, user) for user in ("dora", "kim")]
     users.append(render_key_entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]'))
@@ -63,13 +63,13 @@ def keys(folder: Path) -> KeysFileAccess:
     return KeysFileAccess(file)
 
 
-def work(desk: Desk) -> dict[str, str]:
-    """Have everybody do what they may; returns the threads of the customers."""
+def act_as_every_user(desk: Desk) -> dict[str, str]:
+    """Let each user do all that they may do, and return the threads of the customers."""
     threads = {}
     for user, other in (("dora", "kim"), ("kim", "dora")):
-        threads[user] = thread_id = begun(desk, user)
+        threads[user] = thread_id = start_thread_awaiting_approval(desk, user)
         answer_on_the_page(desk, "boss", thread_id)
-        desk.client(user).runs.wait(thread_id, "desk", input=build_input(SAID[user]))
+        desk.client(user).runs.wait(thread_id, "desk", input=build_input(MESSAGES[user]))
         open_client_acting_for(desk, "desk", user).runs.wait(
             thread_id, "desk", input=build_input("Is the refund there?")
         )
@@ -85,13 +85,13 @@ def work(desk: Desk) -> dict[str, str]:
         )
         assert cron["thread_id"] == thread_id
         for sender, person in ((other, ""), ("desk", other)):  # what is not theirs to touch
-            found = used(desk, sender, "read_thread", person, thread_id=thread_id)
+            found = call_mcp_tool(desk, sender, "read_thread", person, thread_id=thread_id)
             assert "there is no thread" in found
     return threads
 
 
-def everything_shown(desk: Desk, user: str, thread_id: str, person: str = "") -> str:
-    """All that the lists, pages and tools show a user, who may act for a person."""
+def read_everything_shown(desk: Desk, user: str, thread_id: str, person: str = "") -> str:
+    """Return all that lists, pages and tools show a user, on behalf of `person` if one is named."""
     headers = {"x-api-key": user} | ({"x-perdure-user": person} if person else {})
     shown = []
     with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
@@ -103,14 +103,14 @@ def everything_shown(desk: Desk, user: str, thread_id: str, person: str = "") ->
             shown.append(http.get(path).raise_for_status().text)
         history = http.post(f"/threads/{thread_id}/history", json={})
         shown.append(history.raise_for_status().text)
-    shown.append(used(desk, user, "recall", person, query="refund"))
-    shown.append(used(desk, user, "search_threads", person, text="refund"))
-    shown.append(used(desk, user, "read_thread", person, thread_id=thread_id))
+    shown.append(call_mcp_tool(desk, user, "recall", person, query="refund"))
+    shown.append(call_mcp_tool(desk, user, "search_threads", person, text="refund"))
+    shown.append(call_mcp_tool(desk, user, "read_thread", person, thread_id=thread_id))
     return "\n".join(shown)
 
 
-def everything_handed_out(desk: Desk, user: str, senders: Sequence[str] = ()) -> str:
-    """The archive, the plan and the page of a person, for the person and other senders."""
+def read_archives_and_person_pages(desk: Desk, user: str, senders: Sequence[str] = ()) -> str:
+    """Return a person's archive, erasure plan and page, as read by the person and `senders`."""
     handed = []
     for sender in (user, *senders):
         person = user if sender == "desk" else ""
@@ -123,8 +123,8 @@ def everything_handed_out(desk: Desk, user: str, senders: Sequence[str] = ()) ->
     return "\n".join(handed)
 
 
-def correct_on_a_page(desk: Desk, user: str) -> None:
-    """An admin changes a memory of a person."""
+def correct_memory_on_page(desk: Desk, user: str) -> None:
+    """Change a memory of a person as an admin."""
     headers = {"x-api-key": "boss"}
     with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
         body = {"namespace_prefix": ["memories", user]}
@@ -136,34 +136,42 @@ def correct_on_a_page(desk: Desk, user: str) -> None:
         assert changed.status_code == 303
 
 
-def test_archives_and_receipts_name_nobody_else(
+def test_archives_and_erasure_receipts_name_no_other_user(
     db: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Not even the approver, the operator and the admin who worked on the person's thread."""
+    """The approver, the operator and the admin who worked on the thread are not named either."""
     monkeypatch.setattr("tests.server.test_person.SECRETS", SECRETS)
-    with caplog.at_level(logging.INFO), served(db, keys(tmp_path), model) as desk:
-        work(desk)
+    with caplog.at_level(logging.INFO), serve_desk(db, write_keys(tmp_path), model) as desk:
+        act_as_every_user(desk)
         for user in ("dora", "kim"):
-            correct_on_a_page(desk, user)
+            correct_memory_on_page(desk, user)
         senders = ("desk", "boss")
-        handed = {user: everything_handed_out(desk, user, senders) for user in ("dora", "kim")}
-        prompt = used(desk, "dora", "recall", query="refund")
-        before = everything_handed_out(desk, "kim")
+        handed = {
+            user: read_archives_and_person_pages(desk, user, senders) for user in ("dora", "kim")
+        }
+        prompt = call_mcp_tool(desk, "dora", "recall", query="refund")
+        before = read_archives_and_person_pages(desk, "kim")
         headers = {"x-api-key": "boss"}
         gone = httpx.delete(f"{desk.url}/people/dora", headers=headers, timeout=60)
-        after = everything_handed_out(desk, "kim")
+        after = read_archives_and_person_pages(desk, "kim")
         handed["dora"] += gone.raise_for_status().text
         logs = "\n".join(each.getMessage() for each in caplog.records)
 
     for user, other in (("dora", "kim"), ("kim", "dora")):
-        strange = [*MARKS[other], *MARKS["boss"], *MARKS["desk"], "boss", '"desk"']
+        strange = [
+            *SECRET_WORDS[other],
+            *SECRET_WORDS["boss"],
+            *SECRET_WORDS["desk"],
+            "boss",
+            '"desk"',
+        ]
         text = handed[user].replace('"graph_id":"desk"', "").replace('"graph":"desk"', "")
         assert [mark for mark in strange if mark in text] == []
-        assert [mark for mark in MARKS[user] if mark not in text] == []
+        assert [mark for mark in SECRET_WORDS[user] if mark not in text] == []
         assert '"sent_by":"somebody else"' in text
         assert '"sent_by":"a backend"' in text
         assert '"made_by":"somebody else"' in text
@@ -171,43 +179,46 @@ def test_archives_and_receipts_name_nobody_else(
     assert "Indeed." in prompt
     without_times = re.compile('"exported_at":"[^"]*"')
     assert without_times.sub("", after) == without_times.sub("", before)
-    assert [mark for of in MARKS.values() for mark in of[:2] if mark in logs] == []
+    assert [mark for of in SECRET_WORDS.values() for mark in of[:2] if mark in logs] == []
 
 
-def test_nothing_of_one_person_shows_up_with_another(
+def test_data_of_one_person_is_not_shown_to_another(
     db: Settings,
     tmp_path: Path,
     model: Model,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In prompts, lists, pages, tools and logs; on a file and on Postgres."""
+    """Prompts, lists, pages, tool results and logs contain nothing of the other person."""
     monkeypatch.setattr("tests.server.test_person.SECRETS", SECRETS)
-    with caplog.at_level(logging.INFO), served(db, keys(tmp_path), model) as desk:
-        threads = work(desk)
+    with caplog.at_level(logging.INFO), serve_desk(db, write_keys(tmp_path), model) as desk:
+        threads = act_as_every_user(desk)
         wait_until(
             lambda: all(each["status"] != "busy" for each in desk.client("boss").threads.search())
         )
         prompts = [json.dumps(each["messages"]) for each in model.requests]
         logs = "\n".join(each.getMessage() for each in caplog.records)
         audit = [each.getMessage() for each in caplog.records if each.name == "perdure.audit"]
-        shown = {user: everything_shown(desk, user, threads[user]) for user in ("dora", "kim")}
+        shown = {user: read_everything_shown(desk, user, threads[user]) for user in ("dora", "kim")}
         for user in ("dora", "kim"):
-            for_them = everything_shown(desk, "desk", threads[user], user)
+            for_them = read_everything_shown(desk, "desk", threads[user], user)
             shown[user] = f"{shown[user]}\n{for_them}"
-        held = {user: "\n".join(desk.memories(user)) for user in MARKS}
+        held = {user: "\n".join(desk.memories(user)) for user in SECRET_WORDS}
 
     for user, other in (("dora", "kim"), ("kim", "dora")):
-        theirs, strange = MARKS[user], [*MARKS[other], *MARKS["boss"], *MARKS["desk"]]
+        theirs, strange = (
+            SECRET_WORDS[user],
+            [*SECRET_WORDS[other], *SECRET_WORDS["boss"], *SECRET_WORDS["desk"]],
+        )
         assert [mark for mark in strange if mark in shown[user]] == []
         assert [mark for mark in theirs[:2] if mark not in shown[user]] == []
         assert [mark for mark in strange if mark in held[user]] == []
-        assert SAID[user] in held[user]
+        assert MESSAGES[user] in held[user]
         of_them = [each for each in prompts if theirs[0] in each]
         assert len(of_them) >= 6
         assert [mark for mark in strange if any(mark in each for each in of_them)] == []
     assert not any("Walrus" in each or "Badger" in each for each in prompts)
     assert (held["boss"], held["desk"]) == (SECRETS["boss"], SECRETS["desk"])
-    marks = [mark for of in MARKS.values() for mark in of[:2]]
+    marks = [mark for of in SECRET_WORDS.values() for mark in of[:2]]
     assert [mark for mark in marks if mark in logs] == []
     assert [json.loads(each)["user"] for each in audit] == ["dora", "boss", "kim", "boss"]

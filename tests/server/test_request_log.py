@@ -27,7 +27,7 @@ from tests.server.running import run_server
 CANARY = "canary-of-content"
 
 
-def made(settings: Settings) -> FastAPI:
+def build_app_with_stream_route(settings: Settings) -> FastAPI:
     app = create_app(settings)
 
     @app.get("/things/{thing}")
@@ -42,37 +42,42 @@ def made(settings: Settings) -> FastAPI:
     return app
 
 
-def test_a_line_has_the_route_and_no_id(
+def test_log_line_has_route_and_no_ids_or_content(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "perdure.requests")
-    with run_server(made(settings)) as url, httpx.Client(base_url=url) as client:
+    with (
+        run_server(build_app_with_stream_route(settings)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
         streamed = client.get(f"/things/{CANARY}?q={CANARY}", headers={"x-request-id": "abc.1"})
         assert streamed.text == "data: 1\n\ndata: 2\n\n"
         assert streamed.headers["x-request-id"] == "abc.1"
-        made_up = client.get(f"/nonsense?q={CANARY}", headers={"x-request-id": "a b;"}).headers
+        generated_headers = client.get(
+            f"/nonsense?q={CANARY}", headers={"x-request-id": "a b;"}
+        ).headers
         client.get("/assets/style.css")
         client.request(CANARY.upper(), "/ok")
-    found = [record.fields for record in caplog.records if record.name == "perdure.requests"]  # type: ignore[attr-defined]
+    log_fields = [record.fields for record in caplog.records if record.name == "perdure.requests"]  # type: ignore[attr-defined]
     assert CANARY not in caplog.text.lower()
     order = ("/things/{thing}", "-", "/assets", "/ok")  # a line may come after the next request's
-    found.sort(key=lambda each: order.index(each["route"]))
-    assert [(each["method"], each["route"], each["status"]) for each in found] == [
+    log_fields.sort(key=lambda each: order.index(each["route"]))
+    assert [(each["method"], each["route"], each["status"]) for each in log_fields] == [
         ("GET", "/things/{thing}", 200),
         ("GET", "-", 404),
         ("GET", "/assets", 200),
         ("other", "/ok", 405),
     ]
-    assert found[0]["bytes"] == 18
-    assert found[0]["stream"]
-    assert not found[1]["stream"]
-    assert found[0]["request_id"] == "abc.1"
-    assert found[0]["ms"] > 0
-    assert found[1]["request_id"] == made_up["x-request-id"] != "a b;"
+    assert log_fields[0]["bytes"] == 18
+    assert log_fields[0]["stream"]
+    assert not log_fields[1]["stream"]
+    assert log_fields[0]["request_id"] == "abc.1"
+    assert log_fields[0]["ms"] > 0
+    assert log_fields[1]["request_id"] == generated_headers["x-request-id"] != "a b;"
 
 
 @pytest.mark.parametrize(
-    ("sent", "logged"),
+    ("sent_path", "expected_path"),
     [
         ("/nonsense?key=hunter2", "/nonsense"),
         ("/assets/none.css", "/assets/none.css"),
@@ -83,25 +88,27 @@ def test_a_line_has_the_route_and_no_id(
         ("/" + "long/" * 37 + "k7" * 20, "/" + "long/" * 37 + "…"),
     ],
 )
-def test_a_404_names_its_path(
-    sent: str, logged: str, settings: Settings, caplog: pytest.LogCaptureFixture
+def test_log_line_of_404_shows_path_without_queries_and_ids(
+    sent_path: str, expected_path: str, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As it was sent: no line is forged, and queries, ids and keys are left out."""
+    """The path stays percent-encoded, so that no line can be forged."""
     caplog.set_level(logging.INFO, "perdure.requests")
     with run_server(create_app(settings)) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
-            head = f"GET {sent} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            head = f"GET {sent_path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
             client.sendall(head.encode())
             while client.recv(4096):
                 pass
     (line,) = [record.message for record in caplog.records if record.name == "perdure.requests"]
 
-    assert line.rpartition(" 404 ")[0] == f"GET {logged}"
+    assert line.rpartition(" 404 ")[0] == f"GET {expected_path}"
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_the_server_logs_to_stderr(settings: Settings, tmp_path: Path, style: str) -> None:
+def test_serve_command_logs_startup_to_stderr(
+    settings: Settings, tmp_path: Path, style: str
+) -> None:
     command = "from perdure.cli import main; main()"
     options = ["--db", settings.db, "--port", "0", "--log", style, "--audit", str(tmp_path / "a")]
     with subprocess.Popen(
@@ -116,7 +123,9 @@ def test_the_server_logs_to_stderr(settings: Settings, tmp_path: Path, style: st
     assert "Traceback" not in rest
 
 
-def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_json_formatter_writes_message_level_fields_and_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from perdure.server.logs import JSONLines
 
     record = logging.LogRecord("perdure.x", logging.WARNING, "", 1, "two\n%s", ("lines",), None)
@@ -133,7 +142,9 @@ def test_json_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_no_line_of_the_log_is_forged(style: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logged_text_cannot_forge_another_log_line(
+    style: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logger, stderr = logging.getLogger(), io.StringIO()
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -153,7 +164,7 @@ def test_no_line_of_the_log_is_forged(style: Any, monkeypatch: pytest.MonkeyPatc
     ]
 
 
-def test_a_record_is_one_line(tmp_path: Path) -> None:
+def test_audit_record_is_one_printable_line(tmp_path: Path) -> None:
     audit, path = Audit(tmp_path / "audit"), {"thread_id": "a\x85b\u2028c\u2029d\x9b2J"}
     asyncio.run(audit.record(None, "threads:delete", 200, "r", path))
     audit.close()

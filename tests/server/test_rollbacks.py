@@ -1,4 +1,4 @@
-"""A run that is rolled back leaves nothing in its thread, also not the answer that it gave."""
+"""A run that is rolled back leaves nothing in its thread, not even its answer to a question."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.server.talking import Gate, State, build_input
 SECRET = "the harbour safe opens at nine"
 
 
-def asks(gate: Gate) -> StateGraph[State]:
-    """Asks in two nodes; after an answer one asks again, and the other stops at the gate."""
+def build_asking_graph(gate: Gate) -> StateGraph[State]:
+    """Return a graph with two asking nodes; one asks twice, the other stops at the gate."""
 
     def hear(state: State) -> dict[str, Any]:
         return {"heard": [interrupt("one?"), interrupt("two?")]}
@@ -41,17 +41,17 @@ def asks(gate: Gate) -> StateGraph[State]:
     return builder.add_edge(START, "hear").add_edge(START, "wait")
 
 
-def asks_inside(gate: Gate) -> StateGraph[State]:
-    """Does the same in a subgraph of a subgraph."""
-    builder = asks(gate)
+def build_nested_asking_graph(gate: Gate) -> StateGraph[State]:
+    """Return the asking graph as a subgraph of a subgraph."""
+    builder = build_asking_graph(gate)
     for name in ("middle", "outer"):
         inner = builder.compile()
         builder = StateGraph(State).add_node(name, inner).add_edge(START, name)
     return builder
 
 
-def gated(gate: Gate) -> StateGraph[State]:
-    """Asks in one node, and stops at the gate if the answer is yes."""
+def build_gated_graph(gate: Gate) -> StateGraph[State]:
+    """Return a graph that asks in one node, and stops at the gate if the answer is yes."""
 
     async def hear(state: State) -> dict[str, Any]:
         answer = interrupt("one?")
@@ -62,8 +62,8 @@ def gated(gate: Gate) -> StateGraph[State]:
     return StateGraph(State).add_node(hear).add_edge(START, "hear")
 
 
-def quotes(gate: Gate) -> StateGraph[State]:
-    """Asks about the last message, and stops at the gate after the answer."""
+def build_quoting_graph(gate: Gate) -> StateGraph[State]:
+    """Return a graph that asks about the last message, and then stops at the gate."""
 
     async def hear(state: State) -> dict[str, Any]:
         interrupt(f"Is it true that {state['messages'][-1].text}?")
@@ -73,8 +73,8 @@ def quotes(gate: Gate) -> StateGraph[State]:
     return StateGraph(State).add_node(hear).add_edge(START, "hear")
 
 
-def counts(gate: Gate) -> StateGraph[State]:
-    """Runs a fast node, which tells how often it ran, beside one that stops at the gate."""
+def build_counting_graph(gate: Gate) -> StateGraph[State]:
+    """Return a graph of a fast node that counts its runs, and a node that stops at the gate."""
     attempts = count(1)
 
     def fast(state: State) -> dict[str, Any]:
@@ -89,52 +89,56 @@ def counts(gate: Gate) -> StateGraph[State]:
 
 
 @contextmanager
-def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
-    makers = {"asks": asks, "inside": asks_inside, "gated": gated}
-    makers |= {"counts": counts, "quotes": quotes}
+def serve_graphs(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
+    makers = {
+        "asks": build_asking_graph,
+        "inside": build_nested_asking_graph,
+        "gated": build_gated_graph,
+    }
+    makers |= {"counts": build_counting_graph, "quotes": build_quoting_graph}
     graphs = {name: make(gate) for name, make in makers.items()}
     app = create_app(settings, graphs=Graphs(graphs))
     with run_server(app) as url, get_sync_client(url=url) as client:
         yield client
 
 
-def answers(thread: Any, answer: str) -> Any:
-    """A command that gives the same answer to each question of a thread."""
+def build_answers_command(thread: Any, answer: str) -> Any:
+    """Return a command that gives the same answer to each question of a thread."""
     asked = [each for of_task in thread["interrupts"].values() for each in of_task]
     return {"resume": {each["id"]: answer for each in asked}}
 
 
-def has_asked(saver: Checkpointer, question: str) -> bool:
-    """Whether a question is stored, in the graph or in a subgraph."""
+def is_question_stored(saver: Checkpointer, question: str) -> bool:
+    """Check whether a question is stored, in the graph or in a subgraph."""
     stored = saver.list({"configurable": {"thread_id": "t"}})
     writes = [write for each in stored for write in each.pending_writes or ()]
     return any(name == INTERRUPT and value[0].value == question for _, name, value in writes)
 
 
-@pytest.mark.parametrize("how", ["cancel", "strategy", "restart"])
+@pytest.mark.parametrize("rollback_method", ["cancel", "strategy", "restart"])
 @pytest.mark.parametrize("graph", ["asks", "inside"])
-def test_the_answer_of_a_run_that_was_rolled_back_is_not_heard(
-    db: Settings, gate: Gate, graph: str, how: str
+def test_answer_of_rolled_back_run_is_not_used(
+    db: Settings, gate: Gate, graph: str, rollback_method: str
 ) -> None:
     values: Any
-    with served(db, gate) as client:
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", graph, input={"heard": []})
         before = client.threads.get("t")
-        yes, no = answers(before, "yes"), answers(before, "no")
+        yes, no = build_answers_command(before, "yes"), build_answers_command(before, "no")
         run = client.runs.create("t", graph, command=yes)["run_id"]
         assert gate.reached.wait(60)
         with open_checkpointer(db.db) as saver:
-            wait_until(lambda: has_asked(saver, "two?"))
-        if how == "strategy":
+            wait_until(lambda: is_question_stored(saver, "two?"))
+        if rollback_method == "strategy":
             values = client.runs.wait("t", graph, command=no, multitask_strategy="rollback")
-        elif how == "cancel":
+        elif rollback_method == "cancel":
             client.runs.cancel("t", run, action="rollback", wait=True)
-    with served(db, gate) as client:
-        if how == "restart":
+    with serve_graphs(db, gate) as client:
+        if rollback_method == "restart":
             client.runs.cancel("t", run, action="rollback", wait=True)
         gate.open.set()
-        if how != "strategy":
+        if rollback_method != "strategy":
             wait_until(lambda: len(client.runs.list("t")) == 1)
             assert client.threads.get("t")["interrupts"] == before["interrupts"]
             values = client.runs.wait("t", graph, input=None)
@@ -146,9 +150,9 @@ def test_the_answer_of_a_run_that_was_rolled_back_is_not_heard(
     assert values["heard"] == ["no", "yes", "waited"]
 
 
-def test_a_plain_answer_and_its_update_are_rolled_back(db: Settings, gate: Gate) -> None:
-    """They are stored in the name of no task before the graph runs."""
-    with served(db, gate) as client:
+def test_rollback_removes_answer_and_update_of_command(db: Settings, gate: Gate) -> None:
+    """Both are stored without a task before the graph runs."""
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "gated", input={"heard": []})
         both: Any = {"resume": "yes", "update": {"heard": ["update"]}}
@@ -164,16 +168,16 @@ def test_a_plain_answer_and_its_update_are_rolled_back(db: Settings, gate: Gate)
     assert values["heard"] == ["no"]
 
 
-def test_results_of_a_run_that_went_on_are_rolled_back(db: Settings, gate: Gate) -> None:
-    """It had no input, so its nodes ran at a checkpoint of the run before."""
-    with served(db, gate) as client:
+def test_rollback_removes_results_of_run_that_continued_thread(db: Settings, gate: Gate) -> None:
+    """The run had no input, so its nodes ran at a checkpoint of the previous run."""
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "counts", input={"heard": []}, interrupt_before="*")
         run = client.runs.create("t", "counts", input=None)["run_id"]
         assert gate.reached.wait(60)
         with open_checkpointer(db.db) as saver:
             config: Any = {"configurable": {"thread_id": "t"}}
-            wait_until(lambda: has_written(saver.get_tuple(config), "heard"))
+            wait_until(lambda: has_pending_write(saver.get_tuple(config), "heard"))
         client.runs.cancel("t", run, action="rollback", wait=True)
         wait_until(lambda: len(client.runs.list("t")) == 1)
         gate.open.set()
@@ -182,12 +186,12 @@ def test_results_of_a_run_that_went_on_are_rolled_back(db: Settings, gate: Gate)
     assert values["heard"] == ["attempt 2", "slow"]
 
 
-def has_written(stored: Any, channel: str) -> bool:
+def has_pending_write(stored: Any, channel: str) -> bool:
     return any(name == channel for _, name, _ in stored.pending_writes)
 
 
-def test_an_erased_question_is_not_kept_for_a_rollback(db: Settings, gate: Gate) -> None:
-    with served(db, gate) as client:
+def test_erased_question_is_not_kept_for_rollback(db: Settings, gate: Gate) -> None:
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "quotes", input=build_input(SECRET))
         client.runs.create("t", "quotes", command={"resume": "yes"})

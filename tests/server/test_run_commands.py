@@ -1,4 +1,4 @@
-"""Runs with an input and a command: clients of langgraph's server send the one beside the other."""
+"""Runs with both an input and a command, as clients of LangGraph's server send them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.server.graphs import Graphs
 from tests.server.talking import Gate, State, build_input, build_talk_graph
-from tests.server.test_runs import texts
+from tests.server.test_runs import read_message_texts
 
 QUESTION = "Send it?"
-EMPTY: list[Any] = [
+EMPTY_COMMANDS: list[Any] = [
     None,
     {},
     {"resume": None},
@@ -26,11 +26,11 @@ EMPTY: list[Any] = [
     {"update": None, "resume": None, "goto": None},
     {"unknown": 1},
 ]
-BESIDE: list[Any] = [None, {}, build_input("the transcript"), [], "text"]
+INPUTS: list[Any] = [None, {}, build_input("the transcript"), [], "text"]
 
 
-def review() -> Any:
-    """Return a graph that asks, and whose second node has run if the answer came."""
+def build_review_graph() -> Any:
+    """Return a graph that asks in one node, and runs a second node after the answer."""
     graph: Any = StateGraph(State)
     graph.add_node("ask", lambda state: {"heard": [interrupt(QUESTION)]})
     graph.add_node("after", lambda state: {"heard": ["after"]})
@@ -42,10 +42,10 @@ def review() -> Any:
 @pytest.fixture
 def graphs(gate: Gate) -> Graphs:
     gate.open.set()
-    return Graphs({"talk": build_talk_graph(gate), "review": review()})
+    return Graphs({"talk": build_talk_graph(gate), "review": build_review_graph()})
 
 
-def run(client: httpx.Client, graph: str, thread_id: str = "t", **body: Any) -> Any:
+def run_and_wait(client: httpx.Client, graph: str, thread_id: str = "t", **body: Any) -> Any:
     """Run a graph on a thread and return its values."""
     asked = {"assistant_id": graph, "if_not_exists": "create", **body}
     reply = client.post(f"/threads/{thread_id}/runs/wait", json=asked)
@@ -53,48 +53,52 @@ def run(client: httpx.Client, graph: str, thread_id: str = "t", **body: Any) -> 
     return reply.json()
 
 
-def test_an_empty_command_is_none(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
-    """The input beside it is run."""
-    for number, command in enumerate(EMPTY):
-        values = run(client, "talk", f"t{number}", input=build_input("hello"), command=command)
+def test_empty_command_is_ignored_and_input_is_run(
+    sdk: SyncLangGraphClient, client: httpx.Client
+) -> None:
+    """The graph runs with the input of the same request."""
+    for number, command in enumerate(EMPTY_COMMANDS):
+        values = run_and_wait(
+            client, "talk", f"t{number}", input=build_input("hello"), command=command
+        )
 
         assert values["heard"] == ["hello"], command
-        assert texts(sdk, f"t{number}") == ["hello", "heard 1"], command
+        assert read_message_texts(sdk, f"t{number}") == ["hello", "heard 1"], command
 
 
 @pytest.mark.parametrize("answer", ["yes", False, 0, "", [], [{"type": "approve"}], {"a": None}])
-def test_a_command_wins_over_the_input_beside_it(
+def test_command_takes_precedence_over_input_of_same_request(
     sdk: SyncLangGraphClient, client: httpx.Client, answer: Any
 ) -> None:
     """The question is answered, and the input is not applied a second time."""
-    for number, beside in enumerate(BESIDE):
+    for number, input in enumerate(INPUTS):
         thread_id = f"t{number}"
-        run(client, "review", thread_id, input=build_input("send"))
+        run_and_wait(client, "review", thread_id, input=build_input("send"))
 
-        values = run(client, "review", thread_id, input=beside, command={"resume": answer})
+        values = run_and_wait(client, "review", thread_id, input=input, command={"resume": answer})
 
         assert values["heard"] == [answer, "after"]
-        assert texts(sdk, thread_id) == ["send"]
+        assert read_message_texts(sdk, thread_id) == ["send"]
         assert sdk.threads.get(thread_id)["status"] == "idle"
 
 
-def test_an_update_and_an_answer_stand_in_one_command(client: httpx.Client) -> None:
-    run(client, "review", input={})
+def test_one_command_can_hold_update_and_answer(client: httpx.Client) -> None:
+    run_and_wait(client, "review", input={})
 
     command = {"update": {"heard": ["noted"]}, "resume": "yes", "goto": None}
-    values = run(client, "review", input=build_input("x"), command=command)
+    values = run_and_wait(client, "review", input=build_input("x"), command=command)
 
     assert values["heard"] == ["noted", "yes", "after"]
 
 
 @pytest.mark.parametrize("goto", ["__end__", ["__end__"], {"node": "__end__", "input": None}])
-def test_going_to_the_end_leaves_the_question(
+def test_goto_end_leaves_question_open(
     sdk: SyncLangGraphClient, client: httpx.Client, goto: Any
 ) -> None:
-    """As on langgraph's server: the task that waits is not taken back by `goto`."""
-    run(client, "review", input={})
+    """As on LangGraph's server, `goto` does not withdraw the task that waits."""
+    run_and_wait(client, "review", input={})
 
-    values = run(client, "review", input=build_input("x"), command={"goto": goto})
+    values = run_and_wait(client, "review", input=build_input("x"), command={"goto": goto})
 
     assert [each["value"] for each in values["__interrupt__"]] == [QUESTION]
     assert values.get("heard", []) == []
@@ -102,10 +106,10 @@ def test_going_to_the_end_leaves_the_question(
 
 
 @pytest.mark.parametrize("path", ["/threads/t/runs/stream", "/threads/t/runs", "/runs/batch"])
-def test_every_way_to_begin_a_run_takes_both(
+def test_every_run_endpoint_accepts_input_with_command(
     sdk: SyncLangGraphClient, client: httpx.Client, path: str
 ) -> None:
-    run(client, "review", input={})
+    run_and_wait(client, "review", input={})
     body: Any = {"assistant_id": "review", "input": build_input("x"), "command": {"resume": "yes"}}
 
     asked = [{**body, "thread_id": "t"}] if path == "/runs/batch" else body
@@ -115,7 +119,7 @@ def test_every_way_to_begin_a_run_takes_both(
     assert sdk.threads.get_state("t")["values"]["heard"] == ["yes", "after"]  # type: ignore[call-overload]
 
 
-def test_a_superstep_with_an_empty_command_has_its_values(
+def test_superstep_with_empty_command_applies_its_values(
     sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
     update = {"values": {"heard": ["made"]}, "command": {}, "as_node": "ask"}

@@ -1,4 +1,4 @@
-"""The end of a run: who sees it when, and cancellations that come while it is stored."""
+"""The end of a run: when it is visible, and cancellations that arrive while it is stored."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class BigState:
     """A value that only a node of a graph has."""
 
 
-def hold_end(
+def hold_end_of_first_run(
     monkeypatch: pytest.MonkeyPatch, gate: Gate, when: Literal["before", "after"] = "before"
 ) -> None:
-    """Stop at the gate before, or after, the end of the first run is stored."""
+    """Make the first run stop at the gate before or after its end is stored."""
     end = RunTable.end_run
 
     async def held(self: RunTable, *args: Any, **options: Any) -> Any:
@@ -53,8 +53,8 @@ def hold_end(
 
 
 @contextmanager
-def served(db: Settings) -> Iterator[Servers]:
-    """Two servers on one database; the graphs of both do not wait."""
+def serve_on_two_servers(db: Settings) -> Iterator[Servers]:
+    """Serve graphs that do not wait on two servers with one database."""
     free = Gate()
     free.open.set()
     with ExitStack() as stack:
@@ -69,30 +69,30 @@ def served(db: Settings) -> Iterator[Servers]:
         yield clients[0], clients[1]
 
 
-def started(client: httpx.Client, text: str, graph: str = "talk") -> str:
+def start_run(client: httpx.Client, text: str, graph: str = "talk") -> str:
     body = {"assistant_id": graph, "input": build_input(text)}
     reply = client.post("/threads/t/runs", json=body).raise_for_status()
     return str(reply.json()["run_id"])
 
 
-def status_of(client: httpx.Client, run: str) -> str:
+def read_run_status(client: httpx.Client, run: str) -> str:
     return str(client.get(f"/threads/t/runs/{run}").json()["status"])
 
 
-def cancelled(client: httpx.Client, run: str, action: str) -> int:
+def cancel_run(client: httpx.Client, run: str, action: str) -> int:
     return client.post(f"/threads/t/runs/{run}/cancel", params={"action": action}).status_code
 
 
-def texts_of(values: Any) -> list[str]:
+def message_texts(values: Any) -> list[str]:
     return [message["content"] for message in values.get("messages", [])]
 
 
-@pytest.mark.parametrize("asked", [0, 1], ids=["its server", "another server"])
-def test_a_program_does_not_go_on_from_a_run_that_is_rolled_back(
-    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch, asked: int
+@pytest.mark.parametrize("server_index", [0, 1], ids=["its server", "another server"])
+def test_program_does_not_continue_from_run_that_is_rolled_back(
+    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch, server_index: int
 ) -> None:
     """The rollback is accepted just before the end of the run is stored."""
-    hold_end(monkeypatch, gate)
+    hold_end_of_first_run(monkeypatch, gate)
     heard: list[str] = []
     has_lock = threading.Event()
 
@@ -112,10 +112,10 @@ def test_a_program_does_not_go_on_from_a_run_that_is_rolled_back(
 
         asyncio.run(turn())
 
-    with served(db) as servers:
-        run = started(servers[0], SECRET)
+    with serve_on_two_servers(db) as servers:
+        run = start_run(servers[0], SECRET)
         assert gate.reached.wait(60)
-        answer = cancelled(servers[asked], run, "rollback")
+        answer = cancel_run(servers[server_index], run, "rollback")
         program = threading.Thread(target=take_turn)
         program.start()
         has_lock.wait(1)  # it gets the lock at once if the run has released it
@@ -126,117 +126,117 @@ def test_a_program_does_not_go_on_from_a_run_that_is_rolled_back(
 
     assert answer == 202
     assert heard == ["program", "heard 1"]
-    assert texts_of(values) == ["program", "heard 1"]
+    assert message_texts(values) == ["program", "heard 1"]
 
 
-def test_the_lock_of_a_thread_is_held_until_the_rollback_is_stored(
+def test_thread_lock_is_held_until_rollback_is_stored(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then the thread is cleaned up."""
-    hold_end(monkeypatch, gate)
+    """The checkpoints of the run are removed before the lock is released."""
+    hold_end_of_first_run(monkeypatch, gate)
     blocked = Gate()
     app = create_app(db, graphs=Graphs({"talk": build_talk_graph(blocked)}))
     with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         client.post("/threads", json={"thread_id": "t"}).raise_for_status()
-        run = started(client, SECRET)
+        run = start_run(client, SECRET)
         assert blocked.reached.wait(60)
-        answer = cancelled(client, run, "rollback")
+        answer = cancel_run(client, run, "rollback")
         assert gate.reached.wait(60)
         with open_checkpointer(db.db) as saver:
-            left = [*saver.list({"configurable": {"thread_id": "t"}})]
+            remaining_checkpoints = [*saver.list({"configurable": {"thread_id": "t"}})]
             with pytest.raises(StorageUnavailable), saver.lock("t", timeout_s=0):
                 pass
         gate.open.set()
         wait_until(lambda: client.get("/threads/t/runs").json() == [])
 
     assert answer == 202
-    assert left == []
+    assert remaining_checkpoints == []
 
 
-@pytest.mark.parametrize("asked", [0, 1], ids=["its server", "another server"])
+@pytest.mark.parametrize("server_index", [0, 1], ids=["its server", "another server"])
 @pytest.mark.parametrize("graph", ["talk", "fail"])
-def test_a_run_whose_interrupt_was_accepted_is_interrupted(
-    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch, graph: str, asked: int
+def test_run_is_interrupted_if_cancellation_precedes_its_stored_end(
+    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch, graph: str, server_index: int
 ) -> None:
-    """It is accepted after the last step of the run, and before its end is stored."""
-    hold_end(monkeypatch, gate)
-    with served(db) as servers:
-        run = started(servers[0], "one", graph)
+    """The cancellation is accepted after the last step of the run, before its end is stored."""
+    hold_end_of_first_run(monkeypatch, gate)
+    with serve_on_two_servers(db) as servers:
+        run = start_run(servers[0], "one", graph)
         assert gate.reached.wait(60)
-        answer = cancelled(servers[asked], run, "interrupt")
+        answer = cancel_run(servers[server_index], run, "interrupt")
         gate.open.set()
         joined = servers[0].get(f"/threads/t/runs/{run}/join").json()
-        stands = [status_of(client, run) for client in servers]
+        statuses = [read_run_status(client, run) for client in servers]
         thread = servers[0].get("/threads/t").json()
 
     assert answer == 202
-    assert stands == ["interrupted", "interrupted"]
-    assert "one" in texts_of(joined)
+    assert statuses == ["interrupted", "interrupted"]
+    assert "one" in message_texts(joined)
     assert thread["status"] == ("idle" if graph == "talk" else "interrupted")
 
 
 @pytest.mark.parametrize("action", ["interrupt", "rollback"])
-@pytest.mark.parametrize("asked", [0, 1], ids=["its server", "another server"])
-def test_a_run_whose_end_is_stored_cannot_be_cancelled(
-    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch, action: str, asked: int
+@pytest.mark.parametrize("server_index", [0, 1], ids=["its server", "another server"])
+def test_run_cannot_be_cancelled_after_its_end_is_stored(
+    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch, action: str, server_index: int
 ) -> None:
-    """Also if nobody here was told of its end yet."""
-    hold_end(monkeypatch, gate, "after")
-    with served(db) as servers:
-        run = started(servers[0], "one")
+    """This holds even before the server has announced the end."""
+    hold_end_of_first_run(monkeypatch, gate, "after")
+    with serve_on_two_servers(db) as servers:
+        run = start_run(servers[0], "one")
         assert gate.reached.wait(60)
-        answer = cancelled(servers[asked], run, action)
+        answer = cancel_run(servers[server_index], run, action)
         gate.open.set()
         joined = servers[0].get(f"/threads/t/runs/{run}/join").json()
-        stands = [status_of(client, run) for client in servers]
+        statuses = [read_run_status(client, run) for client in servers]
 
     assert answer == 404
-    assert stands == ["success", "success"]
-    assert texts_of(joined) == ["one", "heard 1"]
+    assert statuses == ["success", "success"]
+    assert message_texts(joined) == ["one", "heard 1"]
 
 
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
-def test_the_last_event_tells_of_a_late_cancellation(
+def test_last_event_reports_late_cancellation(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stored events do not have the end that was planned before."""
-    hold_end(monkeypatch, gate)
-    told = ""
-    with served(db) as servers:
+    """The stored events do not contain the end that was planned before."""
+    hold_end_of_first_run(monkeypatch, gate)
+    events_text = ""
+    with serve_on_two_servers(db) as servers:
         params = {"assistant_id": "talk", "input": build_input("one")}
         command = {"id": 1, "method": "run.start", "params": params}
         reply = servers[0].post("/threads/t/commands", json=command).raise_for_status()
         run = reply.json()["result"]["run_id"]
         assert gate.reached.wait(60)
-        answer = cancelled(servers[1], run, "interrupt")
+        answer = cancel_run(servers[1], run, "interrupt")
         gate.open.set()
-        wait_until(lambda: status_of(servers[1], run) == "interrupted")
+        wait_until(lambda: read_run_status(servers[1], run) == "interrupted")
         body = {"channels": ["lifecycle"], "since": 0}
         try:
             with servers[1].stream(
                 "POST", "/threads/t/stream/events", json=body, timeout=3
             ) as events:
                 for part in events.iter_text():
-                    told += part
+                    events_text += part
         except httpx.ReadTimeout:
             pass  # the feed stays open for the next run
 
     assert answer == 202
-    assert "the run was cancelled" in told
-    assert '"completed"' not in told
+    assert "the run was cancelled" in events_text
+    assert '"completed"' not in events_text
 
 
-def test_a_thread_can_be_changed_once_its_run_is_seen_as_ended(
+def test_thread_can_be_updated_once_its_run_is_seen_as_ended(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another server sees the end a moment before the lock of the thread is released."""
-    hold_end(monkeypatch, gate, "after")
+    hold_end_of_first_run(monkeypatch, gate, "after")
     monkeypatch.setattr(threads, "LOCK_RELEASE_S", 60)
     codes: list[int] = []
-    with served(db) as servers:
-        run = started(servers[0], "one")
+    with serve_on_two_servers(db) as servers:
+        run = start_run(servers[0], "one")
         assert gate.reached.wait(60)
-        seen = status_of(servers[1], run)
+        seen = read_run_status(servers[1], run)
 
         def change() -> None:
             body = {"values": {"heard": ["told"]}}
@@ -252,7 +252,7 @@ def test_a_thread_can_be_changed_once_its_run_is_seen_as_ended(
     assert codes == [200]
 
 
-def test_a_failed_run_does_not_keep_the_state_of_its_graph(
+def test_failed_run_does_not_keep_graph_state_in_memory(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server keeps the error of the run, and drops the frames in which it was raised."""
@@ -272,7 +272,7 @@ def test_a_failed_run_does_not_keep_the_state_of_its_graph(
     app = create_app(settings, graphs=Graphs({"talk": builder}))
     with run_server(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         client.post("/threads", json={"thread_id": "t"}).raise_for_status()
-        run_id = started(client, "one")
+        run_id = start_run(client, "one")
         joined = client.get(f"/threads/t/runs/{run_id}/join").json()
 
         def is_freed() -> bool:
@@ -284,11 +284,11 @@ def test_a_failed_run_does_not_keep_the_state_of_its_graph(
     assert joined["__error__"]["error"] == "ExceptionGroup"
 
 
-def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
+def test_queued_run_that_was_rolled_back_does_not_start(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first run ends before its server learns that the second one is gone."""
-    hold_end(monkeypatch, gate)
+    hold_end_of_first_run(monkeypatch, gate)
     accept = RunTable.accept_run_and_list_live_run_ids
 
     async def accept_late(self: RunTable, row: Any, **options: Any) -> Any:
@@ -301,10 +301,10 @@ def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
         return accepted
 
     monkeypatch.setattr(RunTable, "accept_run_and_list_live_run_ids", accept_late)
-    with served(db) as (client, _):
-        started(client, "first")
+    with serve_on_two_servers(db) as (client, _):
+        start_run(client, "first")
         assert gate.reached.wait(60)
-        started(client, SECRET)
+        start_run(client, SECRET)
         body = {
             "assistant_id": "talk",
             "input": build_input("third"),
@@ -313,4 +313,4 @@ def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
         values = client.post("/threads/t/runs/wait", json=body).raise_for_status().json()
 
     assert values["heard"] == ["third"]
-    assert texts_of(values) == ["third", "heard 1"]
+    assert message_texts(values) == ["third", "heard 1"]

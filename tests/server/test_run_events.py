@@ -1,4 +1,4 @@
-"""What is told of runs, to whom, and for how long."""
+"""Events of runs: their content, their readers, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from tests.server.test_keys import ANN, BOB, render_key_entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 SECRET = "SECRET of ann"
-AT_ONCE = 3
-VALUES = {"channels": ["values"]}
+MAX_CONCURRENT_RUNS = 3
+VALUES_CHANNEL = {"channels": ["values"]}
 
 
 class State(TypedDict, total=False):
-    """What happened; and something large."""
+    """A log of what happened, and a large text."""
 
     log: Annotated[list[str], operator.add]
     blob: str
@@ -60,8 +60,8 @@ class Record(BaseModel):
     log: Annotated[list[str], operator.add] = []
 
 
-def questions(state: type[Any]) -> StateGraph[Any]:
-    """Two nodes ask at once; another is not done yet then."""
+def build_questions_graph(state: type[Any]) -> StateGraph[Any]:
+    """Return a graph in which two nodes ask at once, before a third node has ended."""
 
     async def late(state: Any) -> dict[str, Any]:
         await asyncio.sleep(0.05)
@@ -74,8 +74,8 @@ def questions(state: type[Any]) -> StateGraph[Any]:
     return made
 
 
-def large() -> StateGraph[State]:
-    """Its state is some 4 MB, as that of a conversation with images."""
+def build_large_state_graph() -> StateGraph[State]:
+    """Return a graph whose state has about 4 MB, like a conversation with images."""
 
     def grow(state: State) -> dict[str, Any]:
         return {"blob": "x" * 4_100_000}
@@ -87,15 +87,15 @@ def large() -> StateGraph[State]:
     return made.add_edge(START, "grow").add_edge("grow", "end")
 
 
-class Nameless:
-    """Has no text."""
+class WithoutText:
+    """An object whose conversion to text fails."""
 
     def __str__(self) -> str:
         raise ValueError(SECRET)
 
 
-def odd() -> StateGraph[State]:
-    """Writes to the stream what JSON has no form for, and goes on."""
+def build_unserializable_events_graph() -> StateGraph[State]:
+    """Return a graph that streams values that JSON cannot represent, and then continues."""
 
     def tell(state: State) -> dict[str, Any]:
         cycle: list[Any] = []
@@ -103,7 +103,7 @@ def odd() -> StateGraph[State]:
         deep: list[Any] = []
         for _ in range(3000):
             deep = [deep]
-        for each in (cycle, deep, Nameless()):
+        for each in (cycle, deep, WithoutText()):
             get_stream_writer()(each)
         return {"log": ["told"]}
 
@@ -115,31 +115,31 @@ def odd() -> StateGraph[State]:
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Path:
+def keys_file(tmp_path: Path) -> Path:
     file = tmp_path / "keys.toml"
     file.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     return file
 
 
 @pytest.fixture
-def url(settings: Settings, keys: Path, gate: Gate) -> Iterator[str]:
+def url(settings: Settings, keys_file: Path, gate: Gate) -> Iterator[str]:
     asking = {
         "ask": build_asking_graph(),
-        "questions": questions(State),
-        "objects": questions(Record),
+        "questions": build_questions_graph(State),
+        "objects": build_questions_graph(Record),
     }
     graphs = Graphs(
         {
             "talk": build_talk_graph(gate),
             "fail": build_failing_graph(),
-            "large": large(),
-            "odd": odd(),
+            "large": build_large_state_graph(),
+            "odd": build_unserializable_events_graph(),
             **asking,
         }
     )
-    limits = Limits(max_concurrent_requests=AT_ONCE)
+    limits = Limits(max_concurrent_requests=MAX_CONCURRENT_RUNS)
     with run_server(
-        create_app(settings, access=KeysFileAccess(keys), graphs=graphs, limits=limits)
+        create_app(settings, access=KeysFileAccess(keys_file), graphs=graphs, limits=limits)
     ) as address:
         yield address
 
@@ -163,24 +163,24 @@ def bob(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def ok(reply: httpx.Response) -> Any:
+def read_successful_reply(reply: httpx.Response) -> Any:
     assert reply.status_code < 300, reply.text
     return reply.json() if reply.content else None
 
 
-def body(text: str = SECRET) -> dict[str, Any]:
+def build_run_body(text: str = SECRET) -> dict[str, Any]:
     return {"assistant_id": "talk", "input": build_input(text)}
 
 
-def start(text: str = SECRET) -> dict[str, Any]:
-    return {"id": 1, "method": "run.start", "params": body(text)}
+def build_start_command(text: str = SECRET) -> dict[str, Any]:
+    return {"id": 1, "method": "run.start", "params": build_run_body(text)}
 
 
-# -- what is told
+# -- content of events
 
 
 @pytest.mark.parametrize("graph", ["questions", "objects"])
-def test_all_questions_that_are_asked_at_once_are_returned(
+def test_wait_returns_all_questions_that_are_asked_at_once(
     sdk: SyncLangGraphClient, graph: str
 ) -> None:
     found: Any = sdk.runs.wait("t", graph, input={"log": []})
@@ -190,7 +190,7 @@ def test_all_questions_that_are_asked_at_once_are_returned(
     assert sdk.threads.get("t")["status"] == "interrupted"
 
 
-def test_a_large_state_is_streamed(sdk: SyncLangGraphClient) -> None:
+def test_stream_of_large_state_has_all_events(sdk: SyncLangGraphClient) -> None:
     parts = list(
         sdk.runs.stream(
             "t",
@@ -205,7 +205,7 @@ def test_a_large_state_is_streamed(sdk: SyncLangGraphClient) -> None:
     assert [part.event for part in parts] == ["metadata", *told]
 
 
-def test_events_are_kept_for_whoever_is_about_to_read_them(
+def test_event_log_keeps_events_for_readers_up_to_backlog_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_log, "RETAINED_BYTES", 100)
@@ -233,7 +233,7 @@ def test_events_are_kept_for_whoever_is_about_to_read_them(
     asyncio.run(read())
 
 
-def test_a_reader_that_falls_behind_does_not_cancel_the_run(
+def test_reader_that_falls_behind_does_not_cancel_run(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "RETAINED_BYTES", 0)
@@ -250,7 +250,7 @@ def test_a_reader_that_falls_behind_does_not_cancel_the_run(
     assert sdk.runs.get("t", run)["status"] == "success"
 
 
-def test_an_event_that_cannot_be_encoded_does_not_end_the_run(sdk: SyncLangGraphClient) -> None:
+def test_event_that_cannot_be_encoded_does_not_end_run(sdk: SyncLangGraphClient) -> None:
     parts = list(sdk.runs.stream("t", "odd", input={"log": []}, stream_mode=["custom", "values"]))
 
     notes = [part.data for part in parts if part.event == "custom"]
@@ -260,10 +260,10 @@ def test_an_event_that_cannot_be_encoded_does_not_end_the_run(sdk: SyncLangGraph
     assert parts[-1].data["log"] == ["told", "end"]
 
 
-def test_events_of_a_thread_that_cannot_be_encoded_are_notes(ann: httpx.Client) -> None:
-    order = {**start(), "params": {"assistant_id": "odd", "input": {"log": []}}}
-    run = ok(ann.post("/threads/new/commands", json=order))["result"]["run_id"]
-    assert ok(ann.get(f"/threads/new/runs/{run}/join"))["log"] == ["told", "end"]
+def test_thread_events_that_cannot_be_encoded_are_replaced_by_errors(ann: httpx.Client) -> None:
+    order = {**build_start_command(), "params": {"assistant_id": "odd", "input": {"log": []}}}
+    run = read_successful_reply(ann.post("/threads/new/commands", json=order))["result"]["run_id"]
+    assert read_successful_reply(ann.get(f"/threads/new/runs/{run}/join"))["log"] == ["told", "end"]
 
     wanted = {"channels": ["custom", "lifecycle"], "since": 0}
     with ann.stream("POST", "/threads/new/stream/events", json=wanted) as events:
@@ -274,7 +274,7 @@ def test_events_of_a_thread_that_cannot_be_encoded_are_notes(ann: httpx.Client) 
 
 
 @pytest.mark.parametrize("before", ["idle", "interrupted"])
-def test_a_thread_stands_after_a_rollback_as_before(
+def test_rollback_restores_previous_status_of_thread(
     sdk: SyncLangGraphClient, gate: Gate, before: str
 ) -> None:
     if before == "interrupted":
@@ -287,7 +287,7 @@ def test_a_thread_stands_after_a_rollback_as_before(
     assert sdk.threads.get("t")["status"] == before
 
 
-def test_a_last_event_id_of_many_digits_is_no_place(
+def test_last_event_id_with_too_many_digits_is_ignored(
     sdk: SyncLangGraphClient, ann: httpx.Client, gate: Gate
 ) -> None:
     gate.open.set()
@@ -298,11 +298,13 @@ def test_a_last_event_id_of_many_digits_is_no_place(
         assert reply.text.startswith("event: metadata")
 
 
-def test_the_log_has_nothing_of_what_a_graph_raised(
+def test_log_omits_message_of_exception_raised_by_graph(
     ann: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = {"assistant_id": "fail", "input": build_input("hello")}
-    ok(ann.post("/threads/new/runs/wait", json={**asked, "if_not_exists": "create"}))
+    read_successful_reply(
+        ann.post("/threads/new/runs/wait", json={**asked, "if_not_exists": "create"})
+    )
 
     [record] = [each for each in caplog.records if each.name == "perdure.server.runs"]
     logged = logging.Formatter().format(record)
@@ -311,14 +313,16 @@ def test_the_log_has_nothing_of_what_a_graph_raised(
     assert "one by none" not in logged.replace('("one by none")', "")  # the line of the source
 
 
-def test_a_run_that_never_began_does_not_end_the_events_of_another(
+def test_cancelled_queued_run_does_not_end_events_of_other_run(
     ann: httpx.Client, gate: Gate
 ) -> None:
-    ok(ann.post("/threads", json={"thread_id": "t"}))
-    ok(ann.post("/threads/t/commands", json=start("one")))
+    read_successful_reply(ann.post("/threads", json={"thread_id": "t"}))
+    read_successful_reply(ann.post("/threads/t/commands", json=build_start_command("one")))
     assert gate.reached.wait(60)
-    second = ok(ann.post("/threads/t/commands", json=start("two")))["result"]["run_id"]
-    ok(ann.post(f"/threads/t/runs/{second}/cancel", params={"wait": True}))
+    second = read_successful_reply(
+        ann.post("/threads/t/commands", json=build_start_command("two"))
+    )["result"]["run_id"]
+    read_successful_reply(ann.post(f"/threads/t/runs/{second}/cancel", params={"wait": True}))
     gate.open.set()
 
     told = []
@@ -332,7 +336,7 @@ def test_a_run_that_never_began_does_not_end_the_events_of_another(
     assert "failed" not in told
 
 
-def test_events_of_a_thread_are_kept_however_often_another_is_read(settings: Settings) -> None:
+def test_events_of_thread_are_kept_when_another_is_read_often(settings: Settings) -> None:
     runs = Runs(Graphs({}), Limits(), Databases(settings), {})
     runs.get_feed("a", "t", 1).add("values", SECRET)
     for _ in range(RETAINED_FEEDS + 1):
@@ -343,38 +347,38 @@ def test_events_of_a_thread_are_kept_however_often_another_is_read(settings: Set
     assert runs.get_feed("a", "t", 1).last == 0
 
 
-# -- to whom
+# -- readers of events
 
 
-def test_a_stream_without_events_has_comments(
+def test_stream_without_events_sends_ping_comments(
     ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "PING_S", 0.05)
-    asked = {**body(), "if_not_exists": "create"}
+    asked = {**build_run_body(), "if_not_exists": "create"}
     with ann.stream("POST", "/threads/new/runs/stream", json=asked) as events:
         lines = events.iter_lines()
-        heard = [line for line in (next(lines) for _ in range(12)) if line.startswith(":")]
+        comments = [line for line in (next(lines) for _ in range(12)) if line.startswith(":")]
         gate.open.set()
         rest = [line for line in lines if line.startswith("event: ")]
 
-    assert ": ping" in heard
+    assert ": ping" in comments
     assert rest[-1] == "event: values"
 
 
-def test_a_client_that_does_not_read_is_not_waited_for(
+def test_run_is_cancelled_if_its_client_stops_reading(
     sdk: SyncLangGraphClient, ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its run is cancelled, if it is to end with its reader."""
+    """The run has `on_disconnect` set to `cancel`."""
     monkeypatch.setattr(run_log, "SEND_TIMEOUT_S", 0.2)
-    asked = {**body("x" * 8_000_000), "on_disconnect": "cancel"}
+    asked = {**build_run_body("x" * 8_000_000), "on_disconnect": "cancel"}
     with ann.stream("POST", "/threads/t/runs/stream", json=asked) as events:
         assert events.status_code == 200
         assert gate.reached.wait(60)
         wait_until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
 
 
-class Flaky(LocalAccess):
-    """Cannot tell who asks while it is down."""
+class FlakyAccess(LocalAccess):
+    """Access that cannot identify a caller while it is down."""
 
     is_down = False
 
@@ -384,40 +388,43 @@ class Flaky(LocalAccess):
         return await super().identify(connection)
 
 
-def test_a_run_goes_on_when_nobody_can_tell_who_reads_it(
+def test_run_continues_when_reader_can_no_longer_be_identified(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
-    access, asked = Flaky("ann"), {**body(), "on_disconnect": "cancel"}
+    access, asked = FlakyAccess("ann"), {**build_run_body(), "on_disconnect": "cancel"}
     with (
         run_server(
             create_app(settings, access=access, graphs=Graphs({"talk": build_talk_graph(gate)}))
         ) as url,
         httpx.Client(base_url=url, timeout=30) as client,
     ):
-        ok(client.post("/threads", json={"thread_id": "t"}))
+        read_successful_reply(client.post("/threads", json={"thread_id": "t"}))
         with client.stream("POST", "/threads/t/runs/stream", json=asked) as events:
             assert gate.reached.wait(60)
             access.is_down = True
-            heard = events.read().decode()  # to its end: the gate is not open
+            events_text = events.read().decode()  # to its end: the gate is not open
         access.is_down = False
         gate.open.set()
-        [run] = ok(client.get("/threads/t/runs"))
-        ok(client.get(f"/threads/t/runs/{run['run_id']}/join"))
+        [run] = read_successful_reply(client.get("/threads/t/runs"))
+        read_successful_reply(client.get(f"/threads/t/runs/{run['run_id']}/join"))
 
-        assert "Unauthenticated" in heard
-        assert ok(client.get(f"/threads/t/runs/{run['run_id']}"))["status"] == "success"
+        assert "Unauthenticated" in events_text
+        assert (
+            read_successful_reply(client.get(f"/threads/t/runs/{run['run_id']}"))["status"]
+            == "success"
+        )
 
 
-def test_runs_of_a_deleted_thread_are_not_of_the_next_one(
+def test_runs_of_deleted_thread_are_hidden_from_new_thread_with_same_id(
     ann: httpx.Client, bob: httpx.Client, gate: Gate
 ) -> None:
     gate.open.set()
-    ok(ann.post("/threads", json={"thread_id": "daily"}))
-    run = ok(ann.post("/threads/daily/runs", json=body()))["run_id"]
-    ok(ann.get(f"/threads/daily/runs/{run}/join"))
-    ok(ann.delete("/threads/daily"))
-    ok(bob.post("/threads", json={"thread_id": "daily"}))
+    read_successful_reply(ann.post("/threads", json={"thread_id": "daily"}))
+    run = read_successful_reply(ann.post("/threads/daily/runs", json=build_run_body()))["run_id"]
+    read_successful_reply(ann.get(f"/threads/daily/runs/{run}/join"))
+    read_successful_reply(ann.delete("/threads/daily"))
+    read_successful_reply(bob.post("/threads", json={"thread_id": "daily"}))
 
     listed = bob.get("/threads/daily/runs")
     joined = bob.get(f"/threads/daily/runs/{run}/join")
@@ -427,75 +434,88 @@ def test_runs_of_a_deleted_thread_are_not_of_the_next_one(
     assert (joined.status_code, streamed.status_code) == (404, 404)
 
 
-def test_events_of_a_deleted_thread_are_not_of_the_next_one(
+def test_events_of_deleted_thread_are_hidden_from_new_thread_with_same_id(
     ann: httpx.Client, bob: httpx.Client, gate: Gate
 ) -> None:
     gate.open.set()
-    run = ok(ann.post("/threads/daily/commands", json=start()))["result"]["run_id"]
-    ok(ann.get(f"/threads/daily/runs/{run}/join"))
-    ok(ann.delete("/threads/daily"))
-    ok(bob.post("/threads", json={"thread_id": "daily"}))
+    run = read_successful_reply(ann.post("/threads/daily/commands", json=build_start_command()))[
+        "result"
+    ]["run_id"]
+    read_successful_reply(ann.get(f"/threads/daily/runs/{run}/join"))
+    read_successful_reply(ann.delete("/threads/daily"))
+    read_successful_reply(bob.post("/threads", json={"thread_id": "daily"}))
 
-    with bob.stream("POST", "/threads/daily/stream/events", json={**VALUES, "since": 0}) as events:
-        ok(bob.post("/threads/daily/commands", json=start("of bob")))
+    with bob.stream(
+        "POST", "/threads/daily/stream/events", json={**VALUES_CHANNEL, "since": 0}
+    ) as events:
+        read_successful_reply(
+            bob.post("/threads/daily/commands", json=build_start_command("of bob"))
+        )
         first = next(line for line in events.iter_lines() if line.startswith("data: "))
 
     assert SECRET not in first
 
 
-@pytest.mark.parametrize("by", ["the server", "another program"])
-def test_whoever_deletes_a_thread_does_not_hear_the_next_one(
-    ann: httpx.Client, bob: httpx.Client, gate: Gate, settings: Settings, by: str
+@pytest.mark.parametrize("deleted_by", ["the server", "another program"])
+def test_event_stream_of_deleted_thread_omits_events_of_new_thread(
+    ann: httpx.Client, bob: httpx.Client, gate: Gate, settings: Settings, deleted_by: str
 ) -> None:
     gate.open.set()
-    ok(bob.post("/threads", json={"thread_id": "daily"}))
-    with bob.stream("POST", "/threads/daily/stream/events", json=VALUES) as events:
-        if by == "the server":
-            ok(bob.delete("/threads/daily"))
+    read_successful_reply(bob.post("/threads", json={"thread_id": "daily"}))
+    with bob.stream("POST", "/threads/daily/stream/events", json=VALUES_CHANNEL) as events:
+        if deleted_by == "the server":
+            read_successful_reply(bob.delete("/threads/daily"))
         else:
             with open_checkpointer(settings.db) as saver:
                 saver.delete_thread("daily")
-        ok(ann.post("/threads", json={"thread_id": "daily"}))
-        ok(ann.post("/threads/daily/commands", json=start()))
-        heard = events.read()  # to its end
+        read_successful_reply(ann.post("/threads", json={"thread_id": "daily"}))
+        read_successful_reply(ann.post("/threads/daily/commands", json=build_start_command()))
+        received = events.read()  # to its end
 
-    assert SECRET.encode() not in heard
+    assert SECRET.encode() not in received
 
 
 @pytest.mark.parametrize("path", ["/threads/t/stream/events", "/threads/t/runs/stream"])
-def test_a_revoked_key_ends_its_streams(
-    ann: httpx.Client, keys: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, path: str
+def test_revoked_key_ends_its_streams(
+    ann: httpx.Client, keys_file: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(keys_module, "_RELOAD_INTERVAL_S", -1.0)
     monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
-    ok(ann.post("/threads", json={"thread_id": "t"}))
-    asked = VALUES if path.endswith("events") else body("hello")
+    read_successful_reply(ann.post("/threads", json={"thread_id": "t"}))
+    asked = VALUES_CHANNEL if path.endswith("events") else build_run_body("hello")
     with ann.stream("POST", path, json=asked) as events:
-        keys.write_text(render_key_entry("another-key", "ann"))
-        heard = events.read()  # to its end: the gate is not open
+        keys_file.write_text(render_key_entry("another-key", "ann"))
+        received = events.read()  # to its end: the gate is not open
     gate.open.set()
 
     assert ann.get("/threads/t").status_code == 401
-    assert b"heard 1" not in heard
+    assert b"heard 1" not in received
 
 
-# -- how many
+# -- number of runs
 
 
-def test_runs_in_the_background_are_limited(
+def test_background_runs_of_user_are_limited(
     ann: httpx.Client, bob: httpx.Client, gate: Gate
 ) -> None:
-    ok(ann.post("/threads", json={"thread_id": "t"}))
-    for _ in range(AT_ONCE):
-        ok(ann.post("/threads/t/runs", json=body()))
+    read_successful_reply(ann.post("/threads", json={"thread_id": "t"}))
+    for _ in range(MAX_CONCURRENT_RUNS):
+        read_successful_reply(ann.post("/threads/t/runs", json=build_run_body()))
 
-    refused = ann.post("/threads/t/runs", json=body())
-    new = ann.post("/threads/new/runs", json={**body(), "if_not_exists": "create"})
-    ok(bob.post("/threads/of-bob/runs", json={**body(), "if_not_exists": "create"}))
+    refused = ann.post("/threads/t/runs", json=build_run_body())
+    new = ann.post("/threads/new/runs", json={**build_run_body(), "if_not_exists": "create"})
+    read_successful_reply(
+        bob.post("/threads/of-bob/runs", json={**build_run_body(), "if_not_exists": "create"})
+    )
     gate.open.set()
 
     assert (refused.status_code, new.status_code) == (429, 429)
     assert "at most 3 runs under way" in refused.text
     assert ann.get("/threads/new").status_code == 404
-    wait_until(lambda: {each["status"] for each in ok(ann.get("/threads/t/runs"))} == {"success"})
-    ok(ann.post("/threads/t/runs/wait", json=body()))
+    wait_until(
+        lambda: (
+            {each["status"] for each in read_successful_reply(ann.get("/threads/t/runs"))}
+            == {"success"}
+        )
+    )
+    read_successful_reply(ann.post("/threads/t/runs/wait", json=build_run_body()))

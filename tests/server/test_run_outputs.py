@@ -1,4 +1,4 @@
-"""How long, and in how much memory, a server keeps the final states of runs that have ended."""
+"""Final states of ended runs: how long, and in how much memory, a server keeps them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ USER_BYTES, ALL_BYTES = 1_000_000, 1_500_000
 SIZE = 300_000  # of a state
 
 
-def report() -> StateGraph[State]:
-    """Hear a long text."""
+def build_long_text_graph() -> StateGraph[State]:
+    """Return a graph that writes a long text."""
 
     def hear(state: State) -> dict[str, Any]:
         return {"heard": [state["messages"][-1].text.ljust(SIZE, "x")]}
@@ -36,8 +36,8 @@ def report() -> StateGraph[State]:
     return StateGraph(State).add_node(hear).add_edge(START, "hear")
 
 
-def gated(gate: Gate) -> StateGraph[State]:
-    """Hear a long text, and end once a gate is open."""
+def build_gated_graph(gate: Gate) -> StateGraph[State]:
+    """Return a graph that writes a long text once the gate is open."""
 
     async def hear(state: State) -> dict[str, Any]:
         await gate.pass_through()
@@ -46,8 +46,8 @@ def gated(gate: Gate) -> StateGraph[State]:
     return StateGraph(State).add_node(hear).add_edge(START, "hear")
 
 
-def asking() -> StateGraph[State]:
-    """Ask two questions at once."""
+def build_asking_graph() -> StateGraph[State]:
+    """Return a graph that asks two questions at once."""
 
     def first(state: State) -> dict[str, Any]:
         return {"heard": [interrupt("first?")]}
@@ -65,7 +65,11 @@ def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
     keys = tmp_path / "keys.toml"
     keys.write_text(render_key_entry(ANN, "ann") + render_key_entry(BOB, "bob"))
     keys.chmod(0o600)
-    graphs = {"report": report(), "gated": gated(gate), "asking": asking()}
+    graphs = {
+        "report": build_long_text_graph(),
+        "gated": build_gated_graph(gate),
+        "asking": build_asking_graph(),
+    }
     limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)
     return create_app(settings, access=KeysFileAccess(keys), graphs=Graphs(graphs), limits=limits)
 
@@ -82,20 +86,20 @@ def ann(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def asked(text: str = "hello", graph: str = "report", **more: Any) -> dict[str, Any]:
+def build_run_body(text: str = "hello", graph: str = "report", **more: Any) -> dict[str, Any]:
     return {"assistant_id": graph, "input": build_input(text), **more}
 
 
-def ended_runs(app: Any) -> list[Run]:
+def wait_for_ended_runs(app: Any) -> list[Run]:
     """Return the runs that the server keeps after their end, once all have ended."""
     wait_until(lambda: not app.state.runs._under_way)
     return [run for runs in app.state.runs._by_tenant.values() for run in runs._ended_runs]
 
 
-def begin_on_thread(client: httpx.Client, **more: Any) -> str:
+def start_run_on_new_thread(client: httpx.Client, **more: Any) -> str:
     """Begin a run on a new thread, and return its path."""
     thread = client.post("/threads", json={}).json()["thread_id"]
-    reply = client.post(f"/threads/{thread}/runs", json=asked(**more)).raise_for_status()
+    reply = client.post(f"/threads/{thread}/runs", json=build_run_body(**more)).raise_for_status()
     return f"/threads/{thread}/runs/{reply.json()['run_id']}"
 
 
@@ -114,43 +118,42 @@ def prevent_reading_values(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", ["/runs", "/runs/wait", "/runs/stream"])
-def test_nothing_is_kept_of_the_states_of_runs_without_a_thread(
-    app: Any, ann: httpx.Client, path: str
-) -> None:
+def test_states_of_runs_without_thread_are_not_kept(app: Any, ann: httpx.Client, path: str) -> None:
     for number in range(6):
-        reply = ann.post(path, json=asked(f"{number}", stream_mode=["updates"]))
+        reply = ann.post(path, json=build_run_body(f"{number}", stream_mode=["updates"]))
         assert reply.is_success
         if path == "/runs/wait":
             assert reply.json()["heard"] == [f"{number}".ljust(SIZE, "x")]
 
-    runs = ended_runs(app)
+    runs = wait_for_ended_runs(app)
     assert [run.temporary for run in runs] == [True] * 6
     assert [run.output for run in runs] == [None] * 6
     assert app.state.runs.memory.size <= USER_BYTES
 
 
-def test_who_joins_a_run_without_a_thread_after_its_end_is_told_that_it_is_gone(
+def test_join_after_end_of_run_without_thread_is_answered_with_404(
     app: Any, ann: httpx.Client
 ) -> None:
-    run = ann.post("/runs", json=asked()).json()
-    ended_runs(app)
+    run = ann.post("/runs", json=build_run_body()).json()
+    wait_for_ended_runs(app)
     late = ann.get(f"/threads/{run['thread_id']}/runs/{run['run_id']}/join")
 
     assert late.status_code == 404
     assert run["thread_id"] in late.json()["detail"]
 
 
-def test_all_who_wait_for_a_run_without_a_thread_receive_its_state(
+def test_all_clients_that_wait_for_run_without_thread_receive_its_state(
     app: Any, ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else of the runs is kept, and no event fits into the limits."""
+    """The limits are so small that no ended run and no event is kept."""
     monkeypatch.setattr(run_queue, "RETAINED_ENDED_RUNS", 0)
     monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 0)
     with ThreadPoolExecutor(12) as clients:
         waits = [
-            clients.submit(ann.post, "/runs/wait", json=asked(f"{n}", "gated")) for n in range(6)
+            clients.submit(ann.post, "/runs/wait", json=build_run_body(f"{n}", "gated"))
+            for n in range(6)
         ]
-        run = ann.post("/runs", json=asked("joined", "gated")).json()
+        run = ann.post("/runs", json=build_run_body("joined", "gated")).json()
         path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/join"
         joins = [clients.submit(ann.get, path) for _ in range(4)]
         live = app.state.runs._under_way
@@ -162,29 +165,29 @@ def test_all_who_wait_for_a_run_without_a_thread_receive_its_state(
 
     assert replies == [[f"{number}".ljust(SIZE, "x")] for number in range(6)]
     assert joined == [["joined".ljust(SIZE, "x")]] * 4
-    assert ended_runs(app) == []
+    assert wait_for_ended_runs(app) == []
 
 
-def test_a_state_is_freed_after_the_client_that_waited_has_gone(
+def test_state_is_freed_after_waiting_client_disconnects(
     app: Any, ann: httpx.Client, gate: Gate
 ) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        ann.post("/runs/wait", json=asked(graph="gated"), timeout=0.5)
+        ann.post("/runs/wait", json=build_run_body(graph="gated"), timeout=0.5)
     assert gate.reached.wait(60)
     [run] = app.state.runs._under_way
     wait_until(lambda: run._output_requests == 0)
     gate.open.set()
 
-    assert [each.output for each in ended_runs(app)] == [None]
+    assert [each.output for each in wait_for_ended_runs(app)] == [None]
 
 
-def test_states_on_threads_count_as_events_and_are_dropped_first_to_last(
+def test_states_count_towards_event_limit_and_oldest_are_dropped_first(
     app: Any, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [begin_on_thread(ann, text=f"{number}") for number in range(8)]
+    paths = [start_run_on_new_thread(ann, text=f"{number}") for number in range(8)]
     for path in paths:
         wait_for_end(ann, path)
-    runs = ended_runs(app)
+    runs = wait_for_ended_runs(app)
 
     assert [run.output for run in runs] == [None] * 8
     assert 0 < app.state.runs.memory.size <= USER_BYTES
@@ -199,28 +202,28 @@ def test_states_on_threads_count_as_events_and_are_dropped_first_to_last(
         ann.get(f"{path}/join").raise_for_status()
 
 
-def test_states_of_all_users_keep_to_the_limit_of_the_process(
+def test_states_of_all_users_stay_within_limit_of_process(
     app: Any, url: str, ann: httpx.Client
 ) -> None:
     with httpx.Client(base_url=url, headers={"x-api-key": BOB}, timeout=60) as bob:
         for client in (ann, bob) * 4:
-            path = begin_on_thread(client)
+            path = start_run_on_new_thread(client)
             wait_for_end(client, path)
             assert client.get(f"{path}/join").json()["heard"] == ["hello".ljust(SIZE, "x")]
 
-    assert [run.output for run in ended_runs(app)] == [None] * 8
+    assert [run.output for run in wait_for_ended_runs(app)] == [None] * 8
     assert 0 < app.state.runs.memory.size <= ALL_BYTES
 
 
 @pytest.mark.parametrize("modes", [["values"], ["updates", "values", "custom"], ["messages"]])
 @pytest.mark.parametrize("graph", ["report", "asking"])
-def test_a_state_is_the_same_at_the_end_from_memory_and_from_the_database(
+def test_state_is_same_at_end_from_memory_and_from_database(
     app: Any, ann: httpx.Client, graph: str, modes: list[str]
 ) -> None:
     thread = ann.post("/threads", json={}).json()["thread_id"]
-    body = asked(graph=graph, stream_mode=modes)
+    body = build_run_body(graph=graph, stream_mode=modes)
     now = ann.post(f"/threads/{thread}/runs/wait", json=body).json()
-    [run] = ended_runs(app)
+    [run] = wait_for_ended_runs(app)
     path = f"/threads/{thread}/runs/{run.run_id}/join"
     late = ann.get(path).json()
     run.drop_events()
@@ -235,10 +238,10 @@ def test_a_state_is_the_same_at_the_end_from_memory_and_from_the_database(
     assert ordered(now) == ordered(late) == ordered(later)
 
 
-def test_a_state_is_not_kept_beyond_an_erasure(
+def test_state_of_ended_run_is_dropped_after_erasure(
     app: Any, ann: httpx.Client, settings: Settings
 ) -> None:
-    path = begin_on_thread(ann, text="the harbour safe opens at nine")
+    path = start_run_on_new_thread(ann, text="the harbour safe opens at nine")
     wait_for_end(ann, path)
     assert "harbour" in ann.get(f"{path}/join").text
     thread = path.split("/")[2]
@@ -247,5 +250,5 @@ def test_a_state_is_not_kept_beyond_an_erasure(
         saver.erase(thread, [message])
 
     assert "harbour" not in str(ann.get(f"{path}/join").json()["messages"])
-    [run] = ended_runs(app)
+    [run] = wait_for_ended_runs(app)
     assert (run.output, run.output_event) == (None, None)

@@ -1,4 +1,4 @@
-"""Runs that are delayed, made in batches, cancelled by how they stand, and deleted, by the SDK."""
+"""Runs that are delayed, started in batches, cancelled by status, and deleted, by the SDK."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, build_input, build_talk_graph
-from tests.server.test_runs import texts
+from tests.server.test_runs import read_message_texts
 
 
 @pytest.fixture
@@ -33,29 +33,29 @@ def graphs(gate: Gate) -> Graphs:
     return Graphs({"talk": build_talk_graph(gate)})
 
 
-def statuses(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
+def list_run_statuses(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
     return [run["status"] for run in sdk.runs.list(thread_id)][::-1]
 
 
-def test_a_delayed_run_lets_others_pass(
+def test_delayed_run_does_not_block_later_runs(
     settings: Settings, sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
     gate.open.set()
     delayed = sdk.runs.create("t", "talk", input=build_input("later"), after_seconds=3600)
-    stands = sdk.threads.get("t")["status"], delayed["status"]
+    initial_statuses = sdk.threads.get("t")["status"], delayed["status"]
     sdk.runs.wait("t", "talk", input=build_input("now"))
-    before = texts(sdk)
+    before = read_message_texts(sdk)
     with SQLiteCheckpointer(settings.db) as saver:
         saver.database.write(lambda: fetch_rows("UPDATE runs SET not_before = 0"))
     sdk.runs.join("t", delayed["run_id"])
 
-    assert stands == ("idle", "pending")
+    assert initial_statuses == ("idle", "pending")
     assert before == ["now", "heard 1"]
-    assert texts(sdk) == ["now", "heard 1", "later", "heard 2"]
-    assert statuses(sdk) == ["success", "success"]
+    assert read_message_texts(sdk) == ["now", "heard 1", "later", "heard 2"]
+    assert list_run_statuses(sdk) == ["success", "success"]
 
 
-def test_a_delayed_run_is_streamed_once_it_is_due(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_delayed_run_is_streamed_once_it_is_due(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     parts = list(sdk.runs.stream("t", "talk", input=build_input("later"), after_seconds=1))
 
@@ -63,7 +63,7 @@ def test_a_delayed_run_is_streamed_once_it_is_due(sdk: SyncLangGraphClient, gate
     assert parts[-1].data["heard"] == ["later"]
 
 
-def test_many_delayed_runs_hold_up_no_other_work(
+def test_many_due_runs_do_not_delay_check_of_live_runs(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_queue, "DUE_PER_SWEEP", 2)
@@ -90,13 +90,15 @@ def test_many_delayed_runs_hold_up_no_other_work(
     assert ["begin"] * 3 not in [done[at : at + 3] for at in range(len(done))]
 
 
-def test_a_delayed_run_survives_its_server(settings: Settings, graphs: Graphs, gate: Gate) -> None:
+def test_delayed_run_survives_restart_of_server(
+    settings: Settings, graphs: Graphs, gate: Gate
+) -> None:
     gate.open.set()
     app = create_app(settings, graphs=graphs)
     with run_server(app) as url, get_sync_client(url=url) as sdk:
         sdk.threads.create(thread_id="t")
         run = sdk.runs.create("t", "talk", input=build_input("later"), after_seconds=3)["run_id"]
-        left = statuses(sdk)
+        left = list_run_statuses(sdk)
     with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         values: Any = sdk.runs.join("t", run)
 
@@ -104,7 +106,7 @@ def test_a_delayed_run_survives_its_server(settings: Settings, graphs: Graphs, g
         assert values["heard"] == ["later"]
 
 
-def test_a_delayed_run_is_cancelled_while_it_is_read(sdk: SyncLangGraphClient) -> None:
+def test_delayed_run_can_be_cancelled_while_it_is_streamed(sdk: SyncLangGraphClient) -> None:
     run = sdk.runs.create("t", "talk", input=build_input("never"), after_seconds=3600)["run_id"]
     path = f"/threads/t/runs/{run}/stream"
     with sdk.http.client.stream("GET", path) as stream:
@@ -112,10 +114,10 @@ def test_a_delayed_run_is_cancelled_while_it_is_read(sdk: SyncLangGraphClient) -
         next(lines)
         sdk.runs.cancel("t", run)
         assert not any(line.startswith("event: values") for line in lines)
-    assert statuses(sdk) == ["interrupted"]
+    assert list_run_statuses(sdk) == ["interrupted"]
 
 
-def test_the_page_of_runs_shows_when_one_begins(sdk: SyncLangGraphClient, url: str) -> None:
+def test_runs_page_shows_start_time_of_delayed_run(sdk: SyncLangGraphClient, url: str) -> None:
     sdk.runs.create("t", "talk", input=build_input("later"), after_seconds=86_400)
     day = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 86_400))
     shown = httpx.get(f"{url}/ui/runs").text
@@ -128,7 +130,7 @@ def test_the_page_of_runs_shows_when_one_begins(sdk: SyncLangGraphClient, url: s
 # -- batches
 
 
-def test_a_batch_of_runs(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_batch_starts_each_of_its_runs(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     asked: Any = [
         {"assistant_id": "talk", "input": build_input(text), "on_completion": "keep"}
@@ -143,24 +145,25 @@ def test_a_batch_of_runs(sdk: SyncLangGraphClient, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"assistant_id": "none"}, {"thread_id": "none"}, {"context": {"user_id": ""}}]
+    "invalid_fields",
+    [{"assistant_id": "none"}, {"thread_id": "none"}, {"context": {"user_id": ""}}],
 )
-def test_a_batch_with_a_run_that_is_refused_writes_nothing(
-    sdk: SyncLangGraphClient, wrong: dict[str, Any]
+def test_batch_with_one_refused_run_writes_nothing(
+    sdk: SyncLangGraphClient, invalid_fields: dict[str, Any]
 ) -> None:
     right = {"assistant_id": "talk", "thread_id": "t", "input": build_input("a")}
-    asked: Any = [right, right | wrong]
+    asked: Any = [right, right | invalid_fields]
     with pytest.raises(APIStatusError):
         sdk.runs.create_batch(asked)
 
-    assert statuses(sdk) == []
+    assert list_run_statuses(sdk) == []
     assert sdk.threads.count() == 1
 
 
 # -- cancelling
 
 
-def test_runs_of_a_thread_are_cancelled_by_their_ids(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_runs_of_thread_can_be_cancelled_by_their_ids(sdk: SyncLangGraphClient, gate: Gate) -> None:
     runs = [sdk.runs.create("t", "talk", input=build_input(text))["run_id"] for text in "abc"]
     assert gate.reached.wait(60)
     sdk.runs.cancel_many(thread_id="t", run_ids=runs[:2])
@@ -171,32 +174,32 @@ def test_runs_of_a_thread_are_cancelled_by_their_ids(sdk: SyncLangGraphClient, g
     with pytest.raises(NotFoundError, match="has no run 'none'"):
         sdk.runs.cancel_many(thread_id="t", run_ids=["none"])
 
-    assert statuses(sdk) == ["interrupted", "interrupted", "success"]
+    assert list_run_statuses(sdk) == ["interrupted", "interrupted", "success"]
 
 
 @pytest.mark.parametrize(
-    ("status", "left"),
+    ("status", "expected_statuses"),
     [
         ("pending", ["running", "interrupted", "interrupted"]),
         ("running", ["interrupted", "running", "pending"]),
         ("all", ["interrupted"] * 3),
     ],
 )
-def test_runs_are_cancelled_by_how_they_stand(
-    sdk: SyncLangGraphClient, gate: Gate, status: Any, left: list[str]
+def test_runs_can_be_cancelled_by_status(
+    sdk: SyncLangGraphClient, gate: Gate, status: Any, expected_statuses: list[str]
 ) -> None:
     for text in "ab":
         sdk.runs.create("t", "talk", input=build_input(text))
     sdk.runs.create("t", "talk", input=build_input("c"), after_seconds=3600)
     assert gate.reached.wait(60)
     sdk.runs.cancel_many(status=status)
-    wait_until(lambda: statuses(sdk) == left)
+    wait_until(lambda: list_run_statuses(sdk) == expected_statuses)
 
     gate.open.set()
 
 
-class Only(LocalAccess):
-    """Everybody reaches the threads whose metadata has the name of the user."""
+class OwnThreadsAccess(LocalAccess):
+    """Access of each user to the threads whose metadata has the user's name."""
 
     async def authorize_and_build_filter(
         self, identity: Identity, action: Action, value: dict[str, Any]
@@ -204,32 +207,37 @@ class Only(LocalAccess):
         return {"owner": identity.user}
 
 
-def test_runs_of_others_are_not_cancelled(settings: Settings, graphs: Graphs, gate: Gate) -> None:
+def test_cancellation_of_all_runs_leaves_runs_of_others(
+    settings: Settings, graphs: Graphs, gate: Gate
+) -> None:
     with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
         for owner in ("ann", "bob"):
             sdk.threads.create(thread_id=owner, metadata={"owner": owner})
             sdk.runs.create(owner, "talk", input=build_input("hi"), after_seconds=3600)
         with (
-            run_server(create_app(settings, access=Only("ann"), graphs=graphs)) as hers,
+            run_server(create_app(settings, access=OwnThreadsAccess("ann"), graphs=graphs)) as hers,
             get_sync_client(url=hers) as ann,
         ):
             ann.runs.cancel_many(status="all")
 
-        assert (statuses(sdk, "ann"), statuses(sdk, "bob")) == (["interrupted"], ["pending"])
+        assert (list_run_statuses(sdk, "ann"), list_run_statuses(sdk, "bob")) == (
+            ["interrupted"],
+            ["pending"],
+        )
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"thread_id": "t"}, {"run_ids": ["a"]}, {"thread_id": "t", "status": "all"}]
+    "options", [{}, {"thread_id": "t"}, {"run_ids": ["a"]}, {"thread_id": "t", "status": "all"}]
 )
-def test_a_cancellation_of_nothing_certain_is_refused(
-    sdk: SyncLangGraphClient, asked: dict[str, Any]
+def test_cancellation_without_run_ids_or_status_is_refused(
+    sdk: SyncLangGraphClient, options: dict[str, Any]
 ) -> None:
     with pytest.raises(UnprocessableEntityError, match="a thread_id with run_ids, or a status"):
-        sdk.runs.cancel_many(**asked)
+        sdk.runs.cancel_many(**options)
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("body", "expected_message"),
     [
         (
             {"assistant_id": "talk", "feedback_keys": ["k"]},
@@ -239,31 +247,31 @@ def test_a_cancellation_of_nothing_certain_is_refused(
         ({"assistant_id": "talk", "after_seconds": -1}, "body.after_seconds is -1: Input should"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_told_without_the_rest_of_it(
-    sdk: SyncLangGraphClient, url: str, body: dict[str, Any], why: str
+def test_refusal_names_invalid_field_without_rest_of_request(
+    sdk: SyncLangGraphClient, url: str, body: dict[str, Any], expected_message: str
 ) -> None:
-    """The reply begins with the field, and quotes its value, not the body."""
+    """The message begins with the field, and quotes its value, not the body."""
     refused = httpx.post(f"{url}/threads/t/runs", json=body)
 
     assert refused.status_code == 422
-    assert refused.json()["detail"].startswith(why)
+    assert refused.json()["detail"].startswith(expected_message)
 
 
-def test_a_run_that_has_ended_is_not_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_cancellation_of_ended_run_is_refused(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     run = sdk.runs.create("t", "talk", input=build_input("a"))["run_id"]
     sdk.runs.join("t", run)
     with pytest.raises(NotFoundError, match="its status is 'success'"):
         sdk.runs.cancel("t", run)
 
-    assert statuses(sdk) == ["success"]
+    assert list_run_statuses(sdk) == ["success"]
 
 
 # -- deleting, and lists
 
 
-def test_a_run_is_deleted_once_it_has_ended(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    """What was said in it stays in the thread."""
+def test_run_can_be_deleted_only_after_its_end(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    """The messages of the run stay in the thread."""
     run = sdk.runs.create("t", "talk", input=build_input("a"))["run_id"]
     assert gate.reached.wait(60)
     with pytest.raises(ConflictError, match="has not ended"):
@@ -275,11 +283,11 @@ def test_a_run_is_deleted_once_it_has_ended(sdk: SyncLangGraphClient, gate: Gate
         with pytest.raises((NotFoundError, httpx.HTTPStatusError), match=r"404|has no run"):
             read("t", run)
 
-    assert statuses(sdk) == []
-    assert texts(sdk) == ["a", "heard 1"]
+    assert list_run_statuses(sdk) == []
+    assert read_message_texts(sdk) == ["a", "heard 1"]
 
 
-def test_fields_of_runs_are_selected(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_run_list_returns_only_selected_fields(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     run = sdk.runs.create("t", "talk", input=build_input("a"))["run_id"]
     sdk.runs.join("t", run)

@@ -1,4 +1,4 @@
-"""Runs by langgraph's SDK: what is streamed, who waits for whom, what a left run leaves."""
+"""Runs by LangGraph's SDK: streams, overlapping runs, refused requests, and abandoned runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.server.talking import (
     build_talk_graph,
     build_uncancellable_graph,
 )
-from tests.talks import store_conversation as conversation
+from tests.talks import store_conversation
 
 
 @pytest.fixture
@@ -61,19 +61,19 @@ def graphs(gate: Gate) -> Graphs:
     return Graphs({"talk": build_talk_graph(gate), "chat": chat_graph(), **made})
 
 
-def texts(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[str]:
+def read_message_texts(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[str]:
     values: Any = sdk.threads.get_state(thread_id)["values"]
     return [message["content"] for message in values["messages"]]
 
 
-def body(text: str = "hello", **options: Any) -> dict[str, Any]:
+def build_run_body(text: str = "hello", **options: Any) -> dict[str, Any]:
     return {"assistant_id": "talk", "input": build_input(text), **options}
 
 
-# -- what is streamed
+# -- content of streams
 
 
-def test_a_stream_begins_with_its_run_and_ends_with_its_values(
+def test_stream_starts_with_run_metadata_and_ends_with_values(
     sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
     gate.open.set()
@@ -86,10 +86,10 @@ def test_a_stream_begins_with_its_run_and_ends_with_its_values(
     assert events == ["metadata", "values", "values", "custom", "values"]
     assert sdk.runs.get("t", parts[0].data["run_id"])["status"] == "success"
     assert parts[-1].data["heard"] == ["hello"]
-    assert texts(sdk) == ["hello", "heard 1"]
+    assert read_message_texts(sdk) == ["hello", "heard 1"]
 
 
-def test_messages_are_streamed_as_they_grow(sdk: SyncLangGraphClient) -> None:
+def test_message_chunks_are_streamed_while_message_grows(sdk: SyncLangGraphClient) -> None:
     def told(*modes: Any) -> list[tuple[str, Any]]:
         parts = [
             *sdk.runs.stream(
@@ -114,10 +114,10 @@ def test_messages_are_streamed_as_they_grow(sdk: SyncLangGraphClient) -> None:
     assert metadata[partial[0]["id"]]["metadata"]["langgraph_node"] == "speak"
 
 
-def test_events_of_langchain_are_streamed_beside_other_modes(
+def test_langchain_events_do_not_change_events_of_other_modes(
     sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
-    """The others are the same with them and without."""
+    """The other modes stream the same events with and without the mode `events`."""
     gate.open.set()
     modes: Any = ["messages", "messages-tuple", "updates", "values", "custom", "tasks"]
     for thread_id, graph in (("t", "talk"), ("u", "model"), ("v", "ask")):
@@ -144,7 +144,7 @@ def test_events_of_langchain_are_streamed_beside_other_modes(
     assert [each["value"] for each in waiting["__interrupt__"]] == ["Are you sure?"]
 
 
-def test_a_run_that_streams_events_is_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_run_that_streams_events_can_be_cancelled(sdk: SyncLangGraphClient, gate: Gate) -> None:
     run = sdk.runs.create("t", "talk", input=build_input("go"), stream_mode="events")["run_id"]
     assert gate.reached.wait(60)
 
@@ -154,18 +154,20 @@ def test_a_run_that_streams_events_is_cancelled(sdk: SyncLangGraphClient, gate: 
     assert sdk.threads.get_state("t")["values"]["heard"] == ["go"]  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize(("during", "stored"), [(True, 4), (False, 1)])
-def test_the_former_name_of_durability_counts(
-    sdk: SyncLangGraphClient, gate: Gate, during: bool, stored: int
+@pytest.mark.parametrize(("during", "expected_count"), [(True, 4), (False, 1)])
+def test_checkpoint_during_still_sets_durability(
+    sdk: SyncLangGraphClient, gate: Gate, during: bool, expected_count: int
 ) -> None:
     gate.open.set()
     with pytest.warns(DeprecationWarning, match="checkpoint_during"):
         sdk.runs.wait("t", "talk", input=build_input("go"), checkpoint_during=during)
 
-    assert len(sdk.threads.get_history("t")) == stored
+    assert len(sdk.threads.get_history("t")) == expected_count
 
 
-def test_what_the_model_saw_is_recorded(sdk: SyncLangGraphClient, settings: Settings) -> None:
+def test_messages_that_model_was_shown_are_recorded(
+    sdk: SyncLangGraphClient, settings: Settings
+) -> None:
     sdk.runs.wait("t", "chat", input=build_input("I like figs"))
 
     with SQLiteCheckpointer.open(settings.db) as saver:
@@ -174,11 +176,9 @@ def test_what_the_model_saw_is_recorded(sdk: SyncLangGraphClient, settings: Sett
 
 
 @pytest.mark.parametrize("more", [[], ["events"]])
-def test_streams_tell_nothing_of_the_login(
-    settings: Settings, graphs: Graphs, more: list[Any]
-) -> None:
+def test_streams_contain_no_login_data(settings: Settings, graphs: Graphs, more: list[Any]) -> None:
     with (
-        run_server(create_app(settings, graphs=graphs, access=Named())) as url,
+        run_server(create_app(settings, graphs=graphs, access=HeaderAccess())) as url,
         get_sync_client(url=url, headers={"x-user": "ann"}) as client,
     ):
         parts = client.runs.stream(
@@ -193,7 +193,9 @@ def test_streams_tell_nothing_of_the_login(
     assert "hunter2" not in told
 
 
-def test_a_graph_that_fails_says_what_and_not_where(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_error_of_failed_graph_has_message_without_location(
+    sdk: SyncLangGraphClient, gate: Gate
+) -> None:
     parts = list(sdk.runs.stream("t", "fail", input=build_input("hello")))
 
     error = {"error": "ZeroDivisionError", "message": "one by none"}
@@ -209,7 +211,7 @@ def test_a_graph_that_fails_says_what_and_not_where(sdk: SyncLangGraphClient, ga
     assert sdk.threads.get("t")["status"] == "idle"
 
 
-def test_an_interrupt_is_answered_by_a_command(sdk: SyncLangGraphClient) -> None:
+def test_interrupt_is_answered_by_resume_command(sdk: SyncLangGraphClient) -> None:
     waiting: Any = sdk.runs.wait("t", "ask", input=build_input("buy"))
 
     assert [each["value"] for each in waiting["__interrupt__"]] == ["Are you sure?"]
@@ -219,7 +221,7 @@ def test_an_interrupt_is_answered_by_a_command(sdk: SyncLangGraphClient) -> None
     assert sdk.threads.get("t")["status"] == "idle"
 
 
-def test_a_thread_whose_question_an_update_answers_is_idle(sdk: SyncLangGraphClient) -> None:
+def test_thread_is_idle_after_update_answers_its_question(sdk: SyncLangGraphClient) -> None:
     sdk.runs.wait("t", "ask", input={})
     sdk.threads.update_state("t", {"heard": ["yes"]}, as_node="hear")
 
@@ -227,7 +229,7 @@ def test_a_thread_whose_question_an_update_answers_is_idle(sdk: SyncLangGraphCli
     assert sdk.threads.get("t")["status"] == "idle"
 
 
-def test_a_run_that_stops_before_a_node_is_interrupted(
+def test_run_with_interrupt_before_stops_and_can_continue(
     sdk: SyncLangGraphClient, gate: Gate
 ) -> None:
     gate.open.set()
@@ -238,10 +240,10 @@ def test_a_run_that_stops_before_a_node_is_interrupted(
     assert stopped["heard"] == ["hello"]
     assert sdk.threads.get("t")["status"] == "interrupted"
     sdk.runs.wait("t", "talk")
-    assert texts(sdk) == ["hello", "heard 1"]
+    assert read_message_texts(sdk) == ["hello", "heard 1"]
 
 
-def test_a_run_goes_on_from_a_checkpoint(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_run_can_start_from_earlier_checkpoint(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     for text in ("one", "two"):
         sdk.runs.wait("t", "talk", input=build_input(text))
@@ -249,10 +251,10 @@ def test_a_run_goes_on_from_a_checkpoint(sdk: SyncLangGraphClient, gate: Gate) -
 
     sdk.runs.wait("t", "talk", input=build_input("other"), checkpoint=after_one["checkpoint"])
 
-    assert texts(sdk) == ["one", "heard 1", "other", "heard 2"]
+    assert read_message_texts(sdk) == ["one", "heard 1", "other", "heard 2"]
 
 
-def test_the_user_is_whoever_asks(sdk: SyncLangGraphClient) -> None:
+def test_graph_receives_user_thread_and_configurable_values(sdk: SyncLangGraphClient) -> None:
     config: Any = {"configurable": {"colour": 0, "user_id": "ann"}}
 
     values: Any = sdk.runs.wait("t", "who", input={}, config=config)
@@ -260,7 +262,7 @@ def test_the_user_is_whoever_asks(sdk: SyncLangGraphClient) -> None:
     assert values["heard"] == ["ann", "t", "0"]
 
 
-def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_run_without_thread_leaves_no_thread(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     parts = list(sdk.runs.stream(None, "talk", input=build_input("hello")))
     values: Any = sdk.runs.wait(None, "talk", input=build_input("hello"))
@@ -270,7 +272,7 @@ def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate
 
 
 @pytest.mark.parametrize(
-    "place",
+    "location",
     [
         {"checkpoint_id": "1f1e71fc-53de-6a0e-8005-e771d5265d49"},
         {"config": {"configurable": {"checkpoint_id": "1f1e71fc-53de-6a0e-8005-e771d5265d49"}}},
@@ -278,19 +280,19 @@ def test_a_run_without_a_thread_leaves_none(sdk: SyncLangGraphClient, gate: Gate
     ],
     ids=["checkpoint_id", "configurable", "checkpoint_map"],
 )
-def test_a_run_at_an_unknown_checkpoint_is_refused(
-    sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate, place: dict[str, Any]
+def test_run_at_unknown_checkpoint_is_refused(
+    sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate, location: dict[str, Any]
 ) -> None:
     gate.open.set()
     sdk.runs.wait("t", "talk", input=build_input("one"))
 
-    answer = client.post("/threads/t/runs/wait", json=body("two", **place))
+    answer = client.post("/threads/t/runs/wait", json=build_run_body("two", **location))
 
-    assert texts(sdk) == ["one", "heard 1"]
+    assert read_message_texts(sdk) == ["one", "heard 1"]
     assert answer.status_code == 404
 
 
-def test_a_served_graph_is_a_node_of_another(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_served_graph_can_be_node_of_other_graph(sdk: SyncLangGraphClient, gate: Gate) -> None:
     gate.open.set()
     remote = RemoteGraph("talk", sync_client=sdk)
     outer = StateGraph(MessagesState).add_node("remote", remote).add_edge(START, "remote").compile()
@@ -301,8 +303,8 @@ def test_a_served_graph_is_a_node_of_another(sdk: SyncLangGraphClient, gate: Gat
     assert [message.text for message in found["messages"]][-1] == "heard 1"
 
 
-def test_a_client_does_not_say_what_the_server_does(sdk: SyncLangGraphClient, gate: Gate) -> None:
-    """What it has in its metadata of that, as a graph that calls this one has, is left out."""
+def test_reserved_metadata_of_client_is_ignored(sdk: SyncLangGraphClient, gate: Gate) -> None:
+    """The server sets the reserved keys itself; a graph that calls this one may send them."""
     gate.open.set()
     said: Any = {"user_id": "bob", "owner": "bob", "run_id": "r", "langgraph_step": 1, "n": 1}
     config: Any = {"metadata": said | {"m": 2}}
@@ -316,18 +318,20 @@ def test_a_client_does_not_say_what_the_server_does(sdk: SyncLangGraphClient, ga
     assert run["metadata"] == {"n": 1, "graph_id": "talk"}
 
 
-def test_null_is_as_good_as_nothing(client: httpx.Client, gate: Gate) -> None:
+def test_null_is_treated_as_missing_parameter(client: httpx.Client, gate: Gate) -> None:
     gate.open.set()
     names = [name for name in RunRequest.model_fields if name not in ("assistant_id", "input")]
     config = {"tags": None, "configurable": {"checkpoint_map": None}, "metadata": None}
     for nulls in (dict.fromkeys(names), {"config": config}):
-        assert client.post("/runs/wait", json={**body(), **nulls}).json()["heard"] == ["hello"]
+        assert client.post("/runs/wait", json={**build_run_body(), **nulls}).json()["heard"] == [
+            "hello"
+        ]
 
 
 # -- runs that overlap
 
 
-def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_concurrent_runs_of_thread_execute_in_order(sdk: SyncLangGraphClient, gate: Gate) -> None:
     made = [
         sdk.runs.create("t", "talk", input=build_input(text)) for text in ("one", "two", "three")
     ]
@@ -348,11 +352,11 @@ def test_two_turns_at_once_are_one_after_the_other(sdk: SyncLangGraphClient, gat
 
 
 @pytest.mark.parametrize(
-    ("strategy", "left"),
+    ("strategy", "expected_texts"),
     [("interrupt", ["one", "two", "heard 2"]), ("rollback", ["two", "heard 1"])],
 )
-def test_a_turn_may_stop_the_one_before(
-    sdk: SyncLangGraphClient, gate: Gate, strategy: Any, left: list[str]
+def test_multitask_strategy_stops_previous_run(
+    sdk: SyncLangGraphClient, gate: Gate, strategy: Any, expected_texts: list[str]
 ) -> None:
     first = sdk.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
@@ -363,13 +367,13 @@ def test_a_turn_may_stop_the_one_before(
     gate.open.set()
     sdk.runs.join("t", second["run_id"])
 
-    assert texts(sdk) == left
+    assert read_message_texts(sdk) == expected_texts
     if strategy == "rollback":
         with pytest.raises(NotFoundError):
             sdk.runs.get("t", first["run_id"])
 
 
-def test_a_cancelled_run_leaves_what_it_had_stored(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_cancelled_run_keeps_what_it_has_stored(sdk: SyncLangGraphClient, gate: Gate) -> None:
     run = sdk.runs.create("t", "talk", input=build_input("one"))
     waiting = sdk.runs.create("t", "talk", input=build_input("never"))
     assert gate.reached.wait(60)
@@ -379,12 +383,10 @@ def test_a_cancelled_run_leaves_what_it_had_stored(sdk: SyncLangGraphClient, gat
     assert sdk.runs.get("t", run["run_id"])["status"] == "interrupted"
     gate.open.set()
     sdk.runs.wait("t", "talk", input=build_input("two"))
-    assert texts(sdk) == ["one", "two", "heard 2"]
+    assert read_message_texts(sdk) == ["one", "two", "heard 2"]
 
 
-def test_a_thread_that_is_deleted_in_a_run_stays_deleted(
-    sdk: SyncLangGraphClient, gate: Gate
-) -> None:
+def test_thread_deleted_during_run_stays_deleted(sdk: SyncLangGraphClient, gate: Gate) -> None:
     sdk.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
     sdk.threads.delete("t")
@@ -395,7 +397,7 @@ def test_a_thread_that_is_deleted_in_a_run_stays_deleted(
     assert sdk.threads.search() == []
 
 
-def test_a_page_deletes_a_thread_in_a_run_as_rest_does(
+def test_page_can_delete_thread_during_run(
     sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
 ) -> None:
     run = sdk.runs.create("t", "talk", input=build_input("one"))
@@ -408,10 +410,10 @@ def test_a_page_deletes_a_thread_in_a_run_as_rest_does(
     assert sdk.threads.search() == []
 
 
-def test_half_an_emoji_ends_no_run(client: httpx.Client) -> None:
-    """A lone surrogate in a client's JSON is a question mark in the thread."""
+def test_lone_surrogate_in_input_does_not_fail_run(client: httpx.Client) -> None:
+    """A lone surrogate in a client's JSON becomes a question mark in the thread."""
     headers = {"content-type": "application/json"}
-    asked = json.dumps({**body("half \ud83d"), "assistant_id": "chat"})
+    asked = json.dumps({**build_run_body("half \ud83d"), "assistant_id": "chat"})
     client.post("/threads", json={"thread_id": "t"})
     for _ in range(2):
         ran = client.post("/threads/t/runs/wait", content=asked, headers=headers)
@@ -422,9 +424,9 @@ def test_half_an_emoji_ends_no_run(client: httpx.Client) -> None:
         assert client.get("/ui/thread?id=t").status_code == 200
 
 
-def test_a_thread_that_is_pruned_in_a_run_stays_deleted(client: httpx.Client, gate: Gate) -> None:
+def test_prune_during_run_is_refused_or_deletes_thread(client: httpx.Client, gate: Gate) -> None:
     client.post("/threads", json={"thread_id": "t"})
-    with client.stream("POST", "/threads/t/runs/stream", json=body("one")) as events:
+    with client.stream("POST", "/threads/t/runs/stream", json=build_run_body("one")) as events:
         assert gate.reached.wait(60)
         pruned = client.post("/threads/prune", json={"thread_ids": ["t"]})
         gate.open.set()
@@ -433,12 +435,12 @@ def test_a_thread_that_is_pruned_in_a_run_stays_deleted(client: httpx.Client, ga
     assert pruned.status_code == 409 or client.get("/threads/t").status_code == 404
 
 
-def test_a_thread_that_another_server_runs_is_not_deleted_under_it(
+def test_deletion_during_run_of_other_server_is_refused_or_waits(
     client: httpx.Client, settings: Settings, graphs: Graphs, gate: Gate
 ) -> None:
     client.post("/threads", json={"thread_id": "t"})
     with (
-        client.stream("POST", "/threads/t/runs/stream", json=body("one")) as events,
+        client.stream("POST", "/threads/t/runs/stream", json=build_run_body("one")) as events,
         run_server(create_app(settings, graphs=graphs)) as other,
         concurrent.futures.ThreadPoolExecutor() as pool,
     ):
@@ -452,14 +454,12 @@ def test_a_thread_that_another_server_runs_is_not_deleted_under_it(
     assert status == 409 or client.get("/threads/t").status_code == 404
 
 
-def test_a_run_that_is_sent_during_a_deletion_does_not_bring_the_thread_back(
-    settings: Settings, gate: Gate
-) -> None:
+def test_run_sent_during_deletion_does_not_restore_thread(settings: Settings, gate: Gate) -> None:
     second, told = Gate(), threading.Event()
-    served = Graphs({"stubborn": build_uncancellable_graph(gate, second, told)})
+    serve_in_process = Graphs({"stubborn": build_uncancellable_graph(gate, second, told)})
     asked = {"assistant_id": "stubborn", "input": {}}
     with (
-        run_server(create_app(settings, graphs=served)) as url,
+        run_server(create_app(settings, graphs=serve_in_process)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
         concurrent.futures.ThreadPoolExecutor() as pool,
     ):
@@ -478,14 +478,14 @@ def test_a_run_that_is_sent_during_a_deletion_does_not_bring_the_thread_back(
         assert status == 409 or client.get("/threads/t").status_code == 404
 
 
-def test_a_run_that_waits_does_not_bring_a_deleted_thread_back(
+def test_waiting_run_does_not_restore_deleted_thread(
     sdk: SyncLangGraphClient, client: httpx.Client, settings: Settings, gate: Gate
 ) -> None:
     gate.open.set()
     with SQLiteCheckpointer.open(settings.db) as saver, ExitStack() as streaming:
-        conversation(saver, "agent")
+        store_conversation(saver, "agent")
         with saver.lock("agent"):
-            asked = client.stream("POST", "/threads/agent/runs/stream", json=body())
+            asked = client.stream("POST", "/threads/agent/runs/stream", json=build_run_body())
             events = streaming.enter_context(asked)
             saver.delete_thread("agent")
         told = events.read().decode()
@@ -494,7 +494,7 @@ def test_a_run_that_waits_does_not_bring_a_deleted_thread_back(
     assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
 
 
-def test_an_update_does_not_bring_a_deleted_thread_back(settings: Settings) -> None:
+def test_update_does_not_restore_deleted_thread(settings: Settings) -> None:
     where: list[str] = []
 
     def make() -> StateGraph[Any]:  # as slow as a deletion
@@ -513,7 +513,7 @@ def test_an_update_does_not_bring_a_deleted_thread_back(settings: Settings) -> N
         assert sdk.threads.search() == []
 
 
-def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
+def test_outdated_run_rows_do_not_stop_started_run(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second, told, live = Gate(), threading.Event(), RunTable.list_live_runs
@@ -529,10 +529,10 @@ def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
         return rows
 
     monkeypatch.setattr(RunTable, "list_live_runs", late)
-    served = Graphs({"stubborn": build_uncancellable_graph(gate, second, told)})
+    serve_in_process = Graphs({"stubborn": build_uncancellable_graph(gate, second, told)})
     asked = {"assistant_id": "stubborn", "input": {}}
     with (
-        run_server(create_app(settings, graphs=served)) as url,
+        run_server(create_app(settings, graphs=serve_in_process)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         client.post("/threads", json={"thread_id": "t"})
@@ -550,13 +550,15 @@ def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
     assert not told.is_set()
 
 
-def test_a_thread_whose_run_does_not_end_is_not_deleted(
+def test_thread_is_not_deleted_while_its_run_does_not_end(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "END_TIMEOUT_S", 0.05)
-    served = Graphs({"stubborn": build_uncancellable_graph(gate, Gate(), threading.Event())})
+    serve_in_process = Graphs(
+        {"stubborn": build_uncancellable_graph(gate, Gate(), threading.Event())}
+    )
     with (
-        run_server(create_app(settings, graphs=served)) as url,
+        run_server(create_app(settings, graphs=serve_in_process)) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         client.post("/threads", json={"thread_id": "t"})
@@ -570,7 +572,7 @@ def test_a_thread_whose_run_does_not_end_is_not_deleted(
         assert client.delete("/threads/t").status_code == 204
 
 
-def test_a_thread_that_is_rewound_asks_no_more(
+def test_rewound_thread_has_no_open_question(
     sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
     sdk.runs.wait("t", "ask", input=build_input("buy"))
@@ -584,17 +586,17 @@ def test_a_thread_that_is_rewound_asks_no_more(
 
 @pytest.mark.parametrize("path", ["stream", "wait"])
 @pytest.mark.parametrize(
-    ("mode", "left"),
+    ("mode", "expected_texts"),
     [
         ("cancel", ["one", "two", "heard 2"]),
         ("continue", ["one", "heard 1", "two", "heard 2"]),
     ],
 )
-def test_the_turn_after_a_left_one_has_everything(
-    sdk: SyncLangGraphClient, url: str, gate: Gate, path: str, mode: str, left: list[str]
+def test_run_after_abandoned_run_sees_all_messages(
+    sdk: SyncLangGraphClient, url: str, gate: Gate, path: str, mode: str, expected_texts: list[str]
 ) -> None:
     with httpx.Client(base_url=url) as client:
-        asked = body("one", on_disconnect=mode)
+        asked = build_run_body("one", on_disconnect=mode)
         if path == "stream":
             with client.stream("POST", "/threads/t/runs/stream", json=asked) as response:
                 assert gate.reached.wait(60)
@@ -607,13 +609,13 @@ def test_the_turn_after_a_left_one_has_everything(
     gate.open.set()
     sdk.runs.wait("t", "talk", input=build_input("two"))
 
-    assert texts(sdk) == left
+    assert read_message_texts(sdk) == expected_texts
 
 
-def test_a_head_of_a_stream_leaves_its_run(
+def test_head_request_for_stream_does_not_cancel_run(
     sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
 ) -> None:
-    """It is answered while the run is under way, and cancels nothing."""
+    """The request is answered while the run is under way."""
     run = sdk.runs.create("t", "talk", input=build_input("hello"))["run_id"]
     assert gate.reached.wait(60)
     path = f"/threads/t/runs/{run}/stream"
@@ -625,7 +627,9 @@ def test_a_head_of_a_stream_leaves_its_run(
     assert sdk.runs.get("t", run)["status"] == "success"
 
 
-def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_stream_can_be_joined_again_after_last_event_id(
+    sdk: SyncLangGraphClient, gate: Gate
+) -> None:
     run = sdk.runs.create("t", "talk", input=build_input("hello"), stream_resumable=True)
     assert gate.reached.wait(60)
     first = next(part for part in sdk.runs.join_stream("t", run["run_id"]) if part.id)
@@ -638,7 +642,7 @@ def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: G
     assert [part.id for part in again if part.event == "values"] == ["1", "2", "3"]
 
 
-def test_the_oldest_runs_are_forgotten(
+def test_only_newest_ended_runs_are_kept(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_queue, "RETAINED_ENDED_RUNS", 1)
@@ -662,10 +666,10 @@ def test_the_oldest_runs_are_forgotten(
             list(sdk.runs.join_stream("t", each))
 
 
-# -- what is refused
+# -- refused requests
 
 
-REFUSED: list[tuple[Any, int, str]] = [
+REFUSED_REQUESTS: list[tuple[Any, int, str]] = [
     ({"config": {"configurable": {"user_id": "bob"}}}, 422, "'user_id' is 'bob'"),
     ({"config": {"configurable": {"owner": "bob"}}}, 422, "'owner' is 'bob'"),
     ({"context": {"user_id": " "}}, 403, "the person is ' '"),
@@ -692,17 +696,21 @@ REFUSED: list[tuple[Any, int, str]] = [
 ]
 
 
-def test_a_run_is_refused_with_a_sentence(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
-    for asked, status, why in REFUSED:
-        reply = client.post("/threads/t/runs/wait", json={**body(), **asked})
+def test_invalid_run_request_is_refused_with_explanation(
+    sdk: SyncLangGraphClient, client: httpx.Client
+) -> None:
+    for asked, status, why in REFUSED_REQUESTS:
+        reply = client.post("/threads/t/runs/wait", json={**build_run_body(), **asked})
 
         assert (reply.status_code, why in reply.text) == (status, True), reply.text
     assert sdk.runs.list("t") == []
 
 
 @pytest.mark.parametrize("path", ["/runs/wait", "/threads/new/runs/wait"])
-def test_a_run_that_is_refused_writes_nothing(client: httpx.Client, path: str) -> None:
-    asked = body(assistant_id="nope") | ({"if_not_exists": "create"} if "new" in path else {})
+def test_refused_run_writes_nothing(client: httpx.Client, path: str) -> None:
+    asked = build_run_body(assistant_id="nope") | (
+        {"if_not_exists": "create"} if "new" in path else {}
+    )
     lost = asked | {"assistant_id": "talk", "checkpoint_id": "1f1e71fc-53de-6a0e-8005-e771d5265d49"}
 
     answer = client.post(path, json=asked)
@@ -712,7 +720,7 @@ def test_a_run_that_is_refused_writes_nothing(client: httpx.Client, path: str) -
     assert client.post("/threads/count", json={}).json() == 0
 
 
-def test_an_unknown_choice_in_a_query_is_refused(
+def test_unknown_value_in_query_is_refused(
     sdk: SyncLangGraphClient, client: httpx.Client, gate: Gate
 ) -> None:
     gate.open.set()
@@ -723,7 +731,9 @@ def test_an_unknown_choice_in_a_query_is_refused(
     assert client.get("/threads/t/runs", params={"status": "nope"}).status_code == 422
 
 
-def test_what_is_unknown_is_not_found(sdk: SyncLangGraphClient, gate: Gate) -> None:
+def test_unknown_thread_run_and_assistant_are_not_found(
+    sdk: SyncLangGraphClient, gate: Gate
+) -> None:
     for call in (
         lambda: sdk.runs.wait("none", "talk", input=build_input("hello")),
         lambda: sdk.runs.get("t", "none"),
@@ -735,11 +745,11 @@ def test_what_is_unknown_is_not_found(sdk: SyncLangGraphClient, gate: Gate) -> N
             call()
     gate.open.set()
     sdk.runs.wait("a/b", "talk", input=build_input("hello"), if_not_exists="create")
-    assert texts(sdk, "a/b") == ["hello", "heard 1"]
+    assert read_message_texts(sdk, "a/b") == ["hello", "heard 1"]
 
 
-class Named(LocalAccess):
-    """Believes a header, and shows everybody their own threads."""
+class HeaderAccess(LocalAccess):
+    """Access that trusts a header, and shows each user their own threads."""
 
     def __init__(self) -> None:
         super().__init__("nobody")
@@ -755,9 +765,9 @@ class Named(LocalAccess):
         return {"owner": identity.user}
 
 
-def test_runs_of_others_are_unknown(settings: Settings, graphs: Graphs, gate: Gate) -> None:
+def test_runs_of_other_users_are_not_found(settings: Settings, graphs: Graphs, gate: Gate) -> None:
     with (
-        run_server(create_app(settings, graphs=graphs, access=Named())) as url,
+        run_server(create_app(settings, graphs=graphs, access=HeaderAccess())) as url,
         get_sync_client(url=url, headers={"x-user": "ann"}) as ann,
         get_sync_client(url=url, headers={"x-user": "bob"}) as bob,
     ):
@@ -771,23 +781,23 @@ def test_runs_of_others_are_unknown(settings: Settings, graphs: Graphs, gate: Ga
                 client.get(f"{path}/stream"),
                 client.post(f"{path}/cancel"),
                 client.get("/threads/t/runs"),
-                client.post("/threads/t/runs", json=body()),
+                client.post("/threads/t/runs", json=build_run_body()),
                 client.post("/threads/t/stream/events", json={"channels": ["values"]}),
                 client.post(
                     "/threads/t/commands",
-                    json={"id": 1, "method": "run.start", "params": {**body()}},
+                    json={"id": 1, "method": "run.start", "params": {**build_run_body()}},
                 ),
             ]
         gate.open.set()
         ann.runs.join("t", run["run_id"])
         assert [each.status_code for each in tries][:-1] == [404] * 7
         assert tries[-1].status_code in (404, 409)
-        assert texts(ann) == ["secret", "heard 1"]
+        assert read_message_texts(ann) == ["secret", "heard 1"]
         assert bob.threads.search() == []
 
 
-class Team(Named):
-    """Shows root everything; the threads that others make are their team's."""
+class TeamAccess(HeaderAccess):
+    """Access that shows everything; threads of users other than root belong to their team."""
 
     async def authorize_and_build_filter(
         self, identity: Identity, action: Action, value: dict[str, Any]
@@ -799,13 +809,15 @@ class Team(Named):
         return {}
 
 
-def test_a_run_leaves_a_thread_to_its_owner(settings: Settings, graphs: Graphs, gate: Gate) -> None:
-    """Whoever runs it: an admin on the thread of an agent, a user on that of a team."""
+def test_run_by_other_user_does_not_change_owner_of_thread(
+    settings: Settings, graphs: Graphs, gate: Gate
+) -> None:
+    """An admin runs a graph on a user's thread, and a user on the thread of a team."""
     gate.open.set()
     with SQLiteCheckpointer.open(settings.db) as saver:
-        conversation(saver, "agent", user_id="ann")
+        store_conversation(saver, "agent", user_id="ann")
     with (
-        run_server(create_app(settings, graphs=graphs, access=Team())) as url,
+        run_server(create_app(settings, graphs=graphs, access=TeamAccess())) as url,
         get_sync_client(url=url, headers={"x-user": "root"}) as root,
         get_sync_client(url=url, headers={"x-user": "bob"}) as bob,
     ):
@@ -838,7 +850,7 @@ v3 = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 
 
 @v3
-def test_a_thread_is_streamed_by_channels(url: str) -> None:
+def test_thread_stream_has_channels_for_values_and_interrupts(url: str) -> None:
     async def talk() -> None:
         async with (
             get_client(url=url) as client,
@@ -856,7 +868,7 @@ def test_a_thread_is_streamed_by_channels(url: str) -> None:
 
 
 @v3
-def test_a_second_session_is_not_told_of_the_first_ones_end(url: str, gate: Gate) -> None:
+def test_new_stream_session_does_not_receive_end_of_earlier_run(url: str, gate: Gate) -> None:
     gate.open.set()
 
     async def talk(text: str) -> Any:
@@ -872,7 +884,7 @@ def test_a_second_session_is_not_told_of_the_first_ones_end(url: str, gate: Gate
     assert asyncio.run(talk("three")) == ["one", "two", "three"]
 
 
-COMMANDS: list[tuple[str, Any, str]] = [
+REFUSED_COMMANDS: list[tuple[str, Any, str]] = [
     ("run.start", {"assistant_id": "none"}, "invalid_argument"),
     ("run.start", {"assistant_id": "none", "if_not_exists": "create"}, "invalid_argument"),
     ("run.start", {}, "invalid_argument"),
@@ -882,8 +894,10 @@ COMMANDS: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_a_command_is_refused_by_its_code(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
-    for method, params, code in COMMANDS:
+def test_invalid_command_is_refused_with_error_code(
+    sdk: SyncLangGraphClient, client: httpx.Client
+) -> None:
+    for method, params, code in REFUSED_COMMANDS:
         order = {"id": 7, "method": method, "params": params}
         reply = client.post("/threads/t/commands", json=order).json()
 
@@ -893,7 +907,7 @@ def test_a_command_is_refused_by_its_code(sdk: SyncLangGraphClient, client: http
 # -- the end of the server
 
 
-def test_a_server_that_stops_leaves_its_runs_to_the_next(
+def test_next_server_continues_runs_of_stopped_server(
     settings: Settings, graphs: Graphs, gate: Gate
 ) -> None:
     with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
@@ -905,10 +919,10 @@ def test_a_server_that_stops_leaves_its_runs_to_the_next(
     gate.open.set()
     with run_server(create_app(settings, graphs=graphs)) as url, get_sync_client(url=url) as client:
         client.runs.wait("t", "talk", input=build_input("two"))
-        assert texts(client) == ["one", "heard 1", "two", "heard 2"]
+        assert read_message_texts(client) == ["one", "heard 1", "two", "heard 2"]
 
 
-def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
+def test_closing_waits_for_runs_that_were_dropped(settings: Settings) -> None:
     began, told = asyncio.Event(), []
 
     class Slow:
@@ -947,7 +961,7 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
     asyncio.run(use())
 
 
-GRAPH = """
+GRAPH_SOURCE = """
 import asyncio
 from pathlib import Path
 from langgraph.graph import START, MessagesState, StateGraph
@@ -967,29 +981,29 @@ def make():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_a_thread_goes_on_after_kill_9(tmp_path: Path) -> None:
-    """`perdure serve` with a langgraph.json, killed in a run; then started again."""
-    (tmp_path / "made.py").write_text(GRAPH)
+def test_run_continues_after_server_process_was_killed(tmp_path: Path) -> None:
+    """`perdure serve` with a langgraph.json is killed during a run and then started again."""
+    (tmp_path / "made.py").write_text(GRAPH_SOURCE)
     (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": {"made": "./made.py:make"}}))
-    with served(tmp_path) as (process, url), get_sync_client(url=url) as client:
+    with serve_in_process(tmp_path) as (process, url), get_sync_client(url=url) as client:
         client.threads.create(thread_id="t")
         client.runs.create("t", "made", input=build_input("wait"))
         wait_until(lambda: len(client.threads.get_state("t")["values"].get("messages", ())) == 2)  # type: ignore[union-attr]
         assert client.threads.get("t")["status"] == "busy"
         process.kill()
         process.wait(20)
-    with served(tmp_path) as (process, url), get_sync_client(url=url) as client:
-        assert texts(client) == ["wait", "heard 1"]
+    with serve_in_process(tmp_path) as (process, url), get_sync_client(url=url) as client:
+        assert read_message_texts(client) == ["wait", "heard 1"]
         assert client.threads.get("t")["status"] == "busy"
         (tmp_path / "go on").touch()
         client.runs.wait("t", "made", input=build_input("go on"))
-        assert texts(client) == ["wait", "heard 1", "done", "go on", "heard 4", "done"]
+        assert read_message_texts(client) == ["wait", "heard 1", "done", "go on", "heard 4", "done"]
         assert [run["status"] for run in client.runs.list("t")] == ["success"] * 2
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`perdure serve` in a process of its own, and its address."""
+def serve_in_process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start `perdure serve` in a new process, and yield the process and its address."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]

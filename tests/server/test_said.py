@@ -1,4 +1,4 @@
-"""The threads page finds what was said, of the threads that its user may see."""
+"""Message search on the threads page, limited to the threads that its user may see."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ HTML = {"Accept": "text/html"}
 
 
 @pytest.fixture(autouse=True)
-def filled(settings: Settings) -> None:
+def stored_conversations(settings: Settings) -> None:
     with open_checkpointer(settings.db) as saver:
         for user in ("ann", "bob"):
-            said = [f"{user} has a <b>canoe</b>", "It leaks"]
+            texts = [f"{user} has a <b>canoe</b>", "It leaks"]
             store_conversation(
-                saver, f"of {user}", texts=said, user_id=user, topic=f"boats of {user}"
+                saver, f"of {user}", texts=texts, user_id=user, topic=f"boats of {user}"
             )
 
 
-def test_the_page_shows_what_was_said(client: httpx.Client) -> None:
-    """Title, date and message with the words marked; the link leads to the message."""
+def test_threads_page_shows_messages_that_match_search(client: httpx.Client) -> None:
+    """Each hit shows the message with the words marked, and links to the message."""
     page = client.get("/ui/threads?q=canoes", headers=HTML).text
     found = client.get("/ui/threads.json?q=leaking").json()
     one = client.get("/ui/threads.json?q=canoes&meta=topic=boats of bob").json()
@@ -49,7 +49,7 @@ def test_the_page_shows_what_was_said(client: httpx.Client) -> None:
     assert "No thread matches." in none
 
 
-def test_a_user_finds_what_was_said_to_them_alone(settings: Settings) -> None:
+def test_user_finds_only_messages_of_their_own_threads(settings: Settings) -> None:
     with run_server(create_app(settings, access=HeaderAccess())) as url:
         for user in ("ann", "bob", "zoe"):
             with httpx.Client(base_url=url, headers={"x-api-key": user}) as client:
@@ -58,8 +58,8 @@ def test_a_user_finds_what_was_said_to_them_alone(settings: Settings) -> None:
                 assert [hit["thread_id"] for hit in found] == mine
 
 
-def test_it_is_turned_off(settings: Settings) -> None:
-    """Then nothing is read or kept."""
+def test_message_search_can_be_turned_off(settings: Settings) -> None:
+    """Without the search, no message is indexed."""
     with run_server(create_app(replace(settings, search_threads=False))) as url:
         found = httpx.get(f"{url}/ui/threads.json?q=canoe").json()
     with open_checkpointer(settings.db) as saver, open_store(settings.db):
@@ -67,7 +67,7 @@ def test_it_is_turned_off(settings: Settings) -> None:
     assert found["said"] == kept == []
 
 
-def test_a_page_is_loaded_again_while_threads_are_read(
+def test_threads_page_reloads_while_threads_are_being_indexed(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TranscriptSearch, "_index_changed_threads", lambda *_: 1_234)
@@ -76,7 +76,7 @@ def test_a_page_is_loaded_again_while_threads_are_read(
     assert "1,234 threads are still being indexed" in page.text
 
 
-def test_it_is_removed_with_a_thread_of_the_server(
+def test_deleted_thread_is_removed_from_message_search(
     client: httpx.Client, settings: Settings
 ) -> None:
     assert len(client.get("/ui/threads.json?q=canoe").json()["said"]) == 2

@@ -1,4 +1,4 @@
-"""Each parameter of langgraph's SDK for threads, runs and items counts, or is refused."""
+"""Each parameter of LangGraph's SDK for threads, runs and items is honoured or refused."""
 
 from __future__ import annotations
 
@@ -12,21 +12,28 @@ from langgraph_sdk._async.runs import RunsClient
 from langgraph_sdk._async.store import StoreClient
 from langgraph_sdk._async.threads import ThreadsClient
 
-OF_THE_CLIENT: Final = {"self", "headers", "params", "on_run_created", "version", "raise_error"}
-"""What no server is told, or as it stands."""
-RUN: Final = {
+CLIENT_ONLY_PARAMETERS: Final = {
+    "self",
+    "headers",
+    "params",
+    "on_run_created",
+    "version",
+    "raise_error",
+}
+"""Parameters that the client handles by itself or passes on unchanged."""
+RUN_PARAMETERS: Final = {
     *("thread_id", "assistant_id", "input", "command", "metadata", "config", "context"),
     *("checkpoint", "checkpoint_id", "checkpoint_during", "interrupt_before", "interrupt_after"),
     *("on_disconnect", "on_completion", "multitask_strategy", "if_not_exists", "after_seconds"),
     *("webhook", "durability"),
 }
-STREAM: Final = {"stream_mode", "stream_subgraphs", "stream_resumable"}
-REFUSED: Final = {"feedback_keys", "langsmith_tracing", "strict_resume"}
-HONOURED: Final[dict[tuple[type[Any], str], set[str]]] = {
-    (RunsClient, "stream"): RUN | STREAM,
-    (RunsClient, "create"): RUN | STREAM,
+STREAM_PARAMETERS: Final = {"stream_mode", "stream_subgraphs", "stream_resumable"}
+REFUSED_PARAMETERS: Final = {"feedback_keys", "langsmith_tracing", "strict_resume"}
+HONOURED_PARAMETERS: Final[dict[tuple[type[Any], str], set[str]]] = {
+    (RunsClient, "stream"): RUN_PARAMETERS | STREAM_PARAMETERS,
+    (RunsClient, "create"): RUN_PARAMETERS | STREAM_PARAMETERS,
     (RunsClient, "create_batch"): {"payloads"},
-    (RunsClient, "wait"): RUN,
+    (RunsClient, "wait"): RUN_PARAMETERS,
     (RunsClient, "list"): {"thread_id", "limit", "offset", "status", "select"},
     (RunsClient, "get"): {"thread_id", "run_id"},
     (RunsClient, "cancel"): {"thread_id", "run_id", "wait", "action"},
@@ -70,22 +77,22 @@ HONOURED: Final[dict[tuple[type[Any], str], set[str]]] = {
 }
 
 
-def methods() -> Iterator[tuple[type[Any], str]]:
+def list_sdk_methods() -> Iterator[tuple[type[Any], str]]:
     for kind in (RunsClient, ThreadsClient, StoreClient):
         for name, _ in inspect.getmembers(kind, inspect.isfunction):
             if not name.startswith("_"):
                 yield kind, name
 
 
-def test_no_method_and_no_parameter_of_the_sdk_is_unknown_here() -> None:
-    """One that a new version has fails this until it counts, or is refused."""
-    assert {*methods()} == {*HONOURED}
-    for (kind, name), honoured in HONOURED.items():
-        parameters = {*inspect.signature(getattr(kind, name)).parameters} - OF_THE_CLIENT
-        assert parameters - REFUSED == honoured & parameters, (kind, name)
+def test_every_method_and_parameter_of_sdk_is_honoured_or_refused() -> None:
+    """A parameter of a new version fails this test until it is honoured or refused."""
+    assert {*list_sdk_methods()} == {*HONOURED_PARAMETERS}
+    for (kind, name), honoured in HONOURED_PARAMETERS.items():
+        parameters = {*inspect.signature(getattr(kind, name)).parameters} - CLIENT_ONLY_PARAMETERS
+        assert parameters - REFUSED_PARAMETERS == honoured & parameters, (kind, name)
 
 
-WRONG: Final[list[tuple[str, str, dict[str, Any]]]] = [
+INVALID_REQUESTS: Final[list[tuple[str, str, dict[str, Any]]]] = [
     *(
         ("POST", "/threads/t/runs", {"assistant_id": "chat", "input": {}, name: value})
         for name, value in {
@@ -138,8 +145,10 @@ WRONG: Final[list[tuple[str, str, dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), WRONG, ids=lambda each: str(each)[:60])
-def test_what_is_given_wrongly_is_read_and_refused(
+@pytest.mark.parametrize(
+    ("method", "path", "body"), INVALID_REQUESTS, ids=lambda each: str(each)[:60]
+)
+def test_invalid_parameter_value_is_refused_by_name(
     client: httpx.Client, method: str, path: str, body: dict[str, Any]
 ) -> None:
     client.post("/threads", json={"thread_id": "t", "if_exists": "do_nothing"})

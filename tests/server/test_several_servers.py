@@ -1,4 +1,4 @@
-"""Servers on one database, and one after the other: what of runs each of them knows and does."""
+"""Several servers on one database, at once or one after the other, and their runs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from perdure.settings import Settings
 from perdure.storage.flow import Statement, fetch_rows
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, State, build_input, build_talk_graph
-from tests.server.test_runs import texts
+from tests.server.test_runs import read_message_texts
 
 
-def asks(gate: Gate) -> StateGraph[State]:
-    """Asks twice in one node, and takes its time between."""
+def build_asking_graph(gate: Gate) -> StateGraph[State]:
+    """Return a graph that asks twice in one node, and waits at the gate in between."""
 
     async def hear(state: State) -> dict[str, Any]:
         first = interrupt("one?")
@@ -44,67 +44,74 @@ def asks(gate: Gate) -> StateGraph[State]:
 
 
 @contextmanager
-def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
-    app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate), "asks": asks(gate)}))
+def serve_graphs(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
+    app = create_app(
+        settings, graphs=Graphs({"talk": build_talk_graph(gate), "asks": build_asking_graph(gate)})
+    )
     with run_server(app) as url, get_sync_client(url=url) as client:
         yield client
 
 
 @pytest.fixture
-def both(settings: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
+def two_clients(settings: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
     """Clients of two servers."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(served(settings, gate)) for _ in range(2)]
+        clients = [stack.enter_context(serve_graphs(settings, gate)) for _ in range(2)]
         clients[0].threads.create(thread_id="t")
         yield clients
 
 
-def changed(saver: Checkpointer, statement: Statement) -> None:
+def execute_statement(saver: Checkpointer, statement: Statement) -> None:
     saver.database.write(lambda: fetch_rows(statement.sql, *statement.params))
 
 
-def statuses(client: SyncLangGraphClient) -> Any:
+def list_run_statuses(client: SyncLangGraphClient) -> Any:
     return [run["status"] for run in client.runs.list("t")][::-1]
 
 
-def test_a_run_is_known_to_all(both: list[SyncLangGraphClient], gate: Gate) -> None:
-    here, there = both
+def test_run_is_visible_on_both_servers(two_clients: list[SyncLangGraphClient], gate: Gate) -> None:
+    here, there = two_clients
     first = here.runs.create("t", "talk", input=build_input("one"))
     second = there.runs.create("t", "talk", input=build_input("two"))
     assert gate.reached.wait(60)
     with pytest.raises(ConflictError, match=f"run '{second['run_id']}' is under way"):
         there.runs.create("t", "talk", input=build_input("no"), multitask_strategy="reject")
-    stands = [client.threads.get("t")["status"] for client in both], statuses(there)
+    current_statuses = (
+        [client.threads.get("t")["status"] for client in two_clients],
+        list_run_statuses(there),
+    )
     gate.open.set()
-    values: list[Any] = [client.runs.join("t", second["run_id"]) for client in both]
+    values: list[Any] = [client.runs.join("t", second["run_id"]) for client in two_clients]
 
-    assert stands == (["busy", "busy"], ["running", "pending"])
+    assert current_statuses == (["busy", "busy"], ["running", "pending"])
     assert values[0]["heard"] == values[1]["heard"] == ["one", "two"]
     assert there.runs.get("t", first["run_id"])["status"] == "success"
     assert there.runs.join("t", first["run_id"])["heard"] == ["one"]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "left"),
+    ("strategy", "expected_texts"),
     [("interrupt", ["one", "two", "heard 2"]), ("rollback", ["two", "heard 1"])],
 )
-def test_a_turn_may_stop_the_one_of_another_server(
-    both: list[SyncLangGraphClient], gate: Gate, strategy: Any, left: list[str]
+def test_multitask_strategy_stops_run_of_other_server(
+    two_clients: list[SyncLangGraphClient], gate: Gate, strategy: Any, expected_texts: list[str]
 ) -> None:
-    here, there = both
+    here, there = two_clients
     here.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
     second = there.runs.create("t", "talk", input=build_input("two"), multitask_strategy=strategy)
     kept = ["interrupted"] if strategy == "interrupt" else []
-    wait_until(lambda: statuses(there) == [*kept, "running"])
+    wait_until(lambda: list_run_statuses(there) == [*kept, "running"])
     gate.open.set()
     there.runs.join("t", second["run_id"])
 
-    assert texts(here) == left
+    assert read_message_texts(here) == expected_texts
 
 
-def test_a_run_of_another_server_is_cancelled(both: list[SyncLangGraphClient], gate: Gate) -> None:
-    here, there = both
+def test_run_of_other_server_can_be_cancelled(
+    two_clients: list[SyncLangGraphClient], gate: Gate
+) -> None:
+    here, there = two_clients
     runs = [
         here.runs.create("t", "talk", input=build_input(text))["run_id"] for text in ("one", "two")
     ]
@@ -112,28 +119,28 @@ def test_a_run_of_another_server_is_cancelled(both: list[SyncLangGraphClient], g
     for run in reversed(runs):
         there.runs.cancel("t", run, wait=True)
 
-    assert statuses(here) == ["interrupted"] * 2
+    assert list_run_statuses(here) == ["interrupted"] * 2
     assert here.threads.get("t")["status"] == "interrupted"
 
 
-def test_a_run_of_another_server_is_cancelled_when_its_reader_leaves(
-    both: list[SyncLangGraphClient], gate: Gate
+def test_run_of_other_server_is_cancelled_when_its_reader_leaves(
+    two_clients: list[SyncLangGraphClient], gate: Gate
 ) -> None:
-    here, there = both
+    here, there = two_clients
     run = here.runs.create("t", "talk", input=build_input("one"))["run_id"]
     assert gate.reached.wait(60)
     path, leaving = f"/threads/t/runs/{run}/stream", {"cancel_on_disconnect": True}
     with there.http.client.stream("GET", path, params=leaving) as stream:
         next(stream.iter_lines())
-    wait_until(lambda: statuses(here) == ["interrupted"])
+    wait_until(lambda: list_run_statuses(here) == ["interrupted"])
 
     assert here.threads.get("t")["status"] == "interrupted"
 
 
-def test_a_thread_that_another_server_runs_is_deleted(
-    both: list[SyncLangGraphClient], gate: Gate
+def test_thread_with_run_on_other_server_can_be_deleted(
+    two_clients: list[SyncLangGraphClient], gate: Gate
 ) -> None:
-    here, there = both
+    here, there = two_clients
     here.runs.create("t", "talk", input=build_input("one"))
     assert gate.reached.wait(60)
     there.threads.delete("t")
@@ -142,23 +149,23 @@ def test_a_thread_that_another_server_runs_is_deleted(
     assert here.threads.search() == there.threads.search() == []
 
 
-def test_runs_go_on_in_order_when_a_server_stops(settings: Settings, gate: Gate) -> None:
-    with served(settings, gate) as client:
+def test_runs_continue_in_order_on_next_server(settings: Settings, gate: Gate) -> None:
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         runs = [client.runs.create("t", "talk", input=build_input(text)) for text in ("one", "two")]
         assert gate.reached.wait(60)
     gate.open.set()
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         client.runs.join("t", runs[1]["run_id"])
 
-        assert texts(client) == ["one", "heard 1", "two", "heard 2"]
-        assert statuses(client) == ["success"] * 2
+        assert read_message_texts(client) == ["one", "heard 1", "two", "heard 2"]
+        assert list_run_statuses(client) == ["success"] * 2
 
 
-def test_a_run_that_ends_with_its_reader_outlives_its_server(
+def test_run_with_on_disconnect_cancel_survives_stop_of_server(
     settings: Settings, gate: Gate
 ) -> None:
-    """It is the server that ends the connection, not the reader."""
+    """The server ends the connection, not the reader."""
     body = {"assistant_id": "talk", "input": build_input("one"), "if_not_exists": "create"}
     kinds, replies = ("wait", "stream"), list[httpx.Response]()
 
@@ -186,7 +193,7 @@ def test_a_run_that_ends_with_its_reader_outlives_its_server(
     asyncio.run(end())
     waited, streamed = replies
     gate.open.set()
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         runs = [client.runs.list(kind)[0] for kind in kinds]
         for kind, run in zip(kinds, runs, strict=True):
             assert client.runs.join(kind, run["run_id"])["heard"] == ["one"]
@@ -197,31 +204,36 @@ def test_a_run_that_ends_with_its_reader_outlives_its_server(
     assert "StreamLost" in streamed.text
 
 
-def test_a_rollback_is_done_after_a_restart(settings: Settings, gate: Gate) -> None:
-    with served(settings, gate) as client:
+def test_rollback_is_carried_out_after_restart(settings: Settings, gate: Gate) -> None:
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
-        changed(saver, saver._sql("cancel_runs", "t", run, 0, "rollback", 0.0))
+        execute_statement(saver, saver._sql("cancel_runs", "t", run, 0, "rollback", 0.0))
         assert saver.history("t") != []
     gate.open.set()
-    with served(settings, gate) as client:
-        wait_until(lambda: "pending" not in statuses(client) and "running" not in statuses(client))
+    with serve_graphs(settings, gate) as client:
+        wait_until(
+            lambda: (
+                "pending" not in list_run_statuses(client)
+                and "running" not in list_run_statuses(client)
+            )
+        )
 
         assert client.threads.get_state("t")["values"] == {}
         assert client.threads.get("t")["status"] == "idle"
 
 
-def test_an_answer_is_not_given_to_the_next_question(settings: Settings, gate: Gate) -> None:
-    """Its run is handed over while the node that heard it is under way, which then asks again."""
-    with served(settings, gate) as client:
+def test_answer_is_not_used_for_next_question_after_restart(settings: Settings, gate: Gate) -> None:
+    """The server stops while the node that received the answer runs; the node then asks again."""
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "asks", input={"heard": []})
         run = client.runs.create("t", "asks", command={"resume": "yes"})["run_id"]
         assert gate.reached.wait(60)
     gate.open.set()
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         values: Any = client.runs.join("t", run)
 
         assert [each["value"] for each in values["__interrupt__"]] == ["two?"]
@@ -230,9 +242,9 @@ def test_an_answer_is_not_given_to_the_next_question(settings: Settings, gate: G
         assert last["heard"] == ["yes", "no"]
 
 
-def test_an_update_of_a_command_is_made_once(settings: Settings, gate: Gate) -> None:
+def test_update_of_command_is_applied_once_despite_restart(settings: Settings, gate: Gate) -> None:
     order: Any = {"update": {"heard": ["told"], "messages": []}, "goto": "answer"}
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         gate.open.set()
         client.runs.wait("t", "talk", input=build_input("one"))
@@ -241,31 +253,29 @@ def test_an_update_of_a_command_is_made_once(settings: Settings, gate: Gate) -> 
         run = client.runs.create("t", "talk", command=order)["run_id"]
         assert gate.reached.wait(60)
     gate.open.set()
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         values: Any = client.runs.join("t", run)
 
         assert values["heard"] == ["one", "told"]
         assert client.runs.get("t", run)["status"] == "success"
 
 
-def test_a_run_whose_server_dies_again_and_again_is_an_error(
-    settings: Settings, gate: Gate
-) -> None:
-    with served(settings, gate) as client:
+def test_run_fails_after_its_servers_died_repeatedly(settings: Settings, gate: Gate) -> None:
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
         died = "UPDATE runs SET status = 'running', owner = 'dead', attempt = 3"
-        changed(saver, Statement(died))
-    with served(settings, gate) as client:
+        execute_statement(saver, Statement(died))
+    with serve_graphs(settings, gate) as client:
         values: Any = client.runs.join("t", run)
         assert values["__error__"]["error"] == "RunAbandoned"
         assert client.threads.get("t")["status"] != "busy"
 
 
-def test_a_run_whose_end_cannot_be_stored_is_not_run_again(settings: Settings) -> None:
-    """As on a full disk: a model that was called has been paid for."""
+def test_run_is_not_repeated_if_its_end_cannot_be_stored(settings: Settings) -> None:
+    """The disk is full, and a model that was called has been paid for."""
     calls = []
 
     async def fail(state: State) -> dict[str, Any]:
@@ -288,8 +298,8 @@ def test_a_run_whose_end_cannot_be_stored_is_not_run_again(settings: Settings) -
     assert len(calls) == 1
 
 
-def test_a_run_that_cannot_be_read_stops_no_other(settings: Settings, gate: Gate) -> None:
-    with served(settings, gate) as client:
+def test_unreadable_run_row_does_not_stop_other_runs(settings: Settings, gate: Gate) -> None:
+    with serve_graphs(settings, gate) as client:
         runs = []
         for thread in ("t", "u"):
             client.threads.create(thread_id=thread)
@@ -299,26 +309,26 @@ def test_a_run_that_cannot_be_read_stops_no_other(settings: Settings, gate: Gate
     with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
         damaged = [runs[0]["run_id"], runs[1]["run_id"]]
         conn.execute("UPDATE runs SET request = x'00' WHERE run_id IN (?, ?)", damaged)
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         client.runs.join("u", runs[3]["run_id"])
-        said = texts(client, "u")
+        message_texts = read_message_texts(client, "u")
         wait_until(lambda: client.threads.get("t")["status"] != "busy")
     with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
         stored = conn.execute("SELECT status FROM runs WHERE run_id IN (?, ?)", damaged).fetchall()
 
-    assert said == ["one", "heard 1", "one", "heard 2"]
+    assert message_texts == ["one", "heard 1", "one", "heard 2"]
     assert stored == [("error",), ("error",)]
 
 
-def test_a_run_whose_thread_cannot_be_rolled_back_ends(
+def test_run_ends_with_error_if_its_thread_cannot_be_rolled_back(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says why, and is not run again."""
+    """The run reports the error and is not repeated."""
 
     async def refused(*_: Any, **__: Any) -> None:
         raise CorruptRecord("a row is damaged")
 
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
@@ -327,30 +337,30 @@ def test_a_run_whose_thread_cannot_be_rolled_back_ends(
         values: Any = client.runs.join("t", run)
 
         assert values["__error__"] == {"error": "CorruptRecord", "message": "a row is damaged"}
-        assert statuses(client) == ["error"]
+        assert list_run_statuses(client) == ["error"]
 
 
-def test_a_run_whose_graph_nobody_serves_any_more_can_be_cancelled(
+def test_run_of_graph_that_is_no_longer_served_can_be_cancelled(
     settings: Settings, gate: Gate
 ) -> None:
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         run = client.runs.create("t", "talk", input=build_input("one"))["run_id"]
         assert gate.reached.wait(60)
     with SQLiteCheckpointer.open(settings.db) as saver:
-        changed(saver, Statement("UPDATE runs SET status = 'running', owner = 'dead'"))
-    app = create_app(settings, graphs=Graphs({"asks": asks(gate)}))
+        execute_statement(saver, Statement("UPDATE runs SET status = 'running', owner = 'dead'"))
+    app = create_app(settings, graphs=Graphs({"asks": build_asking_graph(gate)}))
     with run_server(app) as url, get_sync_client(url=url) as client:
         before = client.threads.get("t")["status"]
         client.runs.cancel("t", run)
-        wait_until(lambda: statuses(client) == ["interrupted"])
+        wait_until(lambda: list_run_statuses(client) == ["interrupted"])
         client.threads.delete("t")
 
         assert before == "busy"
         assert client.threads.search() == []
 
 
-def test_a_server_that_ends_accepts_no_run(settings: Settings, gate: Gate) -> None:
+def test_stopping_server_refuses_new_runs(settings: Settings, gate: Gate) -> None:
     app = create_app(settings, graphs=Graphs({"talk": build_talk_graph(gate)}))
     with run_server(app) as url, httpx.Client(base_url=url) as client:
         client.post("/threads", json={"thread_id": "t"})
@@ -363,10 +373,10 @@ def test_a_server_that_ends_accepts_no_run(settings: Settings, gate: Gate) -> No
         assert client.get("/threads/t/runs").json() == []
 
 
-def test_a_database_without_locks_is_refused(
+def test_server_does_not_start_on_database_without_locks(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a pooler none can be held: nobody could tell who lives."""
+    """Behind a connection pooler no lock can be held, so live servers could not be recognized."""
 
     def refused(*_: Any, **__: Any) -> Any:
         raise ConfigurationError("the DSN is pooled: give direct=")
@@ -382,8 +392,8 @@ def test_a_database_without_locks_is_refused(
         asyncio.run(start())
 
 
-def test_a_run_that_finds_its_server_lost_goes_on_to_leave_what_it_told() -> None:
-    """As it takes the lock of its thread, for example; who has it now goes on with it."""
+def test_run_that_lost_ownership_ends_without_cancelling_its_task() -> None:
+    """The run can lose ownership while it takes the lock; the new owner continues the run."""
 
     async def follow(run: Run) -> None:
         with run.mark_executing(), run.allow_task_cancellation_and_record_run_outcome():

@@ -1,4 +1,4 @@
-"""Events of runs that are stored: on another server, after a restart, and until they are erased."""
+"""Stored events of runs: on another server, after a restart, and until they are erased."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
 SECRET = "SECRET of ann"
 
 
-def counts(gate: Gate) -> StateGraph[State]:
-    """Tells numbers, before and behind a gate."""
+def build_counting_graph(gate: Gate) -> StateGraph[State]:
+    """Return a graph that streams numbers before and after a gate."""
 
     async def tell(state: State) -> dict[str, Any]:
         for number in range(3):
@@ -50,10 +50,10 @@ def counts(gate: Gate) -> StateGraph[State]:
 
 
 @contextmanager
-def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
+def serve_graphs(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
     graphs = {
         "talk": build_talk_graph(gate),
-        "counts": counts(gate),
+        "counts": build_counting_graph(gate),
         "fail": build_failing_graph(),
         "ask": build_asking_graph(),
     }
@@ -65,27 +65,27 @@ def served(settings: Settings, gate: Gate) -> Iterator[SyncLangGraphClient]:
 
 
 @pytest.fixture
-def both(db: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
+def two_clients(db: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
     """Clients of two servers."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(served(db, gate)) for _ in range(2)]
+        clients = [stack.enter_context(serve_graphs(db, gate)) for _ in range(2)]
         clients[0].threads.create(thread_id="t")
         yield clients
 
 
-def begun(client: SyncLangGraphClient, graph: str = "counts", **options: Any) -> str:
+def start_run(client: SyncLangGraphClient, graph: str = "counts", **options: Any) -> str:
     asked = {"input": build_input("hello"), "stream_mode": ["custom", "values"], **options}
     return client.runs.create("t", graph, **asked)["run_id"]
 
 
-def told(client: SyncLangGraphClient, run: str, **options: Any) -> list[tuple[Any, ...]]:
+def read_events(client: SyncLangGraphClient, run: str, **options: Any) -> list[tuple[Any, ...]]:
     return [
         (part.id, part.event, part.data) for part in client.runs.join_stream("t", run, **options)
     ]
 
 
-def stored(settings: Settings) -> int:
-    """How many batches there are."""
+def count_event_batches(settings: Settings) -> int:
+    """Return the number of stored batches of events."""
     with open_checkpointer(settings.db) as saver:
         [(count,)] = saver.database.read(lambda: fetch_rows("SELECT count(body) FROM run_events"))
     return int(count)
@@ -94,11 +94,11 @@ def stored(settings: Settings) -> int:
 # -- on another server
 
 
-def test_a_run_of_another_server_is_read_while_it_runs(
-    both: list[SyncLangGraphClient], gate: Gate
+def test_events_of_run_are_read_on_other_server_while_it_runs(
+    two_clients: list[SyncLangGraphClient], gate: Gate
 ) -> None:
-    here, there = both
-    run = begun(here)
+    here, there = two_clients
+    run = start_run(here)
     assert gate.reached.wait(60)
     early: list[Any] = []
     reached = threading.Event()
@@ -116,26 +116,28 @@ def test_a_run_of_another_server_is_read_while_it_runs(
     reader.join(60)
 
     assert [data for _, event, data in early if event == "custom"] == [*range(6)]
-    assert early == told(here, run) == told(there, run)
+    assert early == read_events(here, run) == read_events(there, run)
     for place in (2, 4):
         after = early[place][0]
-        assert told(there, run, last_event_id=after) == early[place + 1 :]
-    assert [event for _, event, _ in told(there, run, stream_mode="values")][1:] == ["values"] * 2
+        assert read_events(there, run, last_event_id=after) == early[place + 1 :]
+    assert [event for _, event, _ in read_events(there, run, stream_mode="values")][1:] == [
+        "values"
+    ] * 2
 
 
-def test_a_failure_is_read_on_another_server(both: list[SyncLangGraphClient]) -> None:
-    here, there = both
-    run = begun(here, "fail")
+def test_failure_of_run_is_read_on_other_server(two_clients: list[SyncLangGraphClient]) -> None:
+    here, there = two_clients
+    run = start_run(here, "fail")
     here.runs.join("t", run)
 
-    assert told(there, run)[-1][1:] == told(here, run)[-1][1:]
-    assert told(there, run)[-1][1] == "error"
+    assert read_events(there, run)[-1][1:] == read_events(here, run)[-1][1:]
+    assert read_events(there, run)[-1][1] == "error"
 
 
-def test_the_events_of_a_thread_are_read_on_another_server(
-    both: list[SyncLangGraphClient], gate: Gate
+def test_events_of_thread_are_same_on_other_server(
+    two_clients: list[SyncLangGraphClient], gate: Gate
 ) -> None:
-    here, there = both
+    here, there = two_clients
     gate.open.set()
     wanted = {"channels": ["custom", "lifecycle", "values"], "namespaces": [[]], "depth": 0}
     with ExitStack() as stack:
@@ -143,7 +145,7 @@ def test_the_events_of_a_thread_are_read_on_another_server(
             stack.enter_context(
                 client.http.client.stream("POST", "/threads/t/stream/events", json=wanted)
             ).iter_lines()
-            for client in both
+            for client in two_clients
         ]
         heard: list[list[Any]] = [[], []]
         for number, client in enumerate((here, there, here)):
@@ -162,7 +164,7 @@ def test_the_events_of_a_thread_are_read_on_another_server(
     numbers = [event["seq"] for event in heard[0]]
     assert numbers == sorted({*numbers})
     middle = heard[0][len(heard[0]) // 2]["seq"]
-    for client in both:
+    for client in two_clients:
         again: list[Any] = []
         body = {**wanted, "since": middle}
         with client.http.client.stream("POST", "/threads/t/stream/events", json=body) as stream:
@@ -174,8 +176,8 @@ def test_the_events_of_a_thread_are_read_on_another_server(
         assert again == [event for event in heard[0] if event["seq"] > middle]
 
 
-def test_a_question_is_heard_on_another_server(both: list[SyncLangGraphClient]) -> None:
-    here, there = both
+def test_question_is_streamed_on_other_server(two_clients: list[SyncLangGraphClient]) -> None:
+    here, there = two_clients
     wanted = {"channels": ["input", "lifecycle"]}
     with there.http.client.stream("POST", "/threads/t/stream/events", json=wanted) as stream:
         asked = {"assistant_id": "ask", "input": build_input("hello")}
@@ -195,31 +197,31 @@ def test_a_question_is_heard_on_another_server(both: list[SyncLangGraphClient]) 
 # -- after a restart
 
 
-def test_a_run_that_ended_is_read_after_a_restart(db: Settings, gate: Gate) -> None:
+def test_events_of_ended_run_are_read_after_restart(db: Settings, gate: Gate) -> None:
     gate.open.set()
-    with served(db, gate) as client:
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = begun(client)
+        run = start_run(client)
         client.runs.join("t", run)
-        before = told(client, run)
+        before = read_events(client, run)
         kept = [
             *client.runs.stream("t", "counts", input=build_input("kept"), stream_resumable=True)
         ]
         plain = [*client.runs.stream("t", "counts", input=build_input("not kept"))]
-    with served(db, gate) as client:
-        assert told(client, run) == before
-        assert told(client, run, last_event_id=before[3][0]) == before[4:]
-        again = told(client, kept[0].data["run_id"])
+    with serve_graphs(db, gate) as client:
+        assert read_events(client, run) == before
+        assert read_events(client, run, last_event_id=before[3][0]) == before[4:]
+        again = read_events(client, kept[0].data["run_id"])
         assert again == [(part.id, part.event, part.data) for part in kept]
         with pytest.raises(APIStatusError, match="no longer kept"):
-            told(client, plain[0].data["run_id"])
+            read_events(client, plain[0].data["run_id"])
 
 
-def test_a_run_that_goes_on_elsewhere_tells_more(db: Settings, gate: Gate) -> None:
-    """Each event once: what was stored of the first time, then those of the second."""
-    with served(db, gate) as client:
+def test_run_continued_after_restart_appends_events_once(db: Settings, gate: Gate) -> None:
+    """The stored events of the first attempt come first, then those of the second, each once."""
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = begun(client)
+        run = start_run(client)
         assert gate.reached.wait(60)
         first = []
         for part in client.runs.join_stream("t", run):
@@ -227,11 +229,11 @@ def test_a_run_that_goes_on_elsewhere_tells_more(db: Settings, gate: Gate) -> No
             if part.id == "4":
                 break
     gate.open.set()
-    with served(db, gate) as client:
+    with serve_graphs(db, gate) as client:
         client.runs.join("t", run)
-        all_of_it = told(client, run)
-        rest = told(client, run, last_event_id=first[-1][0])
-        middle = told(client, run, last_event_id=first[2][0])
+        all_of_it = read_events(client, run)
+        rest = read_events(client, run, last_event_id=first[-1][0])
+        middle = read_events(client, run, last_event_id=first[2][0])
 
     assert all_of_it[: len(first)] == first
     assert rest == all_of_it[len(first) :]
@@ -241,68 +243,70 @@ def test_a_run_that_goes_on_elsewhere_tells_more(db: Settings, gate: Gate) -> No
     assert [int(id) for id, *_ in all_of_it[1:]] == sorted({int(id) for id, *_ in all_of_it[1:]})
 
 
-# -- for how long, and whose
+# -- retention and erasure
 
 
-def test_events_are_removed_some_time_after_the_end(
+def test_events_are_removed_some_time_after_end_of_run(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 30)  # the run stores one batch, at its end
     gate.open.set()
-    with served(db, gate) as client:
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = begun(client)
+        run = start_run(client)
         client.runs.join("t", run)
-        assert stored(db) == 1
+        assert count_event_batches(db) == 1
         monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
         monkeypatch.setattr(run_queue, "CLEANUP_INTERVAL_S", 0)
-        wait_until(lambda: stored(db) == 0)
-    with served(db, gate) as client, pytest.raises(APIStatusError, match="no longer kept"):
-        told(client, run)
+        wait_until(lambda: count_event_batches(db) == 0)
+    with serve_graphs(db, gate) as client, pytest.raises(APIStatusError, match="no longer kept"):
+        read_events(client, run)
 
 
-@pytest.mark.parametrize("how", ["erase", "delete", "roll back"])
-def test_events_go_with_what_they_quote(db: Settings, gate: Gate, how: str) -> None:
-    with served(db, gate) as client:
+@pytest.mark.parametrize("removal", ["erase", "delete", "roll back"])
+def test_events_are_removed_with_messages_that_they_quote(
+    db: Settings, gate: Gate, removal: str
+) -> None:
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = begun(client, "talk", input=build_input(SECRET))
+        run = start_run(client, "talk", input=build_input(SECRET))
         assert gate.reached.wait(60)
-        wait_until(lambda: stored(db) > 0)
-        if how == "roll back":
+        wait_until(lambda: count_event_batches(db) > 0)
+        if removal == "roll back":
             client.runs.cancel("t", run, wait=True, action="rollback")
         else:
             gate.open.set()
             client.runs.join("t", run)
         messages = client.threads.get_state("t")["values"].get("messages", [])  # type: ignore[union-attr]
     with open_checkpointer(db.db) as saver:
-        if how == "erase":
+        if removal == "erase":
             receipt = saver.erase("t", [messages[0]["id"]])
             assert receipt.events > 0
-        elif how == "delete":
+        elif removal == "delete":
             assert saver.erase("t").events > 0
 
-    assert stored(db) == 0
+    assert count_event_batches(db) == 0
 
 
-def test_a_run_under_way_is_not_stored_after_an_erasure(db: Settings, gate: Gate) -> None:
-    with served(db, gate) as client:
+def test_events_of_live_run_are_not_stored_after_erasure(db: Settings, gate: Gate) -> None:
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = begun(client)
+        run = start_run(client)
         assert gate.reached.wait(60)
-        wait_until(lambda: stored(db) > 0)
+        wait_until(lambda: count_event_batches(db) > 0)
         with open_checkpointer(db.db) as saver:
             saver.erase("t", ["of nobody"])
         gate.open.set()
         client.runs.join("t", run)
 
-        assert [event for _, event, _ in told(client, run)] == ["metadata", "error"]
-    assert stored(db) == 0
+        assert [event for _, event, _ in read_events(client, run)] == ["metadata", "error"]
+    assert count_event_batches(db) == 0
 
 
-def test_who_reads_a_thread_reads_no_other_that_has_its_id_later(
-    both: list[SyncLangGraphClient], gate: Gate
+def test_reader_of_deleted_thread_does_not_see_new_thread_with_same_id(
+    two_clients: list[SyncLangGraphClient], gate: Gate
 ) -> None:
-    here, there = both
+    here, there = two_clients
     gate.open.set()
     path, wanted = "/threads/t/stream/events", {"channels": ["values", "lifecycle"], "since": 0}
     events: list[str] = []
@@ -323,42 +327,42 @@ def test_who_reads_a_thread_reads_no_other_that_has_its_id_later(
     assert not any(SECRET in each for each in events)
 
 
-# -- much, slow, full
+# -- limits and failures
 
 
-def test_of_much_the_newest_is_stored(
+def test_only_newest_events_are_stored_beyond_size_limit(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "RETAINED_BYTES", 2_000)
     big = [{"role": "user", "content": "x" * 700} for _ in range(2)]
-    with served(db, gate) as client:
+    with serve_graphs(db, gate) as client:
         client.threads.create(thread_id="t")
-        run = begun(client, "talk", input={"messages": big})
+        run = start_run(client, "talk", input={"messages": big})
         assert gate.reached.wait(60)
-        wait_until(lambda: stored(db) > 0)
+        wait_until(lambda: count_event_batches(db) > 0)
         gate.open.set()
         client.runs.join("t", run)
-    with served(db, gate) as client:
-        kept = told(client, run)
+    with serve_graphs(db, gate) as client:
+        kept = read_events(client, run)
 
         assert [part[1] for part in kept] == ["metadata", "values"]
-        [lost] = told(client, run, last_event_id="1")
+        [lost] = read_events(client, run, last_event_id="1")
         assert lost[2]["error"] == "StreamLost"
 
 
-def test_a_database_that_stores_no_events_stops_no_run(settings: Settings, gate: Gate) -> None:
+def test_run_continues_if_its_events_cannot_be_stored(settings: Settings, gate: Gate) -> None:
     full = "BEFORE INSERT ON run_events BEGIN SELECT RAISE(FAIL, 'no room'); END"
-    with served(settings, gate) as client:
+    with serve_graphs(settings, gate) as client:
         client.threads.create(thread_id="t")
         with closing(sqlite3.connect(settings.db, isolation_level=None)) as conn:
             conn.execute(f"CREATE TRIGGER full {full}")
-            run = begun(client)
+            run = start_run(client)
             assert gate.reached.wait(60)
             heard = next(part for part in client.runs.join_stream("t", run) if part.id == "4")
             conn.execute("DROP TRIGGER full")
         gate.open.set()
         client.runs.join("t", run)
-        before = told(client, run)
-    with served(settings, gate) as client:
+        before = read_events(client, run)
+    with serve_graphs(settings, gate) as client:
         assert heard.event == "custom"
-        assert told(client, run) == before
+        assert read_events(client, run) == before

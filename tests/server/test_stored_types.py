@@ -59,14 +59,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     sys.path[:] = [place for place in sys.path if place != str(tmp_path)]
 
 
-def loaded(folder: Path, perdure: Any) -> Graphs:
+def load_graphs(folder: Path, perdure: Any) -> Graphs:
     file = folder / "langgraph.json"
     graphs = {"shop": "./stored_types_shop.py:builder"}
     file.write_text(json.dumps({"graphs": graphs, "perdure": perdure}))
     return Graphs.load(file)
 
 
-OPTIONS: list[Any] = [
+TYPE_OPTIONS: list[Any] = [
     {
         "types": "./stored_types_shop.py:TYPES",
         "aliases": {"stored_types_shop:Order": "stored_types_shop:Purchase"},
@@ -75,12 +75,12 @@ OPTIONS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_served_graph_has_types_and_renamed_classes(
+@pytest.mark.parametrize("options", TYPE_OPTIONS)
+def test_served_graph_uses_configured_types_and_aliases(
     folder: Path, settings: Settings, options: Any
 ) -> None:
     """A run stores the type and finds an object that was stored under the old name."""
-    graphs = loaded(folder, options)
+    graphs = load_graphs(folder, options)
     shop = sys.modules["stored_types_shop"]
     old = type("Order", (shop.Purchase,), {"__module__": "stored_types_shop"})
     config: Any = {"configurable": {"thread_id": "t"}}
@@ -98,11 +98,9 @@ def test_a_served_graph_has_types_and_renamed_classes(
         assert str(found.checkpoint["channel_values"]["share"]) == "1/3"
 
 
-def test_pages_name_the_class_of_a_value_that_they_cannot_rebuild(
-    folder: Path, settings: Settings
-) -> None:
+def test_page_names_class_of_value_that_cannot_be_rebuilt(folder: Path, settings: Settings) -> None:
     """A page without the type, or the renamed class, shows its name and its fields."""
-    loaded(folder, {})
+    load_graphs(folder, {})
     shop = sys.modules["stored_types_shop"]
     old = type("Order", (shop.Purchase,), {"__module__": "stored_types_shop"})
     config: Any = {"configurable": {"thread_id": "t"}}
@@ -130,16 +128,16 @@ def test_pages_name_the_class_of_a_value_that_they_cannot_rebuild(
         (["types"], "expected an object with the keys"),
     ],
 )
-def test_a_server_with_wrong_options_does_not_start(
+def test_graphs_with_invalid_type_options_are_refused(
     folder: Path, options: Any, expected: str
 ) -> None:
-    """The error says which option is wrong."""
+    """The error names the invalid option."""
     with pytest.raises(ConfigurationError, match=expected):
-        loaded(folder, options)
+        load_graphs(folder, options)
 
 
-def test_graphs_take_the_options_as_objects() -> None:
-    """As a program passes them that makes the application itself."""
+def test_graphs_accept_type_options_as_objects() -> None:
+    """A program that creates the application itself passes the options as objects."""
     types = [StoredType(complex, str, complex)]
     assert Graphs({}, {"types": types}).saver_options == {"types": types}
     with pytest.raises(ConfigurationError, match="twice"):

@@ -1,4 +1,4 @@
-"""Modes of streams as clients send them, and what each tells, as langgraph's server tells it.
+"""Stream modes as clients send them, and the events of each mode, as on LangGraph's server.
 
 The expected events were compared with `langgraph dev` (langgraph-cli 0.4.40, langgraph-api 0.16.7).
 """
@@ -41,16 +41,16 @@ def graphs(gate: Gate) -> Graphs:
     )
 
 
-def stream(client: httpx.Client, graph: str, **body: Any) -> list[tuple[str, Any]]:
+def stream_run(client: httpx.Client, graph: str, **body: Any) -> list[tuple[str, Any]]:
     """Return the events of a run on a new thread, without the namespaces of subgraphs."""
     thread_id = client.post("/threads", json={}).json()["thread_id"]
     asked = {"assistant_id": graph, "input": build_input("go"), **body}
     reply = client.post(f"/threads/{thread_id}/runs/stream", json=asked)
     assert reply.status_code == 200, reply.text
-    return read(reply.text.splitlines())
+    return parse_events(reply.text.splitlines())
 
 
-def read(lines: Iterable[str]) -> list[tuple[str, Any]]:
+def parse_events(lines: Iterable[str]) -> list[tuple[str, Any]]:
     events, name = list[tuple[str, Any]](), ""
     for line in lines:
         if line.startswith("event: "):
@@ -60,23 +60,28 @@ def read(lines: Iterable[str]) -> list[tuple[str, Any]]:
     return events
 
 
-def count(events: list[tuple[str, Any]]) -> dict[str, int]:
+def count_events_by_name(events: list[tuple[str, Any]]) -> dict[str, int]:
     return dict(Counter(name for name, _ in events))
 
 
-def test_values_are_streamed_once_in_every_form(client: httpx.Client) -> None:
+def test_values_are_streamed_once_for_every_form_of_mode(client: httpx.Client) -> None:
     forms: list[Any] = [None, [], "values", ["values"], ["values", "values"]]
 
     for body in ({}, *({"stream_mode": form} for form in forms)):
-        assert count(stream(client, "plain", **body)) == {"metadata": 1, "values": 2}, body
+        assert count_events_by_name(stream_run(client, "plain", **body)) == {
+            "metadata": 1,
+            "values": 2,
+        }, body
 
 
-def test_a_token_is_streamed_once(client: httpx.Client) -> None:
-    """With both modes of messages it is told as a tuple."""
+def test_token_is_streamed_once_with_both_message_modes(client: httpx.Client) -> None:
+    """With both message modes, a token is streamed as a tuple."""
     both: Any = [["messages", "messages-tuple"], ["messages-tuple", "messages", "messages"]]
 
     def told(modes: Any) -> dict[str, int]:
-        return count(stream(client, "model", stream_mode=modes, stream_subgraphs=True))
+        return count_events_by_name(
+            stream_run(client, "model", stream_mode=modes, stream_subgraphs=True)
+        )
 
     alone, tuples = told("messages"), told(["messages-tuple"])
 
@@ -85,8 +90,8 @@ def test_a_token_is_streamed_once(client: httpx.Client) -> None:
     assert [told(modes) for modes in both] == [tuples, tuples]
 
 
-def test_a_whole_message_has_metadata_before_it(client: httpx.Client) -> None:
-    events = stream(client, "talk", stream_mode="messages")
+def test_complete_message_is_preceded_by_its_metadata(client: httpx.Client) -> None:
+    events = stream_run(client, "talk", stream_mode="messages")
     names = [name for name, _ in events]
 
     assert names == ["metadata", "messages/metadata", "messages/complete"]
@@ -95,30 +100,38 @@ def test_a_whole_message_has_metadata_before_it(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("graph", ["talk", "model", "ask"])
 @pytest.mark.parametrize("more", [[], ["values", "updates", "messages-tuple", "custom", "debug"]])
-def test_events_do_not_repeat_the_other_modes(client: httpx.Client, graph: str, more: Any) -> None:
-    """The root graph's chunks are what the other modes tell, and no events of their own."""
-    events = stream(client, graph, stream_mode=["events", *more], stream_subgraphs=True)
+def test_events_mode_does_not_repeat_chunks_of_other_modes(
+    client: httpx.Client, graph: str, more: Any
+) -> None:
+    """Chunks of the root graph are streamed by the other modes only, not as events."""
+    events = stream_run(client, graph, stream_mode=["events", *more], stream_subgraphs=True)
     root = [data["event"] for name, data in events if name == "events" and not data["parent_ids"]]
 
     assert root == ["on_chain_start", "on_chain_end"]
-    told = count(stream(client, graph, stream_mode=more or ["values"], stream_subgraphs=True))
+    told = count_events_by_name(
+        stream_run(client, graph, stream_mode=more or ["values"], stream_subgraphs=True)
+    )
     expected = told if more else {"metadata": 1}
-    assert {name: n for name, n in count(events).items() if name != "events"} == expected
+    assert {
+        name: n for name, n in count_events_by_name(events).items() if name != "events"
+    } == expected
 
 
 @pytest.mark.parametrize(
-    ("graph", "name"), [("plain", "plain"), ("compiled", "compiled"), ("named", "Named")]
+    ("graph", "expected_name"), [("plain", "plain"), ("compiled", "compiled"), ("named", "Named")]
 )
-def test_a_graph_without_a_name_has_its_id(client: httpx.Client, graph: str, name: str) -> None:
-    events = stream(client, graph, stream_mode="events")
+def test_events_name_graph_without_name_by_its_id(
+    client: httpx.Client, graph: str, expected_name: str
+) -> None:
+    events = stream_run(client, graph, stream_mode="events")
 
     assert {
         data["name"] for kind, data in events if kind == "events" and not data["parent_ids"]
-    } == {name}
+    } == {expected_name}
 
 
 @pytest.mark.parametrize("graph", ["plain", None])
-def test_a_thread_without_a_state_has_no_checkpoint(
+def test_state_of_thread_without_runs_has_no_checkpoint(
     client: httpx.Client, graph: str | None
 ) -> None:
     thread = client.post("/threads", json={"metadata": {"graph_id": graph} if graph else {}}).json()
@@ -130,10 +143,10 @@ def test_a_thread_without_a_state_has_no_checkpoint(
         assert state.json()["checkpoint_id"] is None
 
 
-def test_a_run_is_joined_with_modes_in_every_form(
+def test_join_accepts_stream_modes_in_every_form(
     sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
-    """Versions of the JavaScript SDK repeat the parameter or send an array of JSON."""
+    """Some versions of the JavaScript SDK repeat the parameter, others send a JSON array."""
     modes: Any = ["values", "updates", "messages-tuple"]
     run_id = sdk.runs.create("t", "talk", input=build_input("go"), stream_mode=modes)["run_id"]
     sdk.runs.join("t", run_id)
@@ -151,10 +164,12 @@ def test_a_run_is_joined_with_modes_in_every_form(
     for form, expected in forms:
         path = f"/threads/t/runs/{run_id}/stream"
         reply = client.get(path, params={"stream_mode": form})
-        assert {name for name, _ in read(reply.text.splitlines())} - {"metadata"} == expected, form
+        assert {name for name, _ in parse_events(reply.text.splitlines())} - {
+            "metadata"
+        } == expected, form
 
 
-def test_an_unknown_mode_is_refused(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
+def test_unknown_stream_mode_is_refused(sdk: SyncLangGraphClient, client: httpx.Client) -> None:
     run_id = sdk.runs.create("t", "talk", input=build_input("go"))["run_id"]
 
     for path in (f"/threads/t/runs/{run_id}/stream", "/threads/t/stream"):
@@ -162,7 +177,7 @@ def test_an_unknown_mode_is_refused(sdk: SyncLangGraphClient, client: httpx.Clie
             assert client.get(path, params={"stream_mode": mode}).status_code == 422, mode
 
 
-def test_selected_fields_are_named_in_every_form(
+def test_select_accepts_field_names_in_every_form(
     sdk: SyncLangGraphClient, client: httpx.Client
 ) -> None:
     sdk.runs.wait("t", "plain", input=build_input("go"))

@@ -53,8 +53,8 @@ from tests.server.talking import build_input
 from tests.server.test_acting import open_client_acting_for
 from tests.server.test_crons import make_due
 from tests.server.test_keys import render_key_entry
-from tests.server.test_person import Desk, Model, served
-from tests.server.test_person_attack import everything_shown
+from tests.server.test_person import Desk, Model, serve_desk
+from tests.server.test_person_attack import read_everything_shown
 
 APPROVED: Any = {"decisions": [{"type": "approve"}]}
 NIGHTLY = "Nightly check: is anything open?"
@@ -75,7 +75,7 @@ class Customer:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The words, and the name."""
+        """The name and the words of the customer."""
         return (self.name, self.goods, self.wish)
 
 
@@ -116,21 +116,23 @@ class Shop:
         return [find_order, refund, search_memory(min_score=0)]
 
 
-def reply(body: dict[str, Any]) -> Answer | str:
+def choose_reply(body: dict[str, Any]) -> Answer | str:
     """Answer as the model does: call the tool that the last message asks for, or quote a result."""
     last = body["messages"][-1]
     text = str(last["content"])
     if last["role"] == "tool":
         return f"I found this: {text}"
     if "What do you know about me?" in text:
-        return call("search_memory", query="parcel order refund")
+        return build_tool_call("search_memory", query="parcel order refund")
     for asked, name in (("Where is order", "find_order"), ("Please refund order", "refund")):
         if asked in text:
-            return call(name, number=int(text.partition(asked)[2].split()[0].strip(".?")))
+            return build_tool_call(
+                name, number=int(text.partition(asked)[2].split()[0].strip(".?"))
+            )
     return "It is noted."
 
 
-def call(name: str, **arguments: Any) -> Answer:
+def build_tool_call(name: str, **arguments: Any) -> Answer:
     """Return an answer that calls a tool."""
     function = {"name": name, "arguments": json.dumps(arguments)}
     called = [{"id": f"call-{uuid4()}", "type": "function", "function": function}]
@@ -146,8 +148,8 @@ def build_agent(model: OpenAIServer, shop: Shop, **parts: Any) -> Any:
 
 
 @dataclass
-class Front(ABC):
-    """A way to the agent; the story is told through it.
+class DeskInterface(ABC):
+    """An interface to the agent, through which the story is played.
 
     Attributes:
         model: The scripted model, which keeps all requests.
@@ -163,8 +165,8 @@ class Front(ABC):
     prompts: dict[str, list[str]] = field(default_factory=dict)
 
     @contextmanager
-    def of(self, customer: Customer) -> Iterator[None]:
-        """Note the prompts of a customer's turn."""
+    def record_prompts(self, customer: Customer) -> Iterator[None]:
+        """Record the prompts of a customer's turn."""
         before = len(self.model.requests)
         yield
         asked = [json.dumps(each["messages"]) for each in self.model.requests[before:]]
@@ -181,11 +183,11 @@ class Front(ABC):
 
     @abstractmethod
     def approve(self, customer: Customer, thread_id: str) -> str:
-        """Have another person approve what the thread waits for; returns the last message."""
+        """Let another person approve what the thread waits for, and return the last message."""
 
     @abstractmethod
     def check_nightly(self, customer: Customer, thread_id: str) -> None:
-        """Have the job of the night run on the thread."""
+        """Run the nightly job on the thread."""
 
     @abstractmethod
     def show(self, customer: Customer, thread_id: str) -> str:
@@ -208,7 +210,7 @@ class Front(ABC):
         """Return whether anything belongs to a customer."""
 
 
-class Program(Front):
+class ProgramInterface(DeskInterface):
     """A program with the library. Its config says whose memories a run uses."""
 
     def _invoke(self, user: str, thread_id: str, input: Any) -> str:
@@ -231,7 +233,7 @@ class Program(Front):
         self._invoke(self._user_of(thread_id), thread_id, build_input(NIGHTLY))
 
     def _user_of(self, thread_id: str) -> str:
-        """Return the person of a thread, as whoever works on it next looks it up."""
+        """Return the person of a thread, as stored in its newest checkpoint."""
         head = self.both.saver.head(thread_id)
         if head is None:
             raise LookupError(thread_id)
@@ -264,7 +266,7 @@ class Program(Front):
 
 
 @dataclass
-class Backend(Front):
+class BackendInterface(DeskInterface):
     """A backend whose key acts for the customers, who have no keys, by the SDK and by REST."""
 
     desk: Desk = field(kw_only=True)
@@ -295,7 +297,7 @@ class Backend(Front):
         wait_until(lambda: boss.threads.get(thread_id)["status"] == "idle")
 
     def show(self, customer: Customer, thread_id: str) -> str:
-        return everything_shown(self.desk, "desk", thread_id, customer.name)
+        return read_everything_shown(self.desk, "desk", thread_id, customer.name)
 
     def _ask(self, method: str, customer: Customer, path: str = "") -> httpx.Response:
         headers = {"x-api-key": "desk", "x-perdure-user": customer.name}
@@ -326,18 +328,18 @@ def front(
     db: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Front]:
-    """The way to the agent, over a database in which the staff has memories too."""
+) -> Iterator[DeskInterface]:
+    """An interface to the agent, on a database in which the staff has memories too."""
     monkeypatch.setattr("tests.server.test_person.SECRETS", STAFF)
     with ExitStack() as stack:
-        model = stack.enter_context(OpenAIServer(reply))
+        model = stack.enter_context(OpenAIServer(choose_reply))
         saver = stack.enter_context(open_checkpointer(db.db))
         store = stack.enter_context(open_store(db.db))
         shop, both = Shop(), People(db.db, saver, store)
         if request.param == "library":
             for user, text in STAFF.items():
                 Collection(store, ("memories", user)).insert(text)
-            yield Program(model, shop, db, both)
+            yield ProgramInterface(model, shop, db, both)
             return
         file = tmp_path / "keys.toml"
         rights = {"boss": ADMIN_PERMISSION, "desk": ACT_PERMISSION}
@@ -347,13 +349,13 @@ def front(
         ]
         file.write_text("".join(lines))
         made: Any = build_agent(model, shop)
-        desk = stack.enter_context(served(db, KeysFileAccess(file), cast("Model", model), made))
-        yield Backend(model, shop, db, both, desk=desk)
+        desk = stack.enter_context(serve_desk(db, KeysFileAccess(file), cast("Model", model), made))
+        yield BackendInterface(model, shop, db, both, desk=desk)
 
 
-def tell_story(front: Front, customer: Customer) -> str:
-    """Have a customer ask, have a refund approved, and have the job of the night run."""
-    with front.of(customer):
+def tell_story(front: DeskInterface, customer: Customer) -> str:
+    """Let a customer ask, have a refund approved, run the nightly job, and return the thread."""
+    with front.record_prompts(customer):
         thread_id = front.begin(customer)
         asked = f"Leave parcels with {customer.wish}. Where is order {customer.order}?"
         assert customer.goods in front.say(customer, thread_id, asked)
@@ -367,13 +369,15 @@ def tell_story(front: Front, customer: Customer) -> str:
     return thread_id
 
 
-def test_two_customers_of_a_support_desk(front: Front, caplog: pytest.LogCaptureFixture) -> None:
-    """Each is remembered, shown, exported and forgotten without a word of the other."""
+def test_customers_of_support_desk_never_see_data_of_each_other(
+    front: DeskInterface, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prompts, lists and archives of each customer contain no word of the other."""
     with caplog.at_level(logging.INFO):
         threads = {each.name: tell_story(front, each) for each in CUSTOMERS}
         check_other_orders(front)
         for customer in CUSTOMERS:
-            with front.of(customer):
+            with front.record_prompts(customer):
                 again = front.begin(customer)
                 known = front.say(customer, again, "What do you know about me?")
             assert (customer.goods in known, customer.wish in known) == (True, True)
@@ -396,20 +400,20 @@ def test_two_customers_of_a_support_desk(front: Front, caplog: pytest.LogCapture
         assert [each.text for each in kept] == [text]
 
 
-def check_other_orders(front: Front) -> None:
+def check_other_orders(front: DeskInterface) -> None:
     """Check that a customer cannot ask for an order of the other."""
-    with front.of(KIM):
+    with front.record_prompts(KIM):
         found = front.say(KIM, front.begin(KIM), f"Where is order {DORA.order}?")
     assert "no such order" in found
 
 
-def test_nothing_is_left_of_a_customer_who_is_forgotten(front: Front) -> None:
-    """The receipt is that of the plan; the other customer has everything still."""
+def test_forgotten_customer_leaves_nothing_in_database(front: DeskInterface) -> None:
+    """The receipt matches the plan, and the other customer keeps everything."""
     threads = {each.name: tell_story(front, each) for each in CUSTOMERS}
-    with front.of(DORA):
+    with front.record_prompts(DORA):
         waiting = front.begin(DORA)
         front.say(DORA, waiting, f"Please refund order {DORA.order}.")
-    assert missing(front, DORA.marks) == []
+    assert find_missing_words(front, DORA.marks) == []
     before = front.export(KIM)[1:]
 
     planned, done = front.plan(DORA), front.forget(DORA)
@@ -422,10 +426,12 @@ def test_nothing_is_left_of_a_customer_who_is_forgotten(front: Front) -> None:
     # the operator of the database is told where a text of hers is, here that of the job; others not
     quoting = {part["what"]: part["ids"] for part in done["kept"]}
     assert quoting == (
-        {"threads with quotations": [threads[KIM.name]]} if isinstance(front, Program) else {}
+        {"threads with quotations": [threads[KIM.name]]}
+        if isinstance(front, ProgramInterface)
+        else {}
     )
-    assert missing(front, DORA.marks) == [*DORA.marks]
-    assert missing(front, KIM.marks) == []
+    assert find_missing_words(front, DORA.marks) == [*DORA.marks]
+    assert find_missing_words(front, KIM.marks) == []
     assert (front.is_known(DORA), front.is_known(KIM)) == (False, True)
     assert front.export(KIM)[1:] == before
 
@@ -436,15 +442,15 @@ def test_nothing_is_left_of_a_customer_who_is_forgotten(front: Front) -> None:
     assert front.shop.refunds == refunds
 
     # she comes back as somebody new, and the other is forgotten by the library
-    with front.of(DORA):
+    with front.record_prompts(DORA):
         known = front.say(DORA, front.begin(DORA), "What do you know about me?")
     assert not any(mark in known for mark in (*DORA.marks[1:], *KIM.marks))
     people.forget(KIM.name, front.both.saver, front.both.store)
-    assert missing(front, KIM.marks) == [*KIM.marks]
+    assert find_missing_words(front, KIM.marks) == [*KIM.marks]
     assert front.is_known(DORA)
 
 
-def missing(front: Front, marks: tuple[str, ...]) -> list[str]:
+def find_missing_words(front: DeskInterface, marks: tuple[str, ...]) -> list[str]:
     """Return the words that are nowhere in the database: its files, or the rows of Postgres."""
     saver: Any = front.both.saver
     left = read_database(saver)

@@ -33,7 +33,7 @@ from tests.server.test_crons import make_due
 from tests.server.test_keys import render_key_entry
 from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
 
-BOTH: Any = [("memories", "{user_id}"), ("teams", "{team}")]
+USER_AND_TEAM: Any = [("memories", "{user_id}"), ("teams", "{team}")]
 TEXTS = {
     ("memories", "ann"): "Ann keeps her tea in the box Heron.",
     ("memories", "bob"): "Bob keeps his tea in the box Walrus.",
@@ -42,17 +42,17 @@ TEXTS = {
     ("teams", "blue"): "The team keeps its tea in the box Newt.",
     ("teams", "ann"): "The team keeps its tea in the box Stoat.",
 }
-WORDS = ("Heron", "Walrus", "Magpie", "Toad", "Newt", "Stoat")
-GLOBEX = "Globex keeps its tea in the box Otter."
+SECRET_WORDS = ("Heron", "Walrus", "Magpie", "Toad", "Newt", "Stoat")
+GLOBEX_TEXT = "Globex keeps its tea in the box Otter."
 
 
-def graph() -> StateGraph[MessagesState]:
-    """A graph that answers with what its model would be shown, or keeps a note by the tool."""
+def build_graph() -> StateGraph[MessagesState]:
+    """Return a graph that answers with the memories for its model, or stores a note by a tool."""
     shows, manage = (
-        use_memories(namespaces=BOTH, min_score=0),
+        use_memories(namespaces=USER_AND_TEAM, min_score=0),
         manage_memory(team_namespace=("teams", "{team}")),
     )
-    search = search_memory(namespaces=BOTH, min_score=0)
+    search = search_memory(namespaces=USER_AND_TEAM, min_score=0)
 
     def call(tool: Any, config: RunnableConfig, **arguments: Any) -> str:
         asked = {"name": tool.name, "args": arguments, "id": "c", "type": "tool_call"}
@@ -83,7 +83,7 @@ class Office:
         self.url, self.db, self.tenant, self.clients = url, db, tenant, clients
 
     def client(self, user: str) -> SyncLangGraphClient:
-        """langgraph's client of a user."""
+        """Return a LangGraph client of a user."""
         made = get_sync_client(
             url=self.url, api_key=user, headers={"authorization": f"Bearer {user}"}
         )
@@ -107,12 +107,12 @@ class Office:
         return httpx.get(f"{self.url}{path}", params=query, headers=headers, timeout=60)
 
     def put(self, user: str, namespace: list[str], key: str = "k") -> int:
-        """Put an item by REST; return the status."""
+        """Put an item by REST, and return the status code."""
         body = {"namespace": namespace, "key": key, "value": {"text": f"of {user}"}}
         return self.send(user, "/store/items", body, "PUT").status_code
 
     def items(self, *namespace: str) -> list[Any]:
-        """The items under a namespace, whoever may see them."""
+        """Return all items under a namespace, without any check of access."""
         with open_store(self.db, **({"tenant": self.tenant} if self.tenant else {})) as store:
             return store.search(namespace, limit=100)
 
@@ -126,34 +126,36 @@ class Office:
                 Collection(store, (label, name)).insert(text)
         if self.tenant:
             with open_store(self.db, tenant="globex") as store:
-                Collection(store, ("teams", "red")).insert(GLOBEX)
+                Collection(store, ("teams", "red")).insert(GLOBEX_TEXT)
 
 
-def words(text: str) -> list[str]:
-    """The boxes that a text names."""
-    return [word for word in (*WORDS, "Otter") if word in text]
+def find_secret_words(text: str) -> list[str]:
+    """Return the secret words that a text contains."""
+    return [word for word in (*SECRET_WORDS, "Otter") if word in text]
 
 
-def listed(*teams: str) -> str:
-    """The line of a key with teams."""
+def format_teams_line(*teams: str) -> str:
+    """Return the line of a key's entry that lists teams."""
     return f"teams = {[*teams]}\n"
 
 
 def write_keys(path: Path, tenant: str | None) -> KeysFileAccess:
-    """Keys of users of one tenant, and on Postgres of a second tenant too."""
+    """Write keys of users of one tenant, and on Postgres of a second tenant too."""
     own = f'tenant = "{tenant}"\n' if tenant else ""
     entries = [
-        render_key_entry("ann", "ann", own + listed("red", "blue")),
-        render_key_entry("bob", "bob", own + listed("red")),
+        render_key_entry("ann", "ann", own + format_teams_line("red", "blue")),
+        render_key_entry("bob", "bob", own + format_teams_line("red")),
         render_key_entry("red", "red", own),
         render_key_entry("teams", "teams", own),
         render_key_entry("root", "root", f'{own}permissions = ["{ADMIN_PERMISSION}"]'),
         render_key_entry(
-            "desk", "desk", f'{own}permissions = ["{ACT_PERMISSION}"]\n' + listed("ann")
+            "desk", "desk", f'{own}permissions = ["{ACT_PERMISSION}"]\n' + format_teams_line("ann")
         ),
     ]
     if tenant:
-        entries.append(render_key_entry("other", "ann", 'tenant = "globex"\n' + listed("red")))
+        entries.append(
+            render_key_entry("other", "ann", 'tenant = "globex"\n' + format_teams_line("red"))
+        )
     path.write_text("".join(entries))
     path.chmod(0o600)
     return KeysFileAccess(path)
@@ -166,39 +168,44 @@ def office(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Office]:
     if request.param == "postgres":
         tenant, db = "acme", request.getfixturevalue("dsn")
     access = write_keys(tmp_path / "keys.toml", tenant)
-    yield from serve(access, db, tenant)
+    yield from serve_office(access, db, tenant)
 
 
-def serve(access: Access, db: str, tenant: str | None = None) -> Iterator[Office]:
+def serve_office(access: Access, db: str, tenant: str | None = None) -> Iterator[Office]:
     """Serve the graph."""
-    app = create_app(Settings(db=db), graphs=Graphs({"office": graph()}), access=access)
+    app = create_app(Settings(db=db), graphs=Graphs({"office": build_graph()}), access=access)
     with run_server(app) as url, ExitStack() as clients:
         made = Office(url, db, tenant, clients)
         made.fill()
         yield made
 
 
-def test_each_run_is_shown_the_memories_of_the_person_and_of_her_teams(office: Office) -> None:
-    """A user and a team of one name have nothing in common, nor have two tenants."""
-    found = {user: words(office.say(user, "Where is the tea?")) for user in ("ann", "bob", "red")}
+def test_run_uses_memories_of_person_and_of_their_teams(office: Office) -> None:
+    """A user and a team with the same name share nothing, and neither do two tenants."""
+    found = {
+        user: find_secret_words(office.say(user, "Where is the tea?"))
+        for user in ("ann", "bob", "red")
+    }
     assert found == {
         "ann": ["Heron", "Toad", "Newt"],
         "bob": ["Walrus", "Toad"],
         "red": ["Magpie"],
     }
-    assert words(office.say("root", "Where is the tea?")) == []
-    assert words(
+    assert find_secret_words(office.say("root", "Where is the tea?")) == []
+    assert find_secret_words(
         office.say("ann", "Where is the tea?", config={"configurable": {"team": "blue"}})
     ) == ["Heron", "Newt"]
-    assert words(office.say("ann", "Where is the tea?", context={"teams": ["red"]})) == [
+    assert find_secret_words(
+        office.say("ann", "Where is the tea?", context={"teams": ["red"]})
+    ) == [
         "Heron",
         "Toad",
     ]
     if office.tenant:
-        assert words(office.say("other", "Where is the tea?")) == ["Otter"]
+        assert find_secret_words(office.say("other", "Where is the tea?")) == ["Otter"]
 
 
-NAMED: list[Any] = [
+TEAM_OVERRIDES: list[Any] = [
     {"config": {"configurable": {"team": "blue"}}},
     {"config": {"configurable": {"teams": ["red", "blue"]}}},
     {"context": {"team": "blue"}},
@@ -209,21 +216,21 @@ NAMED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_a_run_that_names_another_team_is_refused(office: Office, named: Any) -> None:
+@pytest.mark.parametrize("override", TEAM_OVERRIDES)
+def test_run_that_names_foreign_team_is_refused(office: Office, override: Any) -> None:
     """Neither the config nor the context adds a team."""
     thread_id = office.client("bob").threads.create()["thread_id"]
-    body = {"assistant_id": "office", "input": build_input("Where is the tea?"), **named}
+    body = {"assistant_id": "office", "input": build_input("Where is the tea?"), **override}
     for path in (f"/threads/{thread_id}/runs/wait", "/runs/wait", f"/threads/{thread_id}/runs"):
         replied = office.send("bob", path, body)
         assert replied.status_code in (400, 403, 422), replied.text
-        assert words(replied.text) == []
+        assert find_secret_words(replied.text) == []
     cron = {**body, "schedule": "0 0 * * *"}
     assert office.send("bob", "/runs/crons", cron).status_code in (400, 403, 422)
 
 
-def test_commands_of_a_stream_name_no_team(office: Office) -> None:
-    """They begin runs too."""
+def test_stream_commands_cannot_name_foreign_team(office: Office) -> None:
+    """The commands start runs too."""
     client = office.client("bob")
     thread_id = client.threads.create()["thread_id"]
     for named in ({"configurable": {"team": "blue"}}, {"configurable": {"teams": ["ann"]}}):
@@ -238,32 +245,32 @@ def test_commands_of_a_stream_name_no_team(office: Office) -> None:
     assert client.runs.list(thread_id) == []
 
 
-def test_a_header_names_no_team(office: Office) -> None:
-    """Only the key does."""
+def test_header_cannot_name_team(office: Office) -> None:
+    """Only the key determines the teams."""
     client = office.client("bob")
     body = {"assistant_id": "office", "input": build_input("Where is the tea?")}
     headers = {"x-api-key": "bob", "x-perdure-team": "blue", "x-perdure-teams": "blue"}
     replied = httpx.post(f"{office.url}/runs/wait", json=body, headers=headers, timeout=60)
-    assert words(replied.text) == ["Walrus", "Toad"]
+    assert find_secret_words(replied.text) == ["Walrus", "Toad"]
     assert client is not None
 
 
-def test_an_assistant_adds_no_team(office: Office) -> None:
-    """An assistant that names a team is refused to others than its members."""
+def test_assistant_gives_no_access_to_team(office: Office) -> None:
+    """An assistant that names a team is refused to users who are not members."""
     assistant: Any = office.client("ann").assistants.create(
         "office", config={"configurable": {"team": "blue"}}
     )
     body = {"assistant_id": assistant["assistant_id"], "input": build_input("Where is the tea?")}
-    assert words(office.send("ann", "/runs/wait", body).text) == ["Heron", "Newt"]
+    assert find_secret_words(office.send("ann", "/runs/wait", body).text) == ["Heron", "Newt"]
     shared: Any = office.client("root").assistants.create(
         "office", config={"configurable": {"team": "blue"}}, metadata={"owner": "bob"}
     )
     body["assistant_id"] = shared["assistant_id"]
-    assert words(office.send("bob", "/runs/wait", body).text) == []
+    assert find_secret_words(office.send("bob", "/runs/wait", body).text) == []
 
 
-def test_members_reach_the_items_of_a_team_by_rest(office: Office) -> None:
-    """Each item that they put has its author. An admin reaches those of all teams."""
+def test_members_can_read_and_write_team_items_by_rest(office: Office) -> None:
+    """Each item stores its author. An admin reaches the items of all teams."""
     assert office.put("bob", ["teams", "red"]) == 204
     assert office.put("ann", ["teams", "red", "plans"], "p") == 204
     assert office.put("root", ["teams", "ann"], "r") == 204
@@ -280,7 +287,7 @@ def test_members_reach_the_items_of_a_team_by_rest(office: Office) -> None:
     assert {item["key"] for item in found} > {"k", "p"}
 
 
-STRANGE: list[list[str]] = [
+FOREIGN_NAMESPACES: list[list[str]] = [
     ["teams", "red"],
     ["teams", "blue", "x"],
     ["teams", "teams"],
@@ -297,28 +304,30 @@ STRANGE: list[list[str]] = [
     [
         (user, namespace)
         for user in ("red", "teams")
-        for namespace in STRANGE
+        for namespace in FOREIGN_NAMESPACES
         if (user, namespace) != ("red", ["*", "red"])  # which is the user's own
     ],
 )
-def test_others_reach_no_team(office: Office, user: str, namespace: list[str]) -> None:
-    """Nobody is a member by a name, be it that of a team or `teams`."""
+def test_non_members_cannot_reach_team_items(
+    office: Office, user: str, namespace: list[str]
+) -> None:
+    """A user with the name of a team, or with the name `teams`, is not a member."""
     before = len(office.items("teams"))
     assert office.put(user, namespace) >= 400 or namespace[1:2] == [user]
     assert len(office.items("teams")) == before
     searched = office.send(user, "/store/items/search", {"namespace_prefix": namespace})
-    assert words(searched.text) == [], searched.text
+    assert find_secret_words(searched.text) == [], searched.text
     got = office.page(user, "/store/items", namespace=namespace, key="k")
-    assert words(got.text) == []
+    assert find_secret_words(got.text) == []
     deleted = office.send(user, "/store/items", {"namespace": namespace, "key": "k"}, "DELETE")
     assert deleted.status_code >= 400 or namespace[1:2] == [user]
     for path in ("/ui/store/items", "/ui/memory", "/ui/memories", "/ui/store"):
         shown = office.page(user, path, ns=namespace, key="k")
-        assert words(shown.text) in ([], [{"red": "Magpie"}.get(user, "")]), path
+        assert find_secret_words(shown.text) in ([], [{"red": "Magpie"}.get(user, "")]), path
 
 
-def test_an_item_cannot_be_put_into_another_team(office: Office) -> None:
-    """Bob is in red, and not in blue or ann."""
+def test_member_cannot_put_item_into_other_team(office: Office) -> None:
+    """Bob is a member of red, and not of blue or ann."""
     for name in ("blue", "ann", "bob", "RED", "red ", "*"):
         assert office.put("bob", ["teams", name]) == 403
     searched = office.send("bob", "/store/items/search", {"namespace_prefix": ["teams"]})
@@ -338,10 +347,10 @@ LISTINGS: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("asked", "expected"), LISTINGS)
-def test_namespaces_list_the_teams_of_the_user(
+def test_namespace_list_has_only_teams_of_user(
     office: Office, asked: Any, expected: list[str]
 ) -> None:
-    """A list under `teams` has those of the user, and an admin's has all."""
+    """A list under `teams` has the teams of the user, and that of an admin has all teams."""
     replied = office.send("bob", "/store/namespaces", asked)
     found = replied.json().get("namespaces", []) if replied.status_code == 200 else []
     assert [ns[1] for ns in found if ns[0] == "teams"] == expected
@@ -354,7 +363,7 @@ def test_namespaces_list_the_teams_of_the_user(
     assert [ns[1] for ns in every] == ["ann", "blue", "red"]
 
 
-def test_a_model_writes_into_a_team_of_the_person_only(office: Office) -> None:
+def test_memory_tool_writes_only_into_teams_of_person(office: Office) -> None:
     """The argument of the tool is checked, and the item has the author."""
     assert "Kept" in office.say("bob", "note red The kettle is Kayak")
     assert "is not in the team" in office.say("bob", "note blue The kettle is Kayak")
@@ -368,7 +377,7 @@ def test_a_model_writes_into_a_team_of_the_person_only(office: Office) -> None:
     assert "bob" in shown
 
 
-def test_the_page_of_items_shows_the_author(office: Office) -> None:
+def test_item_page_shows_author_to_members_only(office: Office) -> None:
     """Members see who wrote an item; the page of others is refused."""
     assert office.put("bob", ["teams", "red"]) == 204
     page = office.page("ann", "/ui/memory", ns=["teams", "red"], key="k")
@@ -389,25 +398,29 @@ def test_the_page_of_items_shows_the_author(office: Office) -> None:
     assert "teams" not in office.page("red", "/ui/store").text
 
 
-def answer(office: Office, user: str, thread_id: str) -> str:
+def answer_question(office: Office, user: str, thread_id: str) -> str:
     """Answer the question of a thread."""
     values: Any = office.client(user).runs.wait(thread_id, "office", command={"resume": "yes"})
     return str(values["messages"][-1]["content"])
 
 
-def test_a_run_uses_the_teams_of_the_person_whoever_may_act_for_her(office: Office) -> None:
-    """An admin who answers does not add teams, and takes none away."""
+def test_run_answered_by_admin_uses_teams_of_person(office: Office) -> None:
+    """An admin who answers neither adds nor removes teams."""
     client = office.client("ann")
     thread_id = client.threads.create()["thread_id"]
     client.runs.wait(thread_id, "office", input=build_input("ask where the tea is"))
-    assert words(answer(office, "root", thread_id)) == ["Heron", "Toad", "Newt"]
+    assert find_secret_words(answer_question(office, "root", thread_id)) == [
+        "Heron",
+        "Toad",
+        "Newt",
+    ]
 
 
-def test_a_key_that_lost_a_team_is_seen_by_the_next_run(office: Office, tmp_path: Path) -> None:
-    """Also by a cron, whose runs are those of its author."""
+def test_next_run_does_not_use_team_removed_from_key(office: Office, tmp_path: Path) -> None:
+    """The same holds for a cron, whose runs use the teams of its author."""
     client = office.client("bob")
     file = tmp_path / "keys.toml"
-    assert words(office.say("bob", "Where is the tea?")) == ["Walrus", "Toad"]
+    assert find_secret_words(office.say("bob", "Where is the tea?")) == ["Walrus", "Toad"]
     cron: Any = client.crons.create(
         "office",
         schedule="0 0 * * *",
@@ -416,7 +429,7 @@ def test_a_key_that_lost_a_team_is_seen_by_the_next_run(office: Office, tmp_path
     )
     file.write_text(file.read_text().replace("teams = ['red']\n", "", 1))
     wait_until(lambda: office.put("bob", ["teams", "red"]) == 403)
-    assert words(office.say("bob", "Where is the tea?")) == ["Walrus"]
+    assert find_secret_words(office.say("bob", "Where is the tea?")) == ["Walrus"]
     if office.tenant is None:
         threads: Any = client.threads.search(limit=20)
         known = {each["thread_id"] for each in threads}
@@ -429,11 +442,11 @@ def test_a_key_that_lost_a_team_is_seen_by_the_next_run(office: Office, tmp_path
 
         wait_until(lambda: bool(answers()))
         made = answers()
-        assert [words(each) for each in made] == [["Walrus"]]
+        assert [find_secret_words(each) for each in made] == [["Walrus"]]
 
 
-def test_a_person_forgets_what_she_wrote_into_a_team(office: Office) -> None:
-    """Or hands it over; the words of others stay, and so does another tenant."""
+def test_erasure_removes_or_hands_over_what_person_wrote_for_team(office: Office) -> None:
+    """The words of other members and of another tenant stay."""
     for user, word in (("bob", "Kayak"), ("ann", "Skiff")):
         assert "Kept" in office.say(user, f"note red The kettle is {word}")
     archive = office.page("bob", "/people/bob/export").text
@@ -449,11 +462,11 @@ def test_a_person_forgets_what_she_wrote_into_a_team(office: Office) -> None:
     [item] = [each for each in office.items("teams") if "Skiff" in each.value["text"]]
     assert (item.provenance.author, item.provenance.thread_id) == (None, None)
     if office.tenant:
-        assert words(office.say("other", "Where is the tea?")) == ["Otter"]
+        assert find_secret_words(office.say("other", "Where is the tea?")) == ["Otter"]
 
 
-def test_who_acts_for_a_person_reaches_the_teams_of_the_person(office: Office) -> None:
-    """And not those of the caller."""
+def test_backend_that_acts_for_person_uses_teams_of_person(office: Office) -> None:
+    """The teams of the backend's own key are not used."""
     headers = {"x-api-key": "desk", "x-perdure-user": "ann"}
     body: dict[str, Any] = {"assistant_id": "office", "input": build_input("Where is the tea?")}
 
@@ -461,11 +474,11 @@ def test_who_acts_for_a_person_reaches_the_teams_of_the_person(office: Office) -
         asked = {**body, **more}
         return httpx.post(f"{office.url}/runs/wait", json=asked, headers=headers, timeout=60)
 
-    assert words(run().text) == ["Heron", "Toad", "Newt"]
-    assert words(run(context={"team": "blue"}).text) == ["Heron", "Newt"]
+    assert find_secret_words(run().text) == ["Heron", "Toad", "Newt"]
+    assert find_secret_words(run(context={"team": "blue"}).text) == ["Heron", "Newt"]
     assert run(context={"team": "ann"}).status_code == 403
     named = {**body, "context": {"user_id": "ann", "teams": ["red"]}}
-    assert words(office.send("desk", "/runs/wait", named).text) == ["Heron", "Toad"]
+    assert find_secret_words(office.send("desk", "/runs/wait", named).text) == ["Heron", "Toad"]
     named["context"] = {"user_id": "bob", "teams": ["blue"]}
     assert office.send("desk", "/runs/wait", named).status_code == 403
     for name, status in (("blue", 204), ("ann", 403)):
@@ -474,10 +487,10 @@ def test_who_acts_for_a_person_reaches_the_teams_of_the_person(office: Office) -
         assert put.status_code == status
     [item] = [each for each in office.items("teams") if each.key == "k"]
     assert item.provenance.author == "ann"
-    assert words(office.say("desk", "Where is the tea?")) == ["Stoat"]
+    assert find_secret_words(office.say("desk", "Where is the tea?")) == ["Stoat"]
 
 
-CHOICES: list[tuple[Sender, Person, list[str]]] = [
+TEAM_CHOICES: list[tuple[Sender, Person, list[str]]] = [
     (Sender("ann", teams=["red", "blue"]), Person("ann", True), ["blue", "red"]),
     (Sender("ann", teams=["red", "gone"]), Person("ann", True), ["red"]),
     (Sender("bob", teams=["red"]), Person("ann", True), ["red"]),
@@ -491,11 +504,11 @@ CHOICES: list[tuple[Sender, Person, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("sender", "person", "expected"), CHOICES)
-def test_teams_that_a_run_uses(
+@pytest.mark.parametrize(("sender", "person", "expected"), TEAM_CHOICES)
+def test_teams_of_run_depend_on_sender_person_and_keys(
     tmp_path: Path, sender: Sender, person: Person, expected: list[str]
 ) -> None:
-    """Those of both, or of the person for whom the caller may act; after what keys say now."""
+    """A run uses the teams of both, or of a person for whom the sender may act, by current keys."""
     access = write_keys(tmp_path / "keys.toml", None)
     assert RunTeams(access).find_teams_whose_memory_run_uses(None, sender, person) == expected
     assert RunTeams(access).find_teams_whose_memory_run_uses("globex", sender, person) == []
@@ -510,16 +523,18 @@ def use_tool(office: Office, user: str, name: str, **arguments: Any) -> str:
     return "\n".join(each["text"] for each in replied.json()["result"]["content"])
 
 
-def test_tools_of_mcp_reach_the_teams_of_the_user(office: Office) -> None:
-    """They recall from both, and write to the person unless the team is named."""
-    found = words(use_tool(office, "ann", "recall", query="Where is the tea box?", min_score=0))
+def test_mcp_tools_use_teams_of_user(office: Office) -> None:
+    """The tools recall from person and teams, and write to the person unless a team is named."""
+    found = find_secret_words(
+        use_tool(office, "ann", "recall", query="Where is the tea box?", min_score=0)
+    )
     assert found == ["Heron", "Toad", "Newt"]
     one = use_tool(office, "ann", "recall", query="tea box", min_score=0, team="red")
-    assert words(one) == ["Toad"]
+    assert find_secret_words(one) == ["Toad"]
     for name in ("blue", "ann", "teams", "*", "red/blue"):
         for user in ("bob", "red", "teams"):
             told = use_tool(office, user, "recall", query="tea box", min_score=0, team=name)
-            assert words(told) == []
+            assert find_secret_words(told) == []
             told = use_tool(office, user, "remember", text="The kettle is Kayak", team=name)
             assert "may not reach" in told
             assert "may not reach" in use_tool(office, user, "forget", key="k", team=name)
@@ -532,10 +547,12 @@ def test_tools_of_mcp_reach_the_teams_of_the_user(office: Office) -> None:
     [item] = [each for each in office.items("teams") if each.key == key]
     assert item.provenance.author == "ann"
     assert "Erased" in use_tool(office, "ann", "forget", key=key, team="red")
-    assert words(use_tool(office, "red", "recall", query="tea box", min_score=0)) == ["Magpie"]
+    assert find_secret_words(use_tool(office, "red", "recall", query="tea box", min_score=0)) == [
+        "Magpie"
+    ]
 
 
-AUTH = """
+AUTH_FILE = """
 from langgraph_sdk import Auth
 
 auth = Auth()
@@ -559,68 +576,73 @@ async def everything(ctx, value):
 @pytest.fixture
 def organisation(tmp_path: Path) -> Iterator[Office]:
     """A server with an Auth file that allows all namespaces and lists the teams of each user."""
-    yield from serve(AuthFileAccess(write_auth_file(tmp_path, AUTH)), str(tmp_path / "memory.db"))
+    yield from serve_office(
+        AuthFileAccess(write_auth_file(tmp_path, AUTH_FILE)), str(tmp_path / "memory.db")
+    )
 
 
-def test_a_handler_lists_the_teams_of_a_user(organisation: Office) -> None:
-    """The rule of teams holds beside what the handlers allow."""
-    asked = {user: words(organisation.say(user, "Where is the tea?")) for user in ("ann", "bob")}
+def test_auth_handler_determines_teams_of_user(organisation: Office) -> None:
+    """The rule for teams holds in addition to what the handlers allow."""
+    asked = {
+        user: find_secret_words(organisation.say(user, "Where is the tea?"))
+        for user in ("ann", "bob")
+    }
     assert asked == {"ann": ["Heron", "Toad", "Newt"], "bob": ["Walrus", "Toad"]}
-    assert words(organisation.say("odd", "Where is the tea?")) == []
+    assert find_secret_words(organisation.say("odd", "Where is the tea?")) == []
     assert organisation.put("bob", ["teams", "red"]) == 204
     for user, name in (("bob", "blue"), ("odd", "red"), ("cleo", "cleo")):
         assert organisation.put(user, ["teams", name]) == 403
     everything = organisation.send("bob", "/store/items/search", {"namespace_prefix": []})
     assert "Newt" not in everything.text
     assert "Toad" in everything.text
-    listed = organisation.send("bob", "/store/namespaces", {}).json()["namespaces"]
-    assert [ns for ns in listed if ns[0] == "teams"] == [["teams", "red"]]
+    format_teams_line = organisation.send("bob", "/store/namespaces", {}).json()["namespaces"]
+    assert [ns for ns in format_teams_line if ns[0] == "teams"] == [["teams", "red"]]
     wild = organisation.send("bob", "/store/namespaces", {"prefix": ["*", "blue"]})
     assert "teams" not in wild.text
 
 
-def test_an_answer_by_a_colleague_uses_no_team_that_nobody_vouches_for(
+def test_answer_by_colleague_uses_no_team_if_handler_lists_only_callers(
     organisation: Office,
 ) -> None:
-    """A handler tells the teams of who asks only, and not those of the person of the thread."""
+    """A handler reports only the teams of the caller, not those of the thread's person."""
     client = organisation.client("ann")
     thread_id = client.threads.create()["thread_id"]
     client.runs.wait(thread_id, "office", input=build_input("ask where the tea is"))
-    assert words(answer(organisation, "bob", thread_id)) == ["Heron"]
+    assert find_secret_words(answer_question(organisation, "bob", thread_id)) == ["Heron"]
 
 
-def test_a_colleague_shares_the_teams_that_both_are_in(tmp_path: Path) -> None:
-    """With keys, which tell the teams of both, a run has those that both are members of."""
+def test_answer_by_colleague_uses_teams_that_both_belong_to(tmp_path: Path) -> None:
+    """The keys file has the teams of both users, so the run uses the teams of both."""
 
     class Shared(KeysFileAccess):
-        """Keys, of which each user reaches the threads of all."""
+        """Access by keys in which each user reaches the threads of all."""
 
         async def authorize_and_build_filter(self, identity: Any, action: Any, value: Any) -> Any:
             allowed = await super().authorize_and_build_filter(identity, action, value)
             return {} if action.startswith("threads:") else allowed
 
     write_keys(tmp_path / "keys.toml", None)
-    for office in serve(Shared(tmp_path / "keys.toml"), str(tmp_path / "memory.db")):
+    for office in serve_office(Shared(tmp_path / "keys.toml"), str(tmp_path / "memory.db")):
         client = office.client("ann")
         thread_id = client.threads.create()["thread_id"]
         client.runs.wait(thread_id, "office", input=build_input("ask where the tea is"))
-        assert words(answer(office, "bob", thread_id)) == ["Heron", "Toad"]
-        assert words(office.say("red", "Where is the tea?", thread_id)) == []
+        assert find_secret_words(answer_question(office, "bob", thread_id)) == ["Heron", "Toad"]
+        assert find_secret_words(office.say("red", "Where is the tea?", thread_id)) == []
 
 
-def test_without_authentication_the_config_decides(tmp_path: Path) -> None:
+def test_config_chooses_team_without_authentication(tmp_path: Path) -> None:
     """A local server has no identities that list teams."""
     from perdure.server.access import LocalAccess
 
-    for office in serve(LocalAccess("ann"), str(tmp_path / "memory.db")):
+    for office in serve_office(LocalAccess("ann"), str(tmp_path / "memory.db")):
         named: Any = {"config": {"configurable": {"team": "blue"}}}
-        assert words(office.say("x", "Where is the tea?", **named)) == ["Heron", "Newt"]
-        assert words(office.say("x", "Where is the tea?")) == ["Heron"]
+        assert find_secret_words(office.say("x", "Where is the tea?", **named)) == ["Heron", "Newt"]
+        assert find_secret_words(office.say("x", "Where is the tea?")) == ["Heron"]
         assert office.put("x", ["teams", "red"]) == 204
 
 
 @pytest.mark.parametrize("line", ["teams = 'red'", "teams = [1]", "teams = ['']", "teams = ['*']"])
-def test_a_key_with_teams_that_are_no_names_is_refused(tmp_path: Path, line: str) -> None:
+def test_key_with_invalid_team_names_is_refused(tmp_path: Path, line: str) -> None:
     """The error names the field."""
     from perdure.errors import ConfigurationError
 

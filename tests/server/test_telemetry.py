@@ -1,4 +1,4 @@
-"""Metrics and spans: what is counted, and that nothing stored is in them."""
+"""Metrics and spans: the operations that they count, without any stored content."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.server.running import run_server
 CANARY = "canary"
 
 
-def samples(text: str) -> dict[tuple[str, ...], float]:
-    """The values of an exposition, by name and the values of labels, which are sorted."""
+def parse_samples(text: str) -> dict[tuple[str, ...], float]:
+    """Return the values of an exposition, by name and the values of the sorted labels."""
     return {
         (each.name, *(value for _, value in sorted(each.labels.items()))): each.value
         for family in text_string_to_metric_families(text)
@@ -41,8 +41,8 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def app_of(settings: Settings, telemetry: Telemetry) -> Any:
-    """An application whose routes use the database as runs and pages do."""
+def build_app(settings: Settings, telemetry: Telemetry) -> Any:
+    """Return an application whose routes use the database as runs and pages do."""
     app = create_app(settings, telemetry=telemetry)
 
     @app.post("/turn/{thread_id}")
@@ -66,15 +66,15 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
     return app
 
 
-def test_metrics_count_what_is_done(settings: Settings) -> None:
-    app = app_of(settings, Telemetry(metrics=True))
+def test_metrics_count_requests_and_operations(settings: Settings) -> None:
+    app = build_app(settings, Telemetry(metrics=True))
     with run_server(app) as url, httpx.Client(base_url=url, timeout=30) as client:
         for _ in range(2):
             assert client.post(f"/turn/{CANARY}").status_code == 200
         found, end = dict[tuple[str, ...], float](), time.monotonic() + 30
         while ("perdure_jobs", "dead") not in found and time.monotonic() < end:
             text = client.get("/metrics").text
-            found = samples(text)
+            found = parse_samples(text)
     assert CANARY not in text
     assert found["perdure_request_seconds_count", "POST", "/turn/{thread_id}", "200"] == 2
     counts = "perdure_operation_seconds_count"
@@ -92,13 +92,13 @@ def test_metrics_count_what_is_done(settings: Settings) -> None:
     assert found["perdure_jobs", "dead"] == 0
 
 
-def test_a_reply_does_not_wait_for_a_long_count(
+def test_metrics_reply_does_not_wait_for_slow_count(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("perdure.server.telemetry._MAX_COUNT_WAIT_S", 0.0)
     monkeypatch.setattr("perdure.server.telemetry._RECOUNT_INTERVAL_S", -1.0)
 
-    async def course() -> list[bytes]:
+    async def render_repeatedly() -> list[bytes]:
         databases, telemetry, held = Databases(settings), Telemetry(metrics=True), asyncio.Event()
         parts = await databases.get_or_open_database(None)
         stats = parts.saver.astats
@@ -120,17 +120,19 @@ def test_a_reply_does_not_wait_for_a_long_count(
         await telemetry._count_task
         return texts
 
-    sized = [b'perdure_size{what="threads"} 0.0' in text for text in asyncio.run(course())]
+    sized = [
+        b'perdure_size{what="threads"} 0.0' in text for text in asyncio.run(render_repeatedly())
+    ]
     assert sized == [False, False, True]
     assert "sizes for the metrics cannot be counted" in caplog.text
 
 
-def test_only_an_admin_reads_metrics_and_only_if_they_are_on(settings: Settings) -> None:
+def test_metrics_path_is_missing_if_metrics_are_off(settings: Settings) -> None:
     with run_server(create_app(settings)) as url:
         assert httpx.get(f"{url}/metrics").status_code == 404
 
 
-def test_spans_tell_what_is_done_without_content(
+def test_spans_name_operations_without_content(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
@@ -139,7 +141,7 @@ def test_spans_tell_what_is_done_without_content(
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
     telemetry = Telemetry(tracer=provider.get_tracer("test"))
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
-    with run_server(app_of(settings, telemetry)) as url:
+    with run_server(build_app(settings, telemetry)) as url:
         headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
         turn = httpx.post(f"{url}/turn/{CANARY}?q={CANARY}", headers=headers)
         assert turn.status_code == 200
@@ -163,8 +165,8 @@ def test_spans_tell_what_is_done_without_content(
     assert all(CANARY not in each.to_json() for each in exporter.get_finished_spans())
 
 
-def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> None:
-    async def course() -> None:
+def test_measured_checkpointer_behaves_like_plain_one(settings: Settings, tmp_path: Path) -> None:
+    async def use_measured_parts() -> None:
         databases = Databases(settings, Telemetry(metrics=True).build_measured_class)
         saver, store = await databases.get_or_open_database(None)
         with open_checkpointer(str(tmp_path / "other.db")) as plain:
@@ -179,38 +181,38 @@ def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> No
         assert await clone.aget_tuple({"configurable": {"thread_id": "t"}})
         await databases.aclose()
 
-    asyncio.run(course())
+    asyncio.run(use_measured_parts())
 
 
 @pytest.mark.parametrize(
-    ("environment", "on"),
+    ("environment", "is_enabled"),
     [
         ({}, False),
         ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, False),
         ({"OTEL_TRACES_EXPORTER": "console"}, True),
     ],
 )
-def test_spans_are_configured_by_the_environment(
-    environment: dict[str, str], on: bool, monkeypatch: pytest.MonkeyPatch
+def test_tracing_is_configured_by_environment_variables(
+    environment: dict[str, str], is_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_providers: list[Any] = []
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", set_providers.append)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (Telemetry.from_environment() is not None) is on
-    assert len(set_providers) == on
+    assert (Telemetry.from_environment() is not None) is is_enabled
+    assert len(set_providers) == is_enabled
     for provider in set_providers:
         provider.shutdown()
 
 
-def test_no_spans_are_made_where_the_sdk_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_not_recorded_if_sdk_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", TracerProvider)
     with _build_tracer("console").start_as_current_span("name") as span:
         assert not span.is_recording()
 
 
-def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_exporter_is_named_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(ConfigurationError, match="'pigeon'"):
         Telemetry.from_environment()

@@ -1,4 +1,4 @@
-"""Tenants of one Postgres database: each identity reaches its own, and idle ones are closed."""
+"""Tenants of one Postgres database: separation, and closing of idle tenants."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from perdure.settings import Settings
 from tests import postgres_server
 from tests.server.probe import add_probe_routes
 from tests.server.running import run_server
-from tests.server.talking import Gate, build_input
-from tests.server.talking import build_talk_graph as conversation
+from tests.server.talking import Gate, build_input, build_talk_graph
 from tests.server.test_keys import render_key_entry
 from tests.talks import store_conversation
 
@@ -37,7 +36,7 @@ TENANTS = ("acme", "globex")
 
 @pytest.fixture(scope="module")
 def dsn() -> Iterator[str]:
-    """A database of its own: the schema of the server is the usual one."""
+    """A new database, because the server uses the default schema."""
     name, owner = f"tenants_{uuid.uuid4().hex}", postgres_server.dsn_of_role("an_owner")
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as conn:
         conn.execute(f"CREATE DATABASE {name} OWNER an_owner")
@@ -49,7 +48,7 @@ def _query(conninfo: str) -> str:
     return str(httpx.QueryParams(psycopg.conninfo.conninfo_to_dict(conninfo)))
 
 
-def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
+def test_users_of_same_name_in_two_tenants_are_separate(dsn: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(
         "".join(render_key_entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS)
@@ -87,15 +86,19 @@ def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
     assert asked.json()["tenant"] == "acme"
 
 
-def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of one id at once; a run in the background keeps its tenant's database open."""
+def test_background_run_keeps_database_of_its_tenant_open(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both tenants have a thread with the same id at the same time."""
     monkeypatch.setattr("perdure.server.databases._MAX_OPEN_TENANTS", 1)
     keys, gate = tmp_path / "keys.toml", Gate()
     keys.write_text(
         "".join(render_key_entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS)
     )
     app = create_app(
-        Settings(db=dsn), access=KeysFileAccess(keys), graphs=Graphs({"talk": conversation(gate)})
+        Settings(db=dsn),
+        access=KeysFileAccess(keys),
+        graphs=Graphs({"talk": build_talk_graph(gate)}),
     )
     with (
         run_server(app) as url,
@@ -107,23 +110,23 @@ def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         globex.threads.create(thread_id="t")
         with pytest.raises(NotFoundError):
             globex.runs.get("t", run["run_id"])
-        stands = [client.threads.get("t")["status"] for client in (acme, globex)]
+        statuses = [client.threads.get("t")["status"] for client in (acme, globex)]
         gate.open.set()
         theirs: Any = globex.runs.wait("t", "talk", input=build_input("kites"))
         ours: Any = acme.runs.join("t", run["run_id"])
 
-    assert stands == ["busy", "idle"]
+    assert statuses == ["busy", "idle"]
     assert (ours["heard"], theirs["heard"]) == (["boats"], ["kites"])
 
 
-def test_assistants_of_tenants(dsn: str, tmp_path: Path) -> None:
-    """An id may be taken in each; nobody reaches those of another tenant."""
+def test_assistants_with_same_id_in_two_tenants_are_separate(dsn: str, tmp_path: Path) -> None:
+    """Each tenant may use an id, and nobody reaches the assistants of another tenant."""
     keys, at = tmp_path / "keys.toml", str(uuid.uuid4())
     admins = """tenant = "{}"\npermissions = ["perdure:admin"]"""
     keys.write_text(
         "".join(render_key_entry(f"key-{of}", "ann", admins.format(of)) for of in TENANTS)
     )
-    graphs = Graphs({"talk": conversation(Gate())})
+    graphs = Graphs({"talk": build_talk_graph(Gate())})
     with (
         run_server(create_app(Settings(db=dsn), access=KeysFileAccess(keys), graphs=graphs)) as url,
         get_sync_client(url=url, api_key="key-acme") as acme,
@@ -141,7 +144,7 @@ def test_assistants_of_tenants(dsn: str, tmp_path: Path) -> None:
     assert (found["name"], found["version"]) == ("ours", 1)
 
 
-def test_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_databases_of_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.server.databases._MAX_OPEN_TENANTS", 2)
 
     async def opened() -> list[Any]:

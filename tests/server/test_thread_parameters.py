@@ -1,4 +1,4 @@
-"""What threads are given when they are made, and how they are found by their values."""
+"""Parameters of new threads, and search of threads by their values."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def sdk(url: str) -> Iterator[Sdk]:
         yield client
 
 
-def refused(why: str) -> Any:
+def expect_refusal(why: str) -> Any:
     return pytest.raises(APIStatusError, match=why)
 
 
-def gone(sdk: Sdk, thread_id: str) -> bool:
+def is_deleted(sdk: Sdk, thread_id: str) -> bool:
     return not sdk.threads.search(ids=[thread_id])
 
 
 # -- supersteps
 
 
-def test_a_thread_is_made_with_supersteps(sdk: Sdk) -> None:
+def test_create_applies_supersteps_to_new_thread(sdk: Sdk) -> None:
     given = [{"role": "user", "content": "hello", "id": "m1"}]
     steps: list[Any] = [
         {"updates": [{"values": {"messages": given}, "as_node": "__start__"}]},
@@ -68,7 +68,7 @@ def test_a_thread_is_made_with_supersteps(sdk: Sdk) -> None:
     assert sdk.runs.wait(made["thread_id"], "two", input=None)["heard"] == ["one"]
 
 
-def test_a_superstep_may_have_a_command_in_place_of_values(sdk: Sdk) -> None:
+def test_superstep_accepts_command_instead_of_values(sdk: Sdk) -> None:
     command = {"update": {"heard": ["by command"]}}
     steps: list[Any] = [{"updates": [{"values": None, "command": command, "as_node": "one"}]}]
 
@@ -77,10 +77,10 @@ def test_a_superstep_may_have_a_command_in_place_of_values(sdk: Sdk) -> None:
     assert made["values"]["heard"] == ["by command"]
 
 
-def test_supersteps_that_cannot_be_applied_make_no_thread(sdk: Sdk) -> None:
+def test_invalid_supersteps_create_no_thread(sdk: Sdk) -> None:
     bad: list[Any] = [{"updates": [{"values": {"heard": ["x"]}, "as_node": "nope"}]}]
     for graph, why in (("two", "nope"), ("unknown", "not served"), (None, "not served")):
-        with refused(why) as error:
+        with expect_refusal(why) as error:
             sdk.threads.create(thread_id="t", graph_id=graph, supersteps=bad)
         assert error.value.status_code == 422
     assert sdk.threads.count() == 0
@@ -89,12 +89,12 @@ def test_supersteps_that_cannot_be_applied_make_no_thread(sdk: Sdk) -> None:
 # -- time to live
 
 
-def test_a_thread_is_deleted_after_its_minutes(sdk: Sdk, settings: Settings) -> None:
+def test_thread_is_deleted_after_its_time_to_live(sdk: Sdk, settings: Settings) -> None:
     shown = sdk.threads.create(thread_id="t", ttl=0.001)["ttl"]
     sdk.threads.create(thread_id="stays", ttl={"ttl": 60, "strategy": "delete"})
 
     deadline = time.monotonic() + 60
-    while not gone(sdk, "t"):
+    while not is_deleted(sdk, "t"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -104,7 +104,7 @@ def test_a_thread_is_deleted_after_its_minutes(sdk: Sdk, settings: Settings) -> 
         assert [each.thread_id for each in saver.threads()] == []
 
 
-def test_a_thread_with_a_run_outlives_its_minutes(sdk: Sdk, gate: Gate) -> None:
+def test_thread_with_run_is_kept_beyond_its_time_to_live(sdk: Sdk, gate: Gate) -> None:
     sdk.threads.create(thread_id="t")
     run = sdk.runs.create("t", "talk", input=build_input("hello"))["run_id"]
     assert gate.reached.wait(60)
@@ -112,18 +112,18 @@ def test_a_thread_with_a_run_outlives_its_minutes(sdk: Sdk, gate: Gate) -> None:
     assert changed["ttl"]["ttl_minutes"] == 0.001
     sdk.threads.create(thread_id="witness", ttl=0.001)
     deadline = time.monotonic() + 60
-    while not gone(sdk, "witness"):
+    while not is_deleted(sdk, "witness"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert sdk.runs.get("t", run)["status"] == "running"
 
     gate.open.set()
-    while not gone(sdk, "t"):
+    while not is_deleted(sdk, "t"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_the_newest_state_may_stay(sdk: Sdk, gate: Gate) -> None:
+def test_keep_latest_strategy_keeps_newest_state(sdk: Sdk, gate: Gate) -> None:
     gate.open.set()
     sdk.threads.create(thread_id="t")
     sdk.runs.wait("t", "talk", input=build_input("hello"))
@@ -142,7 +142,7 @@ def test_the_newest_state_may_stay(sdk: Sdk, gate: Gate) -> None:
 @pytest.mark.parametrize(
     "ttl", [0, -1, {"ttl": 0}, {"strategy": "delete"}, {"ttl": 1, "strategy": "none"}, 1e300, "x"]
 )
-def test_a_time_that_is_none_is_refused(sdk: Sdk, url: str, ttl: Any) -> None:
+def test_invalid_time_to_live_is_refused(sdk: Sdk, url: str, ttl: Any) -> None:
     sdk.threads.create(thread_id="t")
     body = {"thread_id": "new", "ttl": ttl}
 
@@ -156,8 +156,8 @@ def test_a_time_that_is_none_is_refused(sdk: Sdk, url: str, ttl: Any) -> None:
 
 
 @pytest.fixture
-def talked(sdk: Sdk, gate: Gate) -> Sdk:
-    """Three threads, one without a turn."""
+def sdk_with_threads(sdk: Sdk, gate: Gate) -> Sdk:
+    """A client of a server with three threads, one of them without a run."""
     gate.open.set()
     for thread_id, text in (("a", "apples"), ("b", "bears")):
         sdk.threads.create(thread_id=thread_id)
@@ -166,21 +166,21 @@ def talked(sdk: Sdk, gate: Gate) -> Sdk:
     return sdk
 
 
-def ids(found: list[Any]) -> list[str]:
+def thread_ids(found: list[Any]) -> list[str]:
     return [thread["thread_id"] for thread in found]
 
 
-def test_threads_are_found_and_counted_by_values(talked: Sdk) -> None:
-    search, count = talked.threads.search, talked.threads.count
+def test_threads_are_found_and_counted_by_values(sdk_with_threads: Sdk) -> None:
+    search, count = sdk_with_threads.threads.search, sdk_with_threads.threads.count
 
-    assert ids(search(values={"heard": ["apples"]})) == ["a"]
-    assert ids(search(values={"messages": [{"type": "human", "content": "bears"}]})) == ["b"]
+    assert thread_ids(search(values={"heard": ["apples"]})) == ["a"]
+    assert thread_ids(search(values={"messages": [{"type": "human", "content": "bears"}]})) == ["b"]
     both = {"messages": [{"type": "ai"}]}
-    assert ids(search(values=both, sort_by="thread_id", sort_order="asc")) == ["a", "b"]
-    assert ids(search(values=both, sort_by="thread_id", sort_order="asc", limit=1, offset=1)) == [
-        "b"
-    ]
-    assert ids(search(values={"heard": ["cats"]})) == []
+    assert thread_ids(search(values=both, sort_by="thread_id", sort_order="asc")) == ["a", "b"]
+    assert thread_ids(
+        search(values=both, sort_by="thread_id", sort_order="asc", limit=1, offset=1)
+    ) == ["b"]
+    assert thread_ids(search(values={"heard": ["cats"]})) == []
     assert [count(values=each) for each in (both, {"heard": ["apples"]}, {"x": 1}, None)] == [
         *(2, 1, 0, 3)
     ]
@@ -188,19 +188,21 @@ def test_threads_are_found_and_counted_by_values(talked: Sdk) -> None:
     assert row == {"thread_id": "a"}
 
 
-def test_values_are_looked_for_in_so_many_threads(
-    talked: Sdk, monkeypatch: pytest.MonkeyPatch
+def test_search_by_values_is_refused_beyond_thread_limit(
+    sdk_with_threads: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_threads, "MAX_THREADS_READ", 2)
 
-    with refused("reads at most 2;"):
-        talked.threads.search(values={"heard": ["cats"]})
-    with refused("reads at most 2;"):
-        talked.threads.count(values={"heard": ["cats"]})
-    assert ids(talked.threads.search(values={"heard": ["apples"]}, ids=["a", "b"])) == ["a"]
+    with expect_refusal("reads at most 2;"):
+        sdk_with_threads.threads.search(values={"heard": ["cats"]})
+    with expect_refusal("reads at most 2;"):
+        sdk_with_threads.threads.count(values={"heard": ["cats"]})
+    assert thread_ids(
+        sdk_with_threads.threads.search(values={"heard": ["apples"]}, ids=["a", "b"])
+    ) == ["a"]
 
 
-def test_what_is_at_a_path_is_extracted(talked: Sdk) -> None:
+def test_search_extracts_values_at_paths(sdk_with_threads: Sdk) -> None:
     paths = {
         "last": "values.messages[-1].content",
         "first": "values.messages[0].type",
@@ -209,8 +211,8 @@ def test_what_is_at_a_path_is_extracted(talked: Sdk) -> None:
         "nothing": "values.messages[9].content",
         "no_list": "status[0]",
     }
-    [row] = talked.threads.search(ids=["a"], select=["thread_id"], extract=paths)
-    [empty] = talked.threads.search(ids=["empty"], extract=paths)
+    [row] = sdk_with_threads.threads.search(ids=["a"], select=["thread_id"], extract=paths)
+    [empty] = sdk_with_threads.threads.search(ids=["empty"], extract=paths)
 
     assert row == {
         "thread_id": "a",
@@ -227,10 +229,10 @@ def test_what_is_at_a_path_is_extracted(talked: Sdk) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a..b", "a[x]", "[0]", "a[0", ".a"])
-def test_what_is_no_path_is_refused(sdk: Sdk, path: str) -> None:
-    with refused("extract"):
+def test_invalid_extract_path_is_refused(sdk: Sdk, path: str) -> None:
+    with expect_refusal("extract"):
         sdk.threads.search(extract={"x": path})
-    with refused("extract"):
+    with expect_refusal("extract"):
         sdk.threads.search(extract={str(number): "values" for number in range(11)})
-    with refused("select"):
+    with expect_refusal("select"):
         sdk.threads.search(select=["nope"])

@@ -27,38 +27,38 @@ def url(settings: Settings, gate: Gate) -> Iterator[str]:
         yield address
 
 
-def ends(part: Any) -> bool:
+def is_end_of_run(part: Any) -> bool:
     return isinstance(part.data, dict) and part.data.get("status") == "run_done"
 
 
-def read(stream: Iterator[Any], runs: int) -> list[Any]:
-    """The parts of a stream up to the end of so many runs."""
+def read_until_runs_ended(stream: Iterator[Any], runs: int) -> list[Any]:
+    """Return the parts of a stream up to the end of `runs` runs."""
     parts: list[Any] = []
-    while sum(map(ends, parts)) < runs:
+    while sum(map(is_end_of_run, parts)) < runs:
         parts.append(next(stream))
     return parts
 
 
-def begin(sdk: Sdk, text: str, graph: str = "talk", **more: Any) -> str:
+def start_run(sdk: Sdk, text: str, graph: str = "talk", **more: Any) -> str:
     run = sdk.runs.create("t", graph, input=build_input(text), stream_mode=MODES, **more)
     return str(run["run_id"])
 
 
-def test_all_runs_of_a_thread_are_read_as_they_come(sdk: Sdk, gate: Gate) -> None:
-    first = begin(sdk, "one")
+def test_stream_delivers_events_of_all_runs_of_thread(sdk: Sdk, gate: Gate) -> None:
+    first = start_run(sdk, "one")
     assert gate.reached.wait(60)
     stream = sdk.threads.join_stream("t")
     seen = [next(stream)]
-    second, third = begin(sdk, "two"), begin(sdk, "three", "fail")
+    second, third = start_run(sdk, "two"), start_run(sdk, "three", "fail")
     gate.open.set()
 
-    parts = seen + read(stream, 3)
+    parts = seen + read_until_runs_ended(stream, 3)
 
     begun = [part.data["run_id"] for part in parts if part.data and "attempt" in part.data]
     assert [*dict.fromkeys(begun)] == [first, second, third]
-    assert [part.data["run_id"] for part in parts if ends(part)] == [first, second, third]
+    assert [part.data["run_id"] for part in parts if is_end_of_run(part)] == [first, second, third]
     one = list(sdk.runs.join_stream("t", first))
-    told = [part.event for part in parts[: parts.index(next(filter(ends, parts)))]]
+    told = [part.event for part in parts[: parts.index(next(filter(is_end_of_run, parts)))]]
     assert [each for each in told if each != "metadata"] == [
         part.event for part in one if part.event != "metadata"
     ]
@@ -66,30 +66,33 @@ def test_all_runs_of_a_thread_are_read_as_they_come(sdk: Sdk, gate: Gate) -> Non
 
 
 @pytest.mark.parametrize("size", [3, OWN_PAGES_BYTES])
-def test_a_stream_goes_on_after_the_event_that_was_read_last(
-    sdk: Sdk, gate: Gate, size: int
-) -> None:
+def test_stream_resumes_after_last_event_id(sdk: Sdk, gate: Gate, size: int) -> None:
     gate.open.set()
     for text in ("one", "two"):
-        sdk.runs.join("t", begin(sdk, text.ljust(size)))
-    whole = read(sdk.threads.join_stream("t", last_event_id="0"), 2)
+        sdk.runs.join("t", start_run(sdk, text.ljust(size)))
+    whole = read_until_runs_ended(sdk.threads.join_stream("t", last_event_id="0"), 2)
     ids = [part.id for part in whole]
     assert len({*ids}) == len(ids)
 
-    for at in (0, 2, ids.index(next(part.id for part in whole if ends(part))), len(ids) - 2):
-        left = sum(map(ends, whole[at + 1 :]))
-        again = read(sdk.threads.join_stream("t", last_event_id=ids[at]), left)
+    for at in (
+        0,
+        2,
+        ids.index(next(part.id for part in whole if is_end_of_run(part))),
+        len(ids) - 2,
+    ):
+        left = sum(map(is_end_of_run, whole[at + 1 :]))
+        again = read_until_runs_ended(sdk.threads.join_stream("t", last_event_id=ids[at]), left)
         assert [(part.id, part.event) for part in again] == [
             (part.id, part.event) for part in whole[at + 1 :]
         ]
 
 
-def test_only_beginnings_and_ends_or_only_new_states_are_read(sdk: Sdk, gate: Gate) -> None:
+def test_stream_mode_selects_lifecycle_or_state_updates(sdk: Sdk, gate: Gate) -> None:
     gate.open.set()
-    run = begin(sdk, "one")
+    run = start_run(sdk, "one")
     sdk.runs.join("t", run)
     modes: Any = {"last_event_id": "0", "stream_mode": "lifecycle"}
-    begun, done = read(sdk.threads.join_stream("t", **modes), 1)
+    begun, done = read_until_runs_ended(sdk.threads.join_stream("t", **modes), 1)
     assert (begun.data["run_id"], done.data) == (run, {"run_id": run, "status": "run_done"})
 
     states = sdk.threads.join_stream("t", stream_mode="state_update")
@@ -103,18 +106,20 @@ def test_only_beginnings_and_ends_or_only_new_states_are_read(sdk: Sdk, gate: Ga
     assert told[0].data["checkpoint"]["thread_id"] == made["thread_id"]
 
 
-def test_who_may_not_read_a_thread_or_asks_for_another_mode_is_refused(url: str, sdk: Sdk) -> None:
+def test_stream_of_unknown_thread_or_mode_is_refused(url: str, sdk: Sdk) -> None:
     assert httpx.get(f"{url}/threads/none/stream").status_code == 404
     reply = httpx.get(f"{url}/threads/t/stream", params={"stream_mode": "nope"})
     assert reply.status_code == 422
 
 
-def test_it_ends_with_its_thread(sdk: Sdk, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_ends_when_its_thread_is_deleted(
+    sdk: Sdk, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(thread_stream, "ACCESS_CHECK_S", 0.1)
     stream = sdk.threads.join_stream("t", last_event_id="0")
     gate.open.set()
-    sdk.runs.join("t", begin(sdk, "one"))
-    read(stream, 1)
+    sdk.runs.join("t", start_run(sdk, "one"))
+    read_until_runs_ended(stream, 1)
     sdk.threads.delete("t")
 
     [error] = list(stream)

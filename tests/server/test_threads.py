@@ -1,4 +1,4 @@
-"""Threads as pages and runs use them, beside what the SDK's paths show."""
+"""The class `Threads`, as pages and runs use it."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def opened(settings: Settings, filter: Filter) -> AsyncIterator[tuple[Threads, SQLiteStore]]:
+async def open_threads(
+    settings: Settings, filter: Filter
+) -> AsyncIterator[tuple[Threads, SQLiteStore]]:
     async with SQLiteCheckpointer(settings.db) as saver, SQLiteStore(settings.db) as store:
         yield Threads(saver, filter), store
 
 
-def run(settings: Settings, use: Use, filter: Filter | None = None) -> Any:
+def run_with_threads(settings: Settings, use: Use, filter: Filter | None = None) -> Any:
     async def used() -> Any:
-        async with opened(settings, filter or {}) as parts:
+        async with open_threads(settings, filter or {}) as parts:
             return await use(*parts)
 
     return asyncio.run(used())
 
 
-async def accepted(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveRun]:
-    """A run that is under way on a thread, of nobody."""
+async def accept_run(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveRun]:
+    """Accept a run without an owner on a thread, and return the table and the run."""
     live, table = LiveRun(thread_id, 0, 0, "a run", "pending", "", "chat", 1, None), RunTable(saver)
     row = RunRow(live, 0.0, 0.0, {}, request={})
     made, _ = await table.accept_run_and_list_live_run_ids(
@@ -55,20 +57,20 @@ async def accepted(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveR
     return table, made
 
 
-async def search(threads: Threads, limit: int = 10, **wanted: Any) -> list[dict[str, Any]]:
+async def search_threads(threads: Threads, limit: int = 10, **wanted: Any) -> list[dict[str, Any]]:
     return await threads.search(ThreadQuery(**wanted), limit)
 
 
-async def count(threads: Threads, **wanted: Any) -> int:
+async def count_threads(threads: Threads, **wanted: Any) -> int:
     return await threads.count(ThreadQuery(**wanted))
 
 
-def ids(found: list[dict[str, Any]]) -> list[str]:
+def thread_ids(found: list[dict[str, Any]]) -> list[str]:
     return [thread["thread_id"] for thread in found]
 
 
-def unfinished(thread: str, step: int) -> tuple[Any, Any, Any, Any]:
-    """What a put of a checkpoint takes after which a node is still to run."""
+def build_unfinished_put(thread: str, step: int) -> tuple[Any, Any, Any, Any]:
+    """Return the arguments of a put after which one node still has to run."""
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"] = {"branch:to:next": None}
     versions = checkpoint["channel_versions"] = {"branch:to:next": step + 1}
@@ -81,7 +83,7 @@ def unfinished(thread: str, step: int) -> tuple[Any, Any, Any, Any]:
     )
 
 
-def test_a_search_by_text_and_time(settings: Settings) -> None:
+def test_search_filters_by_text_and_time(settings: Settings) -> None:
     run_chat_turns(settings, "one", "hi", title="The Garden")
     run_chat_turns(settings, "two", "hi")
     between = datetime.now(UTC) + timedelta(seconds=0.15)  # a head's time is exact to a tenth
@@ -90,21 +92,25 @@ def test_a_search_by_text_and_time(settings: Settings) -> None:
         await asyncio.sleep(0.4)
         await threads.create("three", {"title": "gardens"})
 
-        assert ids(await search(threads, text="GARDEN")) == ["three", "one"]
-        assert ids(await search(threads, text="tw")) == ["two"]
-        assert ids(await search(threads, active_since=between)) == ["three"]
-        assert ids(await search(threads, active_until=between)) == ["two", "one"]
-        assert await count(threads, text="garden") == 2
+        assert thread_ids(await search_threads(threads, text="GARDEN")) == ["three", "one"]
+        assert thread_ids(await search_threads(threads, text="tw")) == ["two"]
+        assert thread_ids(await search_threads(threads, active_since=between)) == ["three"]
+        assert thread_ids(await search_threads(threads, active_until=between)) == ["two", "one"]
+        assert await count_threads(threads, text="garden") == 2
         await threads.update("one", {"topic": "beds"})
         for wanted in ({}, {"topic": "beds"}):
-            assert "one" not in ids(await search(threads, metadata=wanted, active_since=between))
-            assert "one" in ids(await search(threads, metadata=wanted, active_until=between))
+            assert "one" not in thread_ids(
+                await search_threads(threads, metadata=wanted, active_since=between)
+            )
+            assert "one" in thread_ids(
+                await search_threads(threads, metadata=wanted, active_until=between)
+            )
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-class Watched:
-    """A text that notes by which threads it is compared."""
+class ComparisonRecorder:
+    """A text that records the OS threads that compare it."""
 
     def __init__(self, text: str) -> None:
         self.text, self.by = text, set[int]()
@@ -116,68 +122,68 @@ class Watched:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_a_search_compares_off_the_event_loop(settings: Settings) -> None:
-    """Metadata may be large, and there are many threads."""
-    owner = Watched("ann")
+def test_search_compares_metadata_off_event_loop(settings: Settings) -> None:
+    """Comparing large metadata of many threads would block the event loop."""
+    owner = ComparisonRecorder("ann")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("t", {"owner": "ann"})
         owner.by.clear()
 
-        assert ids(await search(threads)) == ["t"]
+        assert thread_ids(await search_threads(threads)) == ["t"]
         assert owner.by
         assert threading.get_ident() not in owner.by
 
-    run(settings, use, {"owner": owner})
+    run_with_threads(settings, use, {"owner": owner})
 
 
-class Counted(str):
-    """A text that counts how often one is hashed or compared."""
+class CountingText(str):
+    """A text that counts how often such texts are hashed or compared."""
 
     times = 0
 
     def __hash__(self) -> int:
-        Counted.times += 1
+        CountingText.times += 1
         return str.__hash__(self)
 
     def __eq__(self, other: object) -> bool:
-        Counted.times += 1
+        CountingText.times += 1
         return str.__eq__(self, other)
 
 
-def test_comparing_lists_is_linear() -> None:
-    """Ten times the texts take ten times the comparisons, also in lists within lists."""
+def test_comparing_lists_takes_linear_time() -> None:
+    """Ten times as many texts need about ten times as many comparisons, also in nested lists."""
     counts = []
     for size in (100, 1_000):
-        texts = [Counted(n) for n in range(size)]
+        texts = [CountingText(n) for n in range(size)]
         holds = build_predicate_for_json_that_contains({"a": texts[::-1], "b": [[texts[-1]]]})
-        Counted.times = 0
-        assert holds({"a": texts, "b": [[Counted(n)] for n in range(size)]})
-        counts.append(Counted.times)
+        CountingText.times = 0
+        assert holds({"a": texts, "b": [[CountingText(n)] for n in range(size)]})
+        counts.append(CountingText.times)
 
     assert counts[1] < 12 * counts[0]
 
 
-class Counting(int):
-    """A number that counts how often one is compared."""
+class CountingNumber(int):
+    """A number that counts how often such numbers are compared."""
 
     times = 0
     __hash__ = int.__hash__
 
     def __eq__(self, other: object) -> bool:
-        Counting.times += 1
+        CountingNumber.times += 1
         return int.__eq__(self, other)
 
 
-def test_numbers_of_one_hash_are_compared_in_linear_time() -> None:
-    """A client can choose them: Python's hash of a number is no secret."""
-    numbers = [Counting(n * sys.hash_info.modulus) for n in range(500)]
+def test_numbers_with_equal_hash_are_compared_in_linear_time() -> None:
+    """A client can choose such numbers, because Python's hash of a number is not secret."""
+    numbers = [CountingNumber(n * sys.hash_info.modulus) for n in range(500)]
 
     assert build_predicate_for_json_that_contains({"a": numbers[::-1]})({"a": numbers})
-    assert Counting.times < 10 * len(numbers)
+    assert CountingNumber.times < 10 * len(numbers)
 
 
-def test_a_status_is_written_when_it_changes(
+def test_run_status_is_written_only_when_it_changes(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_chat_turns(settings, "t", "hi")
@@ -195,17 +201,17 @@ def test_a_status_is_written_when_it_changes(
             await threads.set_run_status("t", "busy")
 
         assert len(written) == 1
-        assert ids(await search(threads, status="busy")) == ["t"]
+        assert thread_ids(await search_threads(threads, status="busy")) == ["t"]
         await threads.set_run_status("t", "error")
         assert len(written) == 2
-        assert await search(threads, status="busy") == []
-        assert ids(await search(threads, status="error")) == ["t"]
+        assert await search_threads(threads, status="busy") == []
+        assert thread_ids(await search_threads(threads, status="error")) == ["t"]
         await threads.set_run_status("an id that\0 has no thread", "busy")
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_deleted_thread_leaves_nothing(settings: Settings) -> None:
+def test_deleted_thread_leaves_no_row(settings: Settings) -> None:
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("t", {"secret": 1})
         await threads.delete("t")
@@ -214,10 +220,10 @@ def test_a_deleted_thread_leaves_nothing(settings: Settings) -> None:
             await threads._saver.database.aread(lambda: fetch_rows("SELECT * FROM threads")) == []
         )
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
+def test_concurrent_creation_of_thread_keeps_its_run(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     active: list[str] = []
@@ -237,7 +243,7 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
                     if not active:
                         await first.create("t")
                         forgotten.clear()
-                        await accepted(saver, "t")
+                        await accept_run(saver, "t")
                         active.append("a run of the first request")
 
             monkeypatch.setattr(late._list, "aget", found)
@@ -247,47 +253,47 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
     asyncio.run(use())
 
 
-def test_a_thread_that_another_program_deleted_is_gone(settings: Settings) -> None:
+def test_thread_deleted_by_other_program_is_not_found(settings: Settings) -> None:
     async def begin(threads: Threads, store: SQLiteStore) -> None:
         await threads.update("t", {"old": 1})
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        assert await search(threads) == []
+        assert await search_threads(threads) == []
         with pytest.raises(UnknownThread):
             await threads.get("t")
         assert (await threads.create("t", {"new": 1}))["metadata"] == {"new": 1}
 
     run_chat_turns(settings, "t", "hi")
-    run(settings, begin)
+    run_with_threads(settings, begin)
     with SQLiteCheckpointer.open(settings.db) as saver:
         saver.delete_thread("t")
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_thread_that_began_is_listed_once(settings: Settings) -> None:
+def test_thread_with_first_checkpoint_is_listed_once(settings: Settings) -> None:
     async def begin(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("t", {"a": 1})
         await threads.create("u")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        assert ids(await search(threads)) == ["t", "u"]
+        assert thread_ids(await search_threads(threads)) == ["t", "u"]
         assert [info.thread_id for info in await threads._saver.athreads()] == ["t"]
 
-    run(settings, begin)
+    run_with_threads(settings, begin)
     run_chat_turns(settings, "t", "hi")
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
+def test_search_continues_if_thread_is_deleted_meanwhile(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All pages of a search are of one moment."""
+    """All pages of a search are read from one snapshot."""
     monkeypatch.setattr("perdure.checkpointers.thread_list._PAGE", 2)
     for number in range(6):
         run_chat_turns(settings, f"t{number}", "hi", n=number)
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        opened, deleted = threads._list._decrypt_threads, False
+        decrypt_threads, deleted = threads._list._decrypt_threads, False
 
         def deleting(rows: Any) -> Any:
             nonlocal deleted
@@ -295,23 +301,30 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
                 deleted = True
                 with SQLiteCheckpointer.open(settings.db) as other:
                     other.delete_thread("t3")
-            return (yield from opened(rows))
+            return (yield from decrypt_threads(rows))
 
         monkeypatch.setattr(threads._list, "_decrypt_threads", deleting)
-        assert ids(await search(threads, text="t")) == ["t5", "t4", "t3", "t2", "t1", "t0"]
-        assert ids(await search(threads, text="t")) == ["t5", "t4", "t2", "t1", "t0"]
+        assert thread_ids(await search_threads(threads, text="t")) == [
+            "t5",
+            "t4",
+            "t3",
+            "t2",
+            "t1",
+            "t0",
+        ]
+        assert thread_ids(await search_threads(threads, text="t")) == ["t5", "t4", "t2", "t1", "t0"]
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
+def test_filter_hides_and_protects_threads_that_do_not_match(settings: Settings) -> None:
     run_chat_turns(settings, "of-ann", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await Threads(threads._saver, {}).create("x", {"owner": "eve"})
 
-        assert ids(await search(threads, ids=["of-ann", "x"])) == ["of-ann"]
-        assert ids(await search(threads, limit=1)) == ["of-ann"]
+        assert thread_ids(await search_threads(threads, ids=["of-ann", "x"])) == ["of-ann"]
+        assert thread_ids(await search_threads(threads, limit=1)) == ["of-ann"]
         with pytest.raises(UnknownThread):
             await threads.get("x")
         with pytest.raises(UnknownThread):
@@ -323,10 +336,10 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
         with pytest.raises(Forbidden, match="would not be accessible to you"):
             await threads.update("of-ann", {"owner": "eve"})
 
-    run(settings, use, {"owner": "ann"})
+    run_with_threads(settings, use, {"owner": "ann"})
 
 
-def test_what_a_search_by_metadata_and_status_finds(settings: Settings) -> None:
+def test_search_finds_threads_by_metadata_and_status(settings: Settings) -> None:
     run_asking_graph(settings, "chat", label="a")
     run_chat_turns(settings, "both", "hi", label="a")
 
@@ -335,55 +348,67 @@ def test_what_a_search_by_metadata_and_status_finds(settings: Settings) -> None:
         await threads.create("theirs", {"owner": "eve", "label": "b"})
         await threads.update("both", {"label": "b"})
         await threads.set_run_status("new", "error")
-        order = [each for each in ids(await search(threads)) if each in ("both", "theirs")]
+        order = [
+            each for each in thread_ids(await search_threads(threads)) if each in ("both", "theirs")
+        ]
 
-        assert set(ids(await search(threads, metadata={"label": "a"}))) == {"new", "chat"}
-        assert ids(await search(threads, metadata={"label": "b"})) == order
-        assert set(ids(await search(threads, metadata={"owner": "ann"}))) == {"both", "chat"}
-        assert ids(await search(threads, metadata={"owner": "eve", "label": "b"})) == ["theirs"]
-        assert ids(await search(threads, metadata={"x.y": "z", "$eq": "no operator"})) == ["new"]
-        assert ids(await search(threads, status="interrupted")) == ["chat"]
-        assert ids(await search(threads, status="error")) == ["new"]
-        assert await search(threads, metadata={"label": "c"}) == []
+        assert set(thread_ids(await search_threads(threads, metadata={"label": "a"}))) == {
+            "new",
+            "chat",
+        }
+        assert thread_ids(await search_threads(threads, metadata={"label": "b"})) == order
+        assert set(thread_ids(await search_threads(threads, metadata={"owner": "ann"}))) == {
+            "both",
+            "chat",
+        }
+        assert thread_ids(
+            await search_threads(threads, metadata={"owner": "eve", "label": "b"})
+        ) == ["theirs"]
+        assert thread_ids(
+            await search_threads(threads, metadata={"x.y": "z", "$eq": "no operator"})
+        ) == ["new"]
+        assert thread_ids(await search_threads(threads, status="interrupted")) == ["chat"]
+        assert thread_ids(await search_threads(threads, status="error")) == ["new"]
+        assert await search_threads(threads, metadata={"label": "c"}) == []
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_run_that_stops_once_more_is_interrupted(settings: Settings) -> None:
-    """A graph may stop before a node, which asks nothing: only the server knows that it waits."""
+def test_thread_is_interrupted_each_time_its_run_stops(settings: Settings) -> None:
+    """A graph may stop before a node without a question, which only the server knows."""
     run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         for number in range(2):
-            await threads._saver.aput(*unfinished("t", number))
+            await threads._saver.aput(*build_unfinished_put("t", number))
             assert (await threads.get("t"))["status"] == "idle"
             await threads.set_run_status("t", "interrupted")
             assert (await threads.get("t"))["status"] == "interrupted"
-            assert ids(await search(threads, status="interrupted")) == ["t"]
+            assert thread_ids(await search_threads(threads, status="interrupted")) == ["t"]
         await threads._saver.adelete_for_runs(["a run"])  # who reads the head, sees what is not run
         for status in ("idle", "interrupted"):
-            shown = [each for each in await search(threads) if each["status"] == status]
-            assert await search(threads, status=status) == shown
+            shown = [each for each in await search_threads(threads) if each["status"] == status]
+            assert await search_threads(threads, status=status) == shown
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_another_program_begins_a_thread_whose_run_failed(settings: Settings) -> None:
+def test_put_by_other_program_clears_error_status(settings: Settings) -> None:
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("t")
         await threads.set_run_status("t", "error")
-        assert ids(await search(threads, status="error")) == ["t"]
-        await threads._saver.aput(*unfinished("t", 0))
+        assert thread_ids(await search_threads(threads, status="error")) == ["t"]
+        await threads._saver.aput(*build_unfinished_put("t", 0))
 
         assert (await threads.get("t"))["status"] == "idle"
-        assert ids(await search(threads, status="idle")) == ["t"]
-        assert ids(await search(threads, status="error")) == []
+        assert thread_ids(await search_threads(threads, status="idle")) == ["t"]
+        assert thread_ids(await search_threads(threads, status="error")) == []
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None:
-    """After a removal the row of a thread says that it may wait; its head says that it does not."""
+def test_sort_by_status_follows_status_that_is_shown(settings: Settings) -> None:
+    """After a prune, the row of a thread says that it may wait, and its head that it does not."""
     for thread in ("a", "pruned", "b", "runs"):
         run_chat_turns(settings, thread, "hi")
     run_asking_graph(settings, "asks")
@@ -391,31 +416,31 @@ def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads._saver.aprune(["pruned"])
         await threads.set_run_status("b", "error")
-        await accepted(threads._saver, "runs")
+        await accept_run(threads._saver, "runs")
         for order in ("asc", "desc"):
             wanted = ThreadQuery(sort_by="status", sort_order=order)
             found = await threads.search(wanted)
             expected = ["runs", "b", "pruned", "a", "asks"]
             if order == "desc":
                 expected = ["asks", "pruned", "a", "b", "runs"]
-            assert ids(found) == expected
+            assert thread_ids(found) == expected
             assert await threads.search(wanted, 2, 1) == found[1:3]
             wanted = ThreadQuery(sort_by="status", status="idle")
-            assert ids(await threads.search(wanted)) == ["pruned", "a"]
+            assert thread_ids(await threads.search(wanted)) == ["pruned", "a"]
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_question_of_another_form_is_shown(settings: Settings) -> None:
-    """A program without langgraph may have asked it; lists of all threads have it."""
+def test_question_of_unusual_form_is_shown(settings: Settings) -> None:
+    """A program without LangGraph may have stored the question."""
     question: list[Any] = ["may I?", Interrupt("and I?", id="i"), {"value": "or I?", "id": "j"}]
-    config, *checkpoint = unfinished("t", 0)
+    config, *checkpoint = build_unfinished_put("t", 0)
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         made = await threads._saver.aput(config, *checkpoint)
         writes = [("__interrupt__", question)]
         await threads._saver.aput_writes(made, writes, "task", "~__pregel_pull, next")
-        (thread,) = await search(threads, status="interrupted")
+        (thread,) = await search_threads(threads, status="interrupted")
         assert thread["interrupts"] == {
             "task": [
                 {"value": "may I?", "id": None},
@@ -424,10 +449,10 @@ def test_a_question_of_another_form_is_shown(settings: Settings) -> None:
             ]
         }
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_after_all_threads_there_are_none(settings: Settings) -> None:
+def test_search_beyond_last_thread_returns_nothing(settings: Settings) -> None:
     run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
@@ -435,25 +460,25 @@ def test_after_all_threads_there_are_none(settings: Settings) -> None:
             for wanted in (ThreadQuery(), ThreadQuery(text="t"), ThreadQuery(sort_by="status")):
                 assert await threads.search(wanted, 10, offset) == []
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
+def test_thread_with_live_run_is_busy(settings: Settings) -> None:
     run_chat_turns(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        table, run = await accepted(threads._saver, "t")
+        table, live_run = await accept_run(threads._saver, "t")
 
         assert (await threads.get("t"))["status"] == "busy"
-        assert ids(await search(threads, status="busy")) == ["t"]
+        assert thread_ids(await search_threads(threads, status="busy")) == ["t"]
         assert (await threads.copy("t", {}))["status"] == "idle"
-        await table.end_run(run, "success")
-        assert [each["status"] for each in await search(threads)] == ["idle", "idle"]
+        await table.end_run(live_run, "success")
+        assert [each["status"] for each in await search_threads(threads)] == ["idle", "idle"]
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_thread_is_not_deleted_in_a_turn(
+def test_thread_is_not_deleted_while_its_lock_is_held(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.server.threads._DELETE_WAIT_S", 0)
@@ -463,7 +488,7 @@ def test_a_thread_is_not_deleted_in_a_turn(
         held, over = asyncio.Event(), asyncio.Event()
 
         async def hold() -> None:
-            async with opened(settings, {}) as (others, _), others.lock_for_change("t"):
+            async with open_threads(settings, {}) as (others, _), others.lock_for_change("t"):
                 held.set()
                 await over.wait()
 
@@ -473,45 +498,48 @@ def test_a_thread_is_not_deleted_in_a_turn(
             await threads.delete("t")
         over.set()
         await other
-        assert ids(await search(threads)) == ["t"]
+        assert thread_ids(await search_threads(threads)) == ["t"]
         await threads.delete("t")
-        assert await search(threads) == []
+        assert await search_threads(threads) == []
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_database_that_is_closed_is_no_run_under_way(settings: Settings) -> None:
-    """Only a lock that is not free in time tells that a run is."""
+def test_deletion_on_closed_database_does_not_report_live_run(settings: Settings) -> None:
+    """Only a lock that is not released in time is reported as a run under way."""
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads._saver.aclose()
         with pytest.raises(StorageUnavailable, match="closed"):
             await threads.delete("t")
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_search_by_owner_has_nobodys_too(settings: Settings) -> None:
+def test_search_by_person_includes_threads_without_owner(settings: Settings) -> None:
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("ann's", {"owner": "ann"})
         await threads.create("nobody's")
         for number in range(3):
             await threads.create(f"bob's {number}", {"owner": "bob"})
-        assert ids(await search(threads, text="s", person="ann", limit=2)) == ["nobody's", "ann's"]
+        assert thread_ids(await search_threads(threads, text="s", person="ann", limit=2)) == [
+            "nobody's",
+            "ann's",
+        ]
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
-def test_a_turn_is_refused_while_another_holds_the_lock(settings: Settings) -> None:
+def test_change_of_thread_is_refused_while_lock_is_held(settings: Settings) -> None:
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        async with threads.lock_for_change("t"), opened(settings, {}) as (others, _):
+        async with threads.lock_for_change("t"), open_threads(settings, {}) as (others, _):
             with pytest.raises(AlreadyLocked):
                 async with others.lock_for_change("t"):
                     pass
         async with threads.lock_for_change("t"):
             pass
 
-    run(settings, use)
+    run_with_threads(settings, use)
 
 
 @pytest.mark.parametrize(
@@ -532,5 +560,7 @@ def test_a_turn_is_refused_while_another_holds_the_lock(settings: Settings) -> N
         ({}, {}, True),
     ],
 )
-def test_what_a_value_contains(value: Any, wanted: Any, *, expected: bool) -> None:
+def test_json_containment_predicate_matches_nested_values(
+    value: Any, wanted: Any, *, expected: bool
+) -> None:
     assert build_predicate_for_json_that_contains(wanted)(value) is expected

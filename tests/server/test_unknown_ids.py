@@ -24,8 +24,8 @@ from tests.server.test_keys import BOB
 
 IDS = ("thread_id", "id", "thread", "assistant_id", "run_id", "cron_id")
 CREATES = {"POST /threads/{thread_id}/runs/stream", "POST /threads/{thread_id}/commands"}
-"""What makes a thread of an unknown id."""
-COMPARED = [
+"""Routes that create a thread if its id is unknown."""
+COMPARED_ROUTES = [
     each
     for each in PROTECTED_ROUTES
     if re.search(r"\{(thread|run|cron|assistant)_id\}", each.path) or each.name in FORMS
@@ -33,7 +33,7 @@ COMPARED = [
 ]
 BEGIN = RUN | {"if_not_exists": "create"}
 ANSWER = {"interrupt_id": "0" * 32, "response": "yes"}
-OF_THREAD: dict[str, Any] = {
+BODIES_BELOW_THREAD: dict[str, Any] = {
     "runs": RUN,
     "runs/stream": BEGIN,
     "runs/wait": BEGIN,
@@ -46,16 +46,16 @@ OF_THREAD: dict[str, Any] = {
 """Bodies of POST requests, by their path below that of a thread."""
 
 
-def with_unknown_ids(value: Any, known: dict[str, Any], unknown: dict[str, str]) -> Any:
-    """A value with the ids of Ann replaced by ids that nobody has."""
+def replace_known_ids(value: Any, known: dict[str, Any], unknown: dict[str, str]) -> Any:
+    """Return a value in which Ann's ids are replaced by ids that nobody has."""
     text = json.dumps(value)
     for name, id in unknown.items():
         text = text.replace(str(known[name]), id)
     return json.loads(text.replace(KEPT, f"kept-{uuid4()}"))
 
 
-def without_ids(reply: httpx.Response, named: dict[str, Any]) -> tuple[int, str]:
-    """The status and the text of a reply, whose ids are replaced by their kinds."""
+def mask_ids(reply: httpx.Response, named: dict[str, Any]) -> tuple[int, str]:
+    """Return the status and the text of a reply, with each id replaced by its kind."""
     text = read_body(reply)
     for name in ("run_id", "cron_id", "assistant_id", "thread_id"):
         text = text.replace(str(named[name]), f"<{name}>")
@@ -63,8 +63,8 @@ def without_ids(reply: httpx.Response, named: dict[str, Any]) -> tuple[int, str]
 
 
 @pytest.mark.parametrize("access", ["keys", "guide"])
-@pytest.mark.parametrize("route", COMPARED, ids=lambda route: route.name)
-def test_ids_of_somebody_else_are_as_good_as_unknown(
+@pytest.mark.parametrize("route", COMPARED_ROUTES, ids=lambda route: route.name)
+def test_id_of_other_user_gets_same_reply_as_unknown_id(
     servers: SeededServers,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     route: Route,
@@ -72,14 +72,14 @@ def test_ids_of_somebody_else_are_as_good_as_unknown(
 ) -> None:
     restore_data_of_ann(servers)
     url, known = getattr(servers, access), dict(servers.named)
-    foreign = without_ids(send_example(servers, url, route, BOB), known)
+    foreign = mask_ids(send_example(servers, url, route, BOB), known)
     named = {"thread_id": f"thread-{uuid4()}"} | {name: str(uuid4()) for name in IDS[3:]}
     named |= {"id": named["thread_id"], "thread": named["thread_id"]}
     for examples in (BODIES, FORMS):
         if route.name in examples:
-            unknown = with_unknown_ids(examples[route.name], known, named)
+            unknown = replace_known_ids(examples[route.name], known, named)
             monkeypatch.setitem(examples, route.name, unknown)
-    absent = without_ids(
+    absent = mask_ids(
         send_example(servers._replace(named=known | named), url, route, BOB), known | named
     )
 
@@ -88,17 +88,17 @@ def test_ids_of_somebody_else_are_as_good_as_unknown(
 
 
 @pytest.mark.parametrize("access", ["keys", "guide"])
-@pytest.mark.parametrize("path", OF_THREAD)
-def test_nothing_begins_on_a_thread_of_somebody_else(
+@pytest.mark.parametrize("path", BODIES_BELOW_THREAD)
+def test_post_to_thread_of_other_user_is_refused_as_unknown(
     servers: SeededServers,  # noqa: F811
     path: str,
     access: str,
 ) -> None:
-    """Neither do requests that would make the thread if its id were free."""
+    """This includes requests that would create the thread if its id were free."""
     restore_data_of_ann(servers)
     for thread_id in (THREAD, KEPT):
         url = f"{getattr(servers, access)}/threads/{thread_id}/{path}"
-        reply = servers.client.post(url, json=OF_THREAD[path], headers={"x-api-key": BOB})
+        reply = servers.client.post(url, json=BODIES_BELOW_THREAD[path], headers={"x-api-key": BOB})
 
         if (path, access) == ("runs/crons", "guide"):  # its handlers deny all crons
             assert reply.status_code == 403
@@ -107,7 +107,7 @@ def test_nothing_begins_on_a_thread_of_somebody_else(
         assert reply.json() == {"detail": f"there is no thread {thread_id!r}"}
 
 
-def test_an_answer_by_the_protocol_of_events_reaches_no_foreign_thread(
+def test_answer_command_to_thread_of_other_user_is_refused_as_unknown(
     servers: SeededServers,  # noqa: F811
 ) -> None:
     restore_data_of_ann(servers)
@@ -118,7 +118,7 @@ def test_an_answer_by_the_protocol_of_events_reaches_no_foreign_thread(
     assert [each.status_code for each in replies] == [404, 404]
 
 
-def test_runs_and_assistants_of_somebody_else_are_unknown_on_an_own_thread(
+def test_runs_and_assistants_of_other_user_are_unknown_on_own_thread(
     servers: SeededServers,  # noqa: F811
 ) -> None:
     restore_data_of_ann(servers)
@@ -137,10 +137,10 @@ def test_runs_and_assistants_of_somebody_else_are_unknown_on_an_own_thread(
         assert foreign.status_code == absent.status_code >= 400
 
 
-def test_a_new_thread_cannot_have_an_id_that_is_taken(
+def test_new_thread_cannot_have_id_that_is_taken(
     servers: SeededServers,  # noqa: F811
 ) -> None:
-    """langgraph's clients expect 409. Whoever chooses ids learns from it that one is taken."""
+    """LangGraph's clients expect 409, which reveals that the id is taken."""
     restore_data_of_ann(servers)
     headers = {"x-api-key": BOB}
     taken = servers.client.post(

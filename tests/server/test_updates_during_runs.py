@@ -1,4 +1,4 @@
-"""Updates and prunes of a thread during a run: by HTTP, or of a run that HTTP began."""
+"""Updates and prunes of a thread during a run: by HTTP, or of a run that HTTP started."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Titled(TypedDict, total=False):
     tags: Annotated[list[str], operator.add]
 
 
-def three_steps(
+def build_three_step_graph(
     during: Callable[[], Any] = lambda: None, *, asks: bool = False
 ) -> StateGraph[Titled]:
-    """Three nodes, in the second of which something is done, and perhaps asked."""
+    """Return a graph of three nodes; the second calls `during`, and asks if `asks` is set."""
 
     def second(state: Titled) -> Any:
         during()
-        said = interrupt("Really?") if asks else "two"
-        return {"messages": [AIMessage(said)]}
+        reply = interrupt("Really?") if asks else "two"
+        return {"messages": [AIMessage(reply)]}
 
     builder: Any = StateGraph(Titled)
     builder.add_node("first", lambda state: {"messages": [AIMessage("one")]})
@@ -49,14 +49,14 @@ def three_steps(
     return builder  # type: ignore[no-any-return]
 
 
-def said(values: Any) -> list[str]:
+def message_texts(values: Any) -> list[str]:
     return [message["content"] for message in values["messages"]]
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_updates_by_http_during_a_run_of_a_program(db: Settings, asks: bool) -> None:
-    """The program holds no lock, so the server updates and prunes its thread meanwhile."""
-    app = create_app(db, graphs=Graphs({"titled": three_steps(asks=asks)}))
+def test_http_updates_during_run_of_program_are_kept(db: Settings, asks: bool) -> None:
+    """The program holds no lock, so the server can update and prune its thread during the run."""
+    app = create_app(db, graphs=Graphs({"titled": build_three_step_graph(asks=asks)}))
     done: list[Any] = []
     with run_server(app) as url, get_sync_client(url=url) as sdk:
 
@@ -69,7 +69,7 @@ def test_updates_by_http_during_a_run_of_a_program(db: Settings, asks: bool) -> 
 
         sdk.threads.create(thread_id="t", graph_id="titled")
         with open_checkpointer(db.db) as saver:
-            graph = three_steps(during, asks=asks).compile(checkpointer=saver)
+            graph = build_three_step_graph(during, asks=asks).compile(checkpointer=saver)
             graph.invoke(ASK, AT)
         state: Any = sdk.threads.get_state("t")
         if asks:
@@ -79,21 +79,21 @@ def test_updates_by_http_during_a_run_of_a_program(db: Settings, asks: bool) -> 
             state = sdk.threads.get_state("t")
 
     assert len(done) == 2
-    assert said(state["values"]) == ["q", "one", "two", "three"]
+    assert message_texts(state["values"]) == ["q", "one", "two", "three"]
     assert state["values"]["tags"] == ["tag 0", "tag 1"]
     assert state["values"]["title"] == "A question"
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])
-def test_updates_by_a_program_during_a_run_by_http(db: Settings, durability: Any) -> None:
-    """The server refuses to update or prune its thread meanwhile; a program may."""
+def test_program_updates_during_http_run_are_kept(db: Settings, durability: Any) -> None:
+    """The server refuses to update or prune the thread during the run; a program may."""
     gate = Gate()
 
     def during() -> None:
         gate.reached.set()
         assert gate.open.wait(60)
 
-    app = create_app(db, graphs=Graphs({"titled": three_steps(during)}))
+    app = create_app(db, graphs=Graphs({"titled": build_three_step_graph(during)}))
     with run_server(app) as url, get_sync_client(url=url) as sdk:
         sdk.threads.create(thread_id="t", graph_id="titled")
         run = sdk.runs.create("t", "titled", input=ASK, durability=durability)["run_id"]
@@ -103,7 +103,7 @@ def test_updates_by_a_program_during_a_run_by_http(db: Settings, durability: Any
         with pytest.raises(ConflictError):
             sdk.threads.prune(["t"], strategy="keep_latest")
         with open_checkpointer(db.db) as saver:
-            graph: Any = three_steps().compile(checkpointer=saver)
+            graph: Any = build_three_step_graph().compile(checkpointer=saver)
             for number in range(2):
                 graph.update_state(AT, {"tags": [f"tag {number}"], **TITLE}, "second")
                 saver.prune(["t"], strategy="keep_latest")
@@ -113,6 +113,6 @@ def test_updates_by_a_program_during_a_run_by_http(db: Settings, durability: Any
         status = sdk.runs.get("t", run)["status"]
 
     assert status == "success"
-    assert said(values) == said(state["values"]) == ["q", "one", "two", "three"]
+    assert message_texts(values) == message_texts(state["values"]) == ["q", "one", "two", "three"]
     assert state["values"]["tags"] == ["tag 0", "tag 1"]
     assert state["values"]["title"] == "A question"

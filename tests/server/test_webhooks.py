@@ -1,4 +1,4 @@
-"""Webhooks: who is told of the end of a run, signed, and nobody else by it."""
+"""Webhooks: signed requests at the end of a run, and the hosts that may be called."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
 from tests.server.running import run_server, wait_until
 from tests.server.talking import Gate, build_failing_graph, build_input, build_talk_graph
-from tests.server.test_run_ends import hold_end
+from tests.server.test_run_ends import hold_end_of_first_run
 
 SECRET = "a long random text"
 
 
 class Listener(HTTPServer):
-    """Who is told; its `status` is what it answers."""
+    """A server that receives webhooks, and answers each with the code `status`."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[Any, bytes]] = []
+        self.requests: list[tuple[Any, bytes]] = []
         self.status = 200
         listener = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                listener.heard.append((self.headers, body))
+                listener.requests.append((self.headers, body))
                 self.send_response(listener.status)
                 if listener.status == 307:
                     self.send_header("Location", f"{listener.url}/elsewhere")
@@ -60,7 +60,7 @@ class Listener(HTTPServer):
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The address of the server."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
@@ -82,7 +82,7 @@ def gate() -> Gate:
 
 
 @contextmanager
-def served(settings: Settings, gate: Gate, *hosts: str) -> Iterator[SyncLangGraphClient]:
+def serve_graphs(settings: Settings, gate: Gate, *hosts: str) -> Iterator[SyncLangGraphClient]:
     settings = Settings(db=settings.db, user="ann", webhook_secret=SECRET)
     graphs = Graphs({"talk": build_talk_graph(gate), "fail": build_failing_graph()})
     app = create_app(settings, graphs=graphs, webhook_hosts=hosts)
@@ -91,17 +91,19 @@ def served(settings: Settings, gate: Gate, *hosts: str) -> Iterator[SyncLangGrap
         yield client
 
 
-def left(settings: Settings) -> list[Any]:
+def list_pending_webhooks(settings: Settings) -> list[Any]:
     with SQLiteCheckpointer.open(settings.db) as saver:
         return saver.database.read(lambda: fetch_rows("SELECT run_id, attempts FROM webhooks"))
 
 
-def test_the_end_of_a_run_is_told_once(settings: Settings, gate: Gate, listener: Listener) -> None:
-    with served(settings, gate, listener.url) as sdk:
+def test_webhook_is_sent_once_and_signed_at_end_of_run(
+    settings: Settings, gate: Gate, listener: Listener
+) -> None:
+    with serve_graphs(settings, gate, listener.url) as sdk:
         sdk.runs.wait("t", "talk", input=build_input("hi"), webhook=f"{listener.url}/hook?a=b")
-        wait_until(lambda: not left(settings) and listener.heard)
+        wait_until(lambda: not list_pending_webhooks(settings) and listener.requests)
         run = sdk.runs.list("t")[0]
-    [(headers, body)] = listener.heard
+    [(headers, body)] = listener.requests
     told = json.loads(body)
     signed = f"{headers['X-Perdure-Timestamp']}.".encode() + body
     expected = hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
@@ -112,21 +114,21 @@ def test_the_end_of_a_run_is_told_once(settings: Settings, gate: Gate, listener:
     assert told["values"]["heard"] == ["hi"]
 
 
-def test_a_run_that_fails_or_leaves_no_thread_is_told_of(
+def test_webhook_is_sent_for_failed_run_and_run_without_thread(
     settings: Settings, gate: Gate, listener: Listener
 ) -> None:
-    with served(settings, gate, listener.url) as sdk:
+    with serve_graphs(settings, gate, listener.url) as sdk:
         sdk.runs.wait("t", "fail", input=build_input("hi"), webhook=listener.url, raise_error=False)
         sdk.runs.wait(None, "talk", input=build_input("hi"), webhook=listener.url)
-        wait_until(lambda: len(listener.heard) == 2)
-    told = [json.loads(body) for _, body in listener.heard]
+        wait_until(lambda: len(listener.requests) == 2)
+    told = [json.loads(body) for _, body in listener.requests]
 
     assert sorted(each["status"] for each in told) == ["error", "success"]
     assert [each["error"]["error"] for each in told if each["error"]] == ["ZeroDivisionError"]
 
 
 @pytest.mark.parametrize("action", ["interrupt", "rollback"])
-def test_a_webhook_tells_of_a_late_cancellation(
+def test_webhook_reports_late_cancellation(
     settings: Settings,
     gate: Gate,
     listener: Listener,
@@ -135,8 +137,8 @@ def test_a_webhook_tells_of_a_late_cancellation(
 ) -> None:
     """The run is cancelled after its last step; its webhook is not sent before its end."""
     ending = Gate()
-    hold_end(monkeypatch, ending)
-    with served(settings, gate, listener.url) as sdk:
+    hold_end_of_first_run(monkeypatch, ending)
+    with serve_graphs(settings, gate, listener.url) as sdk:
         body: Any = {"webhook": listener.url}
         run = sdk.runs.create("t", "talk", input=build_input("one"), **body)["run_id"]
         assert ending.reached.wait(60)
@@ -145,45 +147,45 @@ def test_a_webhook_tells_of_a_late_cancellation(
         ending.open.set()
         after = sdk.runs.create("t", "talk", input=build_input("two"), **body)["run_id"]
         wait_until(lambda: [each["status"] for each in sdk.runs.list("t")][:1] == ["success"])
-        wait_until(lambda: not left(settings))
-    told = {each["run_id"]: each["status"] for each in map(json.loads, bodies(listener))}
+        wait_until(lambda: not list_pending_webhooks(settings))
+    told = {each["run_id"]: each["status"] for each in map(json.loads, request_bodies(listener))}
 
     first = {run: "interrupted"} if action == "interrupt" else {}
     assert told == {**first, after: "success"}
 
 
-def bodies(listener: Listener) -> list[bytes]:
-    return [body for _, body in listener.heard]
+def request_bodies(listener: Listener) -> list[bytes]:
+    return [body for _, body in listener.requests]
 
 
-def test_a_webhook_is_tried_again_by_the_next_server(
+def test_webhook_is_retried_by_next_server(
     settings: Settings, gate: Gate, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener.status = 500
     monkeypatch.setattr(webhooks, "RETRY_DELAYS_S", (0.2,) * 100)
-    with served(settings, gate, listener.url) as sdk:
+    with serve_graphs(settings, gate, listener.url) as sdk:
         sdk.runs.wait("t", "talk", input=build_input("hi"), webhook=listener.url)
-        wait_until(lambda: listener.heard)
-    kept, before = left(settings), len(listener.heard)
+        wait_until(lambda: listener.requests)
+    kept, before = list_pending_webhooks(settings), len(listener.requests)
     listener.status = 204
-    with served(settings, gate, listener.url):
-        wait_until(lambda: not left(settings))
+    with serve_graphs(settings, gate, listener.url):
+        wait_until(lambda: not list_pending_webhooks(settings))
 
     assert len(kept) == 1
-    assert len(listener.heard) > before
+    assert len(listener.requests) > before
 
 
-def test_a_webhook_is_given_up(
+def test_webhook_is_given_up_after_last_retry(
     settings: Settings, gate: Gate, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a reply leads elsewhere, nobody goes there."""
+    """Each reply is a redirect, and redirects are not followed."""
     listener.status = 307
     monkeypatch.setattr(webhooks, "RETRY_DELAYS_S", (0.0,) * 3)
-    with served(settings, gate, listener.url) as sdk:
+    with serve_graphs(settings, gate, listener.url) as sdk:
         sdk.runs.wait("t", "talk", input=build_input("hi"), webhook=listener.url)
-        wait_until(lambda: not left(settings) and listener.heard)
+        wait_until(lambda: not list_pending_webhooks(settings) and listener.requests)
 
-    assert len(listener.heard) == 4
+    assert len(listener.requests) == 4
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,7 @@ def test_a_webhook_is_given_up(
         "https://hooks.example.com/\ud800",
     ],
 )
-def test_hosts_that_are_not_named_are_refused(url: str) -> None:
+def test_url_of_unlisted_host_is_refused(url: str) -> None:
     named = Webhooks(["hooks.example.com", "http://127.0.0.1:9000"], SECRET)
     named.check_url("https://hooks.example.com/a?b=c")
     named.check_url("https://HOOKS.example.com:443/")
@@ -212,8 +214,10 @@ def test_hosts_that_are_not_named_are_refused(url: str) -> None:
         named.check_url(url)
 
 
-def test_a_run_for_a_host_that_is_not_named_is_refused(settings: Settings, gate: Gate) -> None:
-    with served(settings, gate) as sdk:
+def test_run_and_cron_with_webhook_to_unlisted_host_are_refused(
+    settings: Settings, gate: Gate
+) -> None:
+    with serve_graphs(settings, gate) as sdk:
         with pytest.raises(UnprocessableEntityError, match="calls no host"):
             sdk.runs.create(
                 "t", "talk", input=build_input("hi"), webhook="https://hooks.example.com/"
@@ -239,10 +243,10 @@ def test_a_run_for_a_host_that_is_not_named_is_refused(settings: Settings, gate:
         "224.0.0.1",
     ],
 )
-def test_a_name_of_a_private_address_is_not_called(
+def test_host_with_private_address_is_not_called(
     monkeypatch: pytest.MonkeyPatch, address: str, listener: Listener
 ) -> None:
-    """Nobody is connected to, though all but one of its addresses is public."""
+    """No connection is opened if one of several addresses of the host is private."""
     asked = []
 
     def resolved(*of: Any, **_: Any) -> list[Any]:
@@ -255,13 +259,13 @@ def test_a_name_of_a_private_address_is_not_called(
     with pytest.raises(ConfigurationError, match="which is not public"):
         asyncio.run(Webhooks([place], SECRET).post_run(f"{place}/", {}))
     assert asked == ["hooks.example.com"]
-    assert listener.heard == []
+    assert listener.requests == []
 
 
-def test_names_that_are_not_answered_for_hold_up_nothing_else(
+def test_unanswered_dns_lookups_do_not_block_other_os_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests read files and check keys in threads, too."""
+    """Requests also use OS threads, to read files and to check keys."""
     answered = threading.Event()
     asked: Callable[[], object]
 
@@ -291,7 +295,7 @@ def test_names_that_are_not_answered_for_hold_up_nothing_else(
     assert {type(each) for each in asyncio.run(call())} <= {OSError, TimeoutError}
 
 
-def test_webhooks_without_a_secret_are_refused() -> None:
+def test_webhooks_without_secret_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="PERDURE_WEBHOOK_SECRET"):
         create_app(Settings(db=":memory:"), webhook_hosts=["hooks.example.com"])
 
@@ -306,8 +310,10 @@ def test_webhooks_without_a_secret_are_refused() -> None:
         ("BÜCHER.example", "xn--bcher-kva.example"),
     ],
 )
-def test_a_name_is_that_of_idna_2008(monkeypatch: pytest.MonkeyPatch, name: str, host: str) -> None:
-    """In the list of hosts, for DNS, for TLS and in the request; Python's codec is of 2003."""
+def test_host_name_is_encoded_by_idna_2008(
+    monkeypatch: pytest.MonkeyPatch, name: str, host: str
+) -> None:
+    """The encoding is used in the host list, for DNS and TLS; Python's codec is of 2003."""
     asked, sent = list[Any](), list[httpx.Request]()
 
     def resolved(*of: Any, **_: Any) -> list[Any]:
