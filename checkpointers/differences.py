@@ -150,7 +150,7 @@ class Differences:
         return channels
 
     def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
-        """Return whether a value is absent, empty, or a list or dict in the log of its channel."""
+        """Return whether a value is missing, an empty list or dict, or stored as items of a log."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
             return type(value) in (list, dict) and not value

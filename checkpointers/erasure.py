@@ -707,7 +707,7 @@ class _Eraser:
     def _is_split_dict_an_erased_message(
         self, log_key: int, log_ranges: Ranges, context: ValueContext
     ) -> Flow[bool]:
-        """Return whether a dict that is stored as separate items is an erased message."""
+        """Return whether a dict whose entries are stored separately is an erased message."""
         suspects = (
             _find_positions_in_range(self._suspect_positions, log_key, *part) for part in log_ranges
         )

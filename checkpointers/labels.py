@@ -1,4 +1,4 @@
-"""Read and inherit labels, the metadata values that a checkpoint inherits from its parent.
+"""Build and read labels, which are metadata values that a checkpoint inherits from its parent.
 
 There are two kinds of labels. The labels `user_id` and `owner` identify the user of the thread.
 Each checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the
@@ -63,7 +63,7 @@ def describe_actions_of_callers_other_than_person(
         metadata: The metadata of checkpoints of the thread.
 
     >>> answer = {"perdure_caller": "boss", "perdure_deed": "answered"}
-    >>> describe_actions_of_other_users([answer, {}])
+    >>> describe_actions_of_callers_other_than_person([answer, {}])
     ['answered by boss']
     """
     descriptions = (

@@ -237,7 +237,7 @@ class CheckpointPut:
         other_fields = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         self.encoded_fields = [
             codec.encode(other_fields, lambda: "checkpoint"),
-            # Reject lone surrogates in the metadata. Replacing them could change a user id.
+            # Reject lone surrogates in the metadata, because replacing them could change a user id.
             codec.encode(self.metadata, lambda: "metadata", exact=True),
         ]
 

@@ -605,7 +605,7 @@ class CronRow(NamedTuple):
 
 
 class DueCron(NamedTuple):
-    """A cron that is due, with the time of the run after the due one, or None."""
+    """A cron that is due, with the time of the run that follows the due run, if any."""
 
     cron: CronRow
     next_at: float | None
