@@ -594,7 +594,7 @@ class JobQueue:
                 "enable_otlp": False,
             }
             logger = logging.getLogger("dbos")
-            # DBOS changes the level of its logger and does not restore it.
+            # DBOS sets its logger's level and does not restore it.
             stack.callback(logger.setLevel, logger.level)
             with _translate_database_errors("opened"):
                 if not _active_worker:
@@ -649,7 +649,7 @@ class JobQueue:
             return self._client.list_workflows(**options)
 
     def _cancel_workflows(self, workflows: list[WorkflowStatus]) -> list[ExtractionJob]:
-        """Cancel workflows, and return their extraction jobs."""
+        """Cancel the workflows of extraction jobs, and return these jobs."""
         with _translate_database_errors("written"):
             self._client.cancel_workflows([row.workflow_id for row in workflows])
         return [_build_job(*(row.input or {"args": ()})["args"]) for row in workflows]
@@ -672,7 +672,7 @@ def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str
 
 
 def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | None, str]:
-    """Return the location and the Postgres schema of the queue's database.
+    """Return the location of the queue's database, and the queue's Postgres schema.
 
     Args:
         database: The file or URL that the application chose, or None for the location that belongs

@@ -27,13 +27,15 @@ from perdure.memory.conversation import Messages, role
 from perdure.storage.threads import ThreadPool
 
 _LOG: Final = logging.getLogger("perdure")
-_MAX_OS_THREADS: Final = 16  # maximum number of summaries that one node writes at the same time
+# maximum number of summaries that one node generates concurrently
+_MAX_OS_THREADS: Final = 16
 # Maximum number of seconds to wait until the run that scheduled a summary has ended.
 _RUN_TIMEOUT_S: Final = 15.0
 # Initial and maximum polling interval, in seconds, for reads of a thread's head (the checkpoint
 # from which the thread's next run continues).
 _POLL_S: Final = (0.01, 0.5)
-_LOCK_TIMEOUT_S: Final = 60.0  # maximum seconds to wait for the thread's lock
+# maximum time to wait for the thread's lock, in seconds
+_LOCK_TIMEOUT_S: Final = 60.0
 _NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"  # the id of langgraph's null task
 Saver = BaseCheckpointSaver[Any]
 
@@ -72,13 +74,13 @@ def find_thread_of_current_run() -> SavedThread | None:
 
 
 def ends_with_answer(messages: Messages) -> bool:
-    """Return whether the last message is an answer without tool calls, which ends the turn."""
+    """Return whether the last message is an AI message without tool calls, which ends the turn."""
     last = next((message for message in reversed(messages) if role(message) != "system"), None)
     return last is not None and role(last) == "ai" and not getattr(last, "tool_calls", ())
 
 
 class SavedHead(NamedTuple):
-    """The head checkpoint of a thread, with its channel values."""
+    """The head checkpoint of a thread, including its channel values."""
 
     tuple: CheckpointTuple
     values: Mapping[str, Any]
@@ -183,7 +185,7 @@ class BackgroundSummaries:
         last_id: str | None,
         summarize_thread: Callable[[SavedThread], object],
     ) -> None:
-        """Summarise a thread as soon as the run that stores the message `last_id` has ended.
+        """Schedule a summary that starts once the run that stores the message `last_id` has ended.
 
         If a summary that an earlier turn scheduled for the same thread has not been started yet, it
         is dropped.

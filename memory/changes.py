@@ -1,11 +1,12 @@
-"""Plan changes of memories, let the gate judge the changes, and write them with optimistic locking.
+"""Plan changes to memories, have the gate judge them, and write them with optimistic locking.
 
 The plan of a change lists the store items to write, which depend on the memories that are already
-stored. In a store with versions, the plan is written by compare-and-set: each put names the version
-that was read, and each change also increments a counter of its namespace. If two processes change
+stored. In a versioned store, the plan is written by compare-and-set: each put specifies the version
+that was read, and each change also increments a per-namespace counter. If two processes change
 memories of one namespace at the same time, the second write fails, and its change is planned again
-from the current memories. `plan_proposal` plans the changes that an extractor proposes.
-`MemoryWriter` plans the changes that a person, a tool or an application requests.
+from the current memories. `plan_proposal` builds the write plan for the changes that an extractor
+proposes. `MemoryWriter` builds the plan for a change that a person, a tool or an application
+requests.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ MemoryInput = str | Mapping[str, Any] | BaseModel
 Replacement = Literal["updated", "superseded"]
 TEXT: Final = "text"
 NO_TOMBSTONE_REASON: Final = "the store has no room for a tombstone, so it may be extracted again"
-# number of characters of a generated key; keys are short because models have to copy them
+# length of a generated key, in characters; keys are short because models have to copy them
 _KEY_LENGTH: Final = 9
 # alphabet for generated keys, without letters and digits that look alike
 _KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"
@@ -168,9 +169,9 @@ async def plan_and_write_exclusively(
 ) -> ChangePlan:
     """Plan and write a change while holding this process's lock for the namespace.
 
-    Without the lock, many simultaneous changes would conflict, and each of them would be planned
-    again many times. A store without versions cannot detect conflicts, so without the lock, two
-    simultaneous changes could overwrite each other.
+    Without the lock, many concurrent changes would conflict and would have to be planned again and
+    again. A store without versions cannot detect conflicts, so without the lock, two simultaneous
+    changes could overwrite each other.
 
     Args:
         adapter: The store.
@@ -180,7 +181,8 @@ async def plan_and_write_exclusively(
     Returns:
         The plan that was written.
     """
-    # Stores that use the same file share its database object. A forked process gets its own locks.
+    # Stores that use the same file share one database object and therefore the same lock for a
+    # namespace. A forked process gets its own locks.
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
     locks, lock = _get_locks(os.getpid()), None
     # Continue without the lock if waiting for it timed out, or if the caller already holds it.
@@ -200,13 +202,13 @@ async def plan_and_write_exclusively(
 def _get_locks(process: int) -> Locks:
     """Return the locks of the process with the id `process`.
 
-    Forked child processes do not inherit the locks.
+    A forked child process gets its own locks instead of inheriting those of its parent.
     """
     return Locks(None)
 
 
 async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangePlan:
-    """Plan the changes that an extractor proposes.
+    """Build the write plan for the changes that an extractor proposes.
 
     Args:
         proposal: The proposed changes.
@@ -298,7 +300,7 @@ async def _read_stored_memories_by_changed_key(
 
 
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
-    """Return the reason why a memory may not be changed, or "" if it may be changed."""
+    """Return the reason why a revision of a memory is not allowed, or "" if it is allowed."""
     if memory is None:
         return "the memory does not exist anymore"
     trust = (memory.provenance.trust if memory.provenance else None) or "user"
@@ -311,7 +313,7 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
 
 
 def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> bool:
-    """Return whether a revision replaces a memory's text and is permitted to change that memory."""
+    """Return whether a revision replaces a memory's text and is allowed to change that memory."""
     return revision.change != "deleted" and not _find_refusal_reason(
         revision, current.get(revision.key)
     )
@@ -449,7 +451,7 @@ def _plan_replacement(
         The put in a list, and the outcome. The list is empty if the memory stays as it is.
     """
     value = put.value or {}
-    # If an extractor reads a message again, it must not undo later changes of the memory.
+    # If an extractor reads a message again, it must not undo later changes to the memory.
     is_unchanged = isinstance(proposed, Addition) and (
         memory.kind != TURN or memory.text == value["text"]
     )
@@ -482,7 +484,7 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
 
 
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
-    """Return the time until which a superseded memory was true.
+    """Return the time at which a superseded memory ceased to be true.
 
     If `proposed` is a revision with an end date, that end date is returned. Otherwise, the time at
     which the new text was stated is returned. If that time is unknown, or is not later than the
@@ -500,7 +502,7 @@ def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
 
 
 def get_content_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text and the fields of a memory's value, without the fields that perdure sets."""
+    """Return the text and fields of a memory's value, excluding the fields that perdure sets."""
     return {name: part for name, part in value.items() if name not in PERDURE_FIELDS}
 
 
@@ -602,7 +604,7 @@ class MemoryWriter:
         """
 
         async def plan() -> ChangePlan:
-            """Plan the replacement of the memory, and check that it has the expected version."""
+            """Build the plan that replaces the memory, after checking the memory's version."""
             counter_puts = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace
             )
@@ -619,7 +621,7 @@ class MemoryWriter:
         return await self._write_change(plan)
 
     async def delete(self, key: str) -> Outcome:
-        """Delete a memory, and write tombstones of all its texts.
+        """Delete a memory, and write tombstones for all of its texts.
 
         If the store has no room for tombstones, the memory is deleted without them, and the
         outcome's `reason` is `NO_TOMBSTONE_REASON`.
@@ -629,7 +631,7 @@ class MemoryWriter:
         """
 
         async def plan(*, with_tombstones: bool = True) -> ChangePlan:
-            """Plan the deletion of the memory, and tombstones for all of its versions."""
+            """Build the plan that deletes the memory and adds tombstones for its versions."""
             memory = await self._get_existing(key)
             puts = [build_removal(self.namespace, key, memory.version)]
             if not with_tombstones:
@@ -717,7 +719,7 @@ class MemoryWriter:
         return plan._replace(puts=[*plan.puts, *puts_of_change_counter]) if plan.puts else plan
 
     async def _write_change(self, plan: Callable[[], Operation[ChangePlan]]) -> Outcome:
-        """Plan and write a change, and return its outcome."""
+        """Build the write plan for a change, write it, and return the outcome."""
         return (await plan_and_write_exclusively(self.adapter, self.namespace, plan)).outcomes[0]
 
     async def _get_existing(self, key: str) -> Memory:
@@ -734,7 +736,7 @@ class MemoryWriter:
     def _build_candidate(
         self, value: Mapping[str, Any], kind: str, provenance: Provenance
     ) -> Candidate:
-        """Build the candidate for a change that was requested explicitly."""
+        """Build the candidate for an explicitly requested change."""
         fields = {name: part for name, part in value.items() if name != TEXT}
         if self.author is not None:
             provenance = replace(provenance, author=self.author)
@@ -748,7 +750,8 @@ def complete_provenance(
     """Return the provenance of a memory, with defaults for missing values.
 
     If `provenance` is None, the returned provenance has the run's thread and checkpoint, the actor
-    `"user"` and the current time. If the provenance has no trust class, the class `"user"` is set.
+    `"user"` and the current time. If the provenance has no trust class, the trust class defaults to
+    `"user"`.
     """
     if provenance is None:
         provenance = Provenance(
@@ -758,7 +761,7 @@ def complete_provenance(
 
 
 def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
-    """Build the error that is raised if no memory has the key."""
+    """Build the error to raise if no memory has the given key."""
     return UnknownMemory(
         f"there is no memory {key!r} in {namespace!r}; search() and list() return memories with "
         "their keys"
@@ -766,7 +769,7 @@ def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
 
 
 def check_memory_schema(schema: Any) -> None:
-    """Check that a schema is a pydantic model with a field `text` and without perdure's fields.
+    """Check that a schema is a pydantic model with a `text` field and no field reserved by perdure.
 
     Raises:
         ConfigurationError: The schema is something else.
@@ -781,7 +784,7 @@ def check_memory_schema(schema: Any) -> None:
 
 
 def _convert_memory_to_fields(memory: MemoryInput) -> dict[str, Any]:
-    """Convert a memory in any accepted form to a dict of its text and fields.
+    """Convert a memory in any of the accepted forms to a dict of its text and fields.
 
     Raises:
         InvalidValue: The memory has another type, or a field that perdure sets.

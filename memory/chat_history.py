@@ -88,7 +88,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         self.replace_messages(lambda stored: [*stored, *messages])
 
     def replace_messages(self, change: MessagesChange) -> None:
-        """Replace the messages with `change(messages)`, while holding the thread's lock."""
+        """Replace the messages with the result of `change(messages)`, holding the thread's lock."""
         with self._lock_thread():
             head = self.checkpointer.get_tuple(self._config)
             stored = self._read_messages(head)
@@ -190,10 +190,10 @@ def check_and_select_messages_to_store(
 def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
-    Blank messages are removed, and so are tool results without their call. For each tool call
-    without a result, a placeholder message is added that says so. Tool calls at the end of the
-    window are left unchanged, because their results may follow later. A system message between a
-    tool call and its results is moved before the call.
+    Blank messages and tool results without a matching call are removed. For each tool call without
+    a result, a placeholder message is added that says so. Tool calls at the end of the window are
+    left unchanged, because their results may follow later. A system message between a tool call and
+    its results is moved so that it precedes the call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

@@ -1,12 +1,12 @@
-"""Store, search and erase the memories in a namespace, and manage their quarantine.
+"""Store, search and erase the memories in a namespace, and manage quarantined candidates.
 
 A `Collection` stores, searches and erases the memories of one namespace. The functions `remember`,
-`memories` and `forget` do a single operation without a `Collection`. `Quarantine` lists the
-candidates that the gate has put into quarantine.
+`memories` and `forget` perform a single operation without a `Collection` object. `Quarantine` lists
+the candidates that the gate has quarantined.
 
-An erasure first writes tombstones, so that an interrupted erasure can be repeated. A third-party
-store can only delete items, so the deleted bytes may remain in its files. The receipt of an erasure
-from a third-party store has `clean` set to False.
+An erasure writes the tombstones first, so that it can be retried if it is interrupted. A
+third-party store can only delete items, so the deleted bytes may remain in its files. The receipt
+of an erasure from a third-party store has `clean` set to False.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _LOG = logging.getLogger("perdure")
 
 
 class Collection:
-    """The memories of one or several kinds in a namespace of a store.
+    """Provides access to the memories of one or more kinds in a namespace of a store.
 
     Methods that begin with `a` are async. The gate judges each memory before it is written, and the
     `Outcome` reports the decision. Only the methods whose names begin with `forget` erase the
@@ -238,7 +238,7 @@ class Collection:
 
         Namespaces that extend the collection's namespace with further labels are included. A memory
         matches if one of its versions contains all words of `query` and comes from the thread
-        `thread_id`. Only perdure's stores support this method.
+        `thread_id`. This method is supported only by perdure's own stores.
 
         Args:
             query: Words of the memories, or None for any text.
@@ -330,7 +330,7 @@ class Collection:
     def build_writer(
         self, config: RunnableConfig | None, *, by_model: bool = False
     ) -> MemoryWriter:
-        """Build a writer for the namespace that the run's config selects."""
+        """Build a writer for the namespace that is selected by the run's config."""
         adapter, namespace = self._get_adapter_and_namespace(config)
         author = read_run_user(config) if self.namespace.is_team else None
         return MemoryWriter(adapter, namespace, self.gate, self.schema, self.kind, by_model, author)
@@ -440,16 +440,16 @@ async def _forget(
     hand_over: bool = False,
     config: RunnableConfig | None = None,
 ) -> Receipt:
-    """Erase a memory, or everything that the store keeps about the user of a run.
+    """Erase a memory, or everything that the store holds about the user of a run.
 
     With `everything=True`, the user's memories, profile, instructions and examples are erased, with
     their notes and quarantine entries. With `everything=True`, the namespaces of the user's
     conversations, whose first label is `chat_memory`, are erased as well. Perdure records the
     namespace templates that are used with a store. Each recorded template that contains the label
     `"{user_id}"` is filled in with the user's name, and the matching namespaces are erased as well.
-    The field `others` of the receipt lists the namespaces that contain the user's name as a label
-    and were kept. Delete the user's threads before you call `forget`, because memories are
-    extracted again from threads that are kept.
+    The receipt's `others` field lists the namespaces that have the user's name as a label but were
+    not erased. Delete the user's threads before you call `forget`, because memories are extracted
+    again from threads that are kept.
 
     Args:
         key: The memory to erase, or None with `everything=True`.
@@ -510,7 +510,7 @@ memories, amemories = blocking(_memories), awaiting(_memories)
 
 
 async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
-    """Erase a memory, and the quarantine entries that have its key or one of its texts.
+    """Erase a memory, along with the quarantine entries that have its key or one of its texts.
 
     Args:
         adapter: The store.
@@ -630,7 +630,7 @@ async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Recei
     if keys and len(keys) == len(preview.keys):
         receipt: Receipt = await adapter.call("forget", namespace)
         return receipt
-    # Erase the items by their keys, because erasing by prefix would also erase longer namespaces.
+    # Erase the items key by key, because erasing by prefix would also erase nested namespaces.
     return await erase_items(adapter, namespace, *keys)
 
 
@@ -649,13 +649,13 @@ async def _erase_quarantine_entries(
 
 
 def _build_distinct_tombstones(versions: Iterable[Memory]) -> list[PutItem]:
-    """Build tombstones for versions of memories, without duplicates."""
+    """Build tombstones for memory versions, skipping duplicates."""
     puts = [put for version in versions for put in build_tombstones(version, "forgotten")]
     return list({(put.namespace, put.key): put for put in puts}.values())
 
 
 async def _try_writing_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
-    """Write tombstones, and return whether the store had enough room for them."""
+    """Try to write tombstones, and return whether the store had room for all of them."""
     try:
         await adapter.write(await add_message_ids_of_replaced_tombstones(adapter, tombstones))
     except LimitExceeded:
@@ -664,13 +664,13 @@ async def _try_writing_tombstones(adapter: StoreAdapter, tombstones: list[PutIte
 
 
 def _build_empty_receipt(*, clean: bool) -> Receipt:
-    """Build a receipt that reports no erased items."""
+    """Build a receipt that reports that nothing was erased."""
     return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineEntry:
-    """A candidate memory in quarantine, for which a person has to decide.
+    """A quarantined candidate memory that awaits a person's decision.
 
     Attributes:
         key: The key of the entry.
@@ -679,7 +679,7 @@ class QuarantineEntry:
         check: The check of the gate that decided.
         kind: The kind of the memory.
         role: The role of the speaker on whose words the text rests.
-        at: When the candidate was put into quarantine (UTC).
+        at: When the candidate was quarantined (UTC).
         memory_key: The key that the memory would have.
         provenance: Where the text comes from.
         text: The original text, which may contain secrets.

@@ -1,4 +1,4 @@
-"""Add instructions, profile, summary, memories and examples to a model's request."""
+"""Add the instructions, profile, summary, memories and examples to a model request."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """Returns a part; called with the state, which is None for plain messages, and the run's config."""
-# maximum number of words of a question that may depend on the previous question, such as "and
-# then?"
+# Maximum length, in words, of a question with one significant word, such as "and Bruges?", that is
+# assumed to depend on the previous question. A question that consists only of stop words is assumed
+# to depend on the previous question at any length.
 _MAX_ELLIPTIC_WORDS: Final = 3
-# maximum number of characters of a query; the middle of a longer query is cut out
+# maximum length of a query, in characters; the middle of a longer query is cut out
 _MAX_QUERY_CHARS: Final = 2_000
 # Filler text that most tokenizers count as one token. The text is repeated to reserve tokens in a
 # request.
@@ -56,14 +57,14 @@ _LOG = logging.getLogger("perdure")
 
 
 class Assemble(MessagesNode):
-    """A node that builds a request from several parts within a token budget.
+    """A node that assembles a request from several parts within a token budget.
 
     An example is `assemble(4_000, memories=…)(messages)`.
 
     Each part of the request, such as `profile` or `memories`, is a value, or a function that is
     called with the state and the run's config. The profile, the memories and the examples are
-    quoted as data, with one JSON value per entry. The node also leaves out old messages that do not
-    fit, so it must be the last part of a view.
+    quoted as data, with one JSON value per entry. The node also drops old messages that do not fit,
+    so it must come last in a view.
 
     Args:
         max_tokens: The maximum number of tokens of the request.
@@ -125,7 +126,7 @@ class Assemble(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the system message with all parts, and as much of the conversation as fits."""
+        """Return the system message with all its parts, and as much of the conversation as fits."""
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
@@ -235,7 +236,7 @@ class Assemble(MessagesNode):
             longer_text = f"{text}\n\n{added}" if text else added
             if _count_system_tokens(longer_text, counter) <= tokens_left:
                 return longer_text
-            # The joined text can have more tokens than its parts have in total.
+            # The joined text can have more tokens than the sum of its parts.
             section_entries.pop()
         return text
 
@@ -244,7 +245,7 @@ assemble = Assemble
 
 
 def _iter_section_names_and_entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the entries of each section that is not empty."""
+    """Yield the name and the entries of each non-empty section."""
     summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
@@ -339,7 +340,7 @@ class UseMemories(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return `model_input` with a section of memories that match the newest question."""
+        """Return `model_input` with a section of memories relevant to the latest question."""
         newest, turns = tee(model_input.turns)
         query, max_tokens = (
             build_search_query_from_newest_turns(list(islice(newest, 2))),
@@ -401,7 +402,7 @@ class UseMemories(MessagesNode):
         thread_id, _ = read_thread_and_checkpoint_id_of_run(config)
 
         def is_not_shown(memory: Memory) -> bool:
-            """Return whether a memory comes from messages that are not in the request."""
+            """Return whether a memory's sources are unknown or not all included in the request."""
             origin = memory.provenance
             if origin is None or not origin.message_ids:
                 return True
@@ -428,9 +429,9 @@ use_memories = UseMemories
 
 
 def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
-    """Build a query from the newest turns, or return "" if the newest question has no text.
+    """Build a query from the latest turns, or return "" if the latest question has no text.
 
-    `turns` are sorted from newest to oldest. The query is the newest question. If the newest
+    `turns` are sorted from newest to oldest. The query is the latest question. If the latest
     question is too short to search for on its own, such as "and then?", the previous question is
     included.
     """
@@ -449,9 +450,9 @@ def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
 
 
 def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput:
-    """Return `model_input` with a text appended to the newest question.
+    """Return `model_input` with a text appended to the latest question.
 
-    If the newest turn does not begin with a human message, the text is appended to the system
+    If the latest turn does not begin with a human message, the text is appended to the system
     message instead.
     """
     newest = next(model_input.turns, None)

@@ -46,12 +46,12 @@ REASONING_BLOCKS: Final = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning_content"}
 )
 """Types of the content blocks with reasoning."""
-# types of content blocks that have no content for the user
+# types of content blocks that contain nothing for the user to see
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
 # Keys that do not count as content of a content block. Streaming may leave behind empty blocks that
 # have only these keys.
 _SILENT_KEYS: Final = frozenset({"id", "index"})
-# keys of additional_kwargs under which OpenAI's answers may have content
+# keys in additional_kwargs under which OpenAI responses can store content
 _ANSWER_KEYS: Final = ("audio", "refusal")
 SHORTENED: Final = "perdure_shortened"
 """Key in the additional_kwargs of a message that is shorter than its original in the history.
@@ -92,11 +92,11 @@ def _find_role(kind: type) -> Role:
 
 
 def iter_turn_ranges(messages: Messages) -> Iterator[range]:
-    """Yield the range of positions of each turn, newest turn first.
+    """Yield the range of message indices that each turn covers, latest turn first.
 
     A human message without content begins a turn only if it is the newest human message. A human
     message that contains tool results does not begin a turn. The messages before the first human
-    message are left out. If there is no human message, a single range that covers all messages is
+    message are omitted. If there is no human message, a single range that covers all messages is
     yielded.
     """
     stop, newest = len(messages), True
@@ -140,7 +140,7 @@ def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
 
 
 def _is_visible_block(block: object) -> bool:
-    """Return whether a content block has content that a user can see.
+    """Return whether a content block contains anything that a user can see.
 
     Blank text, reasoning, tool calls and empty blocks do not count as visible content.
     """

@@ -1,4 +1,4 @@
-"""Call the application's own token counters.
+"""Wrap token counters that are supplied by the application.
 
 A token counter may be any function that langchain's `trim_messages` accepts as `token_counter`.
 """
@@ -32,7 +32,7 @@ _PROBES: Final = (
 
 
 class CountingFunction:
-    """A token counter of the application, which counts a request or a single message.
+    """A token counter supplied by the application, which counts a request or a single message.
 
     A counting function may add a fixed number of tokens to every request, for example for the
     schemas of tools. The overhead of a counting function is measured once, when the function is
@@ -61,7 +61,7 @@ class CountingFunction:
         return self._fixed
 
     def count_message(self, message: BaseMessage) -> float:
-        """Return the number of tokens that a message adds to a request."""
+        """Return the number of tokens that a message contributes to a request."""
         if self.is_additive:
             return _check_and_convert_token_count(self._function(message))
         return max(0, self.count_request([message]) - self.fixed_tokens)
@@ -108,7 +108,7 @@ def find_largest_message_selection_within_budget(
     fixed_tokens: float,
     max_tokens: float,
 ) -> T:
-    """Find the largest selection of messages that fits into a token budget, by binary search.
+    """Find the largest selection of messages that fits within a token budget, using binary search.
 
     Binary search is needed if a token counter can count only whole requests, because the counts of
     single messages do not add up to the count of a request.
@@ -148,7 +148,7 @@ def find_largest_message_selection_within_budget(
 
 
 def find_counting_method(model: Any) -> Callable[..., Any] | None:
-    """Return the model's own method that counts messages, or None if it has none.
+    """Return the model's own method for counting the tokens of messages, or None if it has none.
 
     LangChain's own counting methods are not returned, because they download a tokenizer or send
     each message to the provider.
@@ -167,7 +167,8 @@ def _takes_one_message(function: Callable[..., Any]) -> bool:
     """Return whether the first parameter of a function is annotated as a single message."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # Functions written in C may have no signature.
+    # The signature of a function implemented in C may not be available.
+    except (TypeError, ValueError):
         return False
     annotation = next((parameter.annotation for parameter in parameters), None)
     if isinstance(annotation, str):

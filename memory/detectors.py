@@ -122,7 +122,7 @@ def secrets(text: str) -> Iterator[Finding]:
 
 
 def _is_labelled_secret(match: re.Match[str], value: str) -> bool:
-    """Return whether the value after a label such as "token" or "password" is a secret."""
+    """Return whether the value after a label such as "token" or "password" looks like a secret."""
     if _PLACEHOLDER.fullmatch(value):
         return False
     if match["pin"]:
@@ -183,7 +183,7 @@ def phones(text: str, region: str | None = None) -> Iterator[Finding]:
 
 
 def phone_numbers(region: str) -> Detector:
-    """Return a detector that finds the telephone numbers of a region such as "US".
+    """Return a detector that finds telephone numbers in the format of a region, such as "US".
 
     Raises:
         MissingDependency: The extra `privacy` is not installed.
@@ -206,7 +206,7 @@ def service_keys(text: str) -> Iterator[Finding]:
 
 @lru_cache(1)
 def _load_service_key_patterns() -> tuple[re.Pattern[str], ...]:
-    """Return the patterns of the package detect-secrets, or () if the package is not installed."""
+    """Return the key patterns of the detect-secrets package, or () if it is not installed."""
     if find_spec("detect_secrets") is None:
         return ()
     plugins = import_module("detect_secrets.core.plugins.util")
@@ -226,8 +226,8 @@ DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, servic
 def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     """Find sensitive data in a text.
 
-    The detectors get the text in a plain form, in which compatibility characters, such as
-    full-width letters, are replaced by ordinary characters.
+    The detectors receive normalized text, in which compatibility characters, such as full-width
+    letters, are replaced by their ordinary equivalents.
 
     Args:
         text: The text.
@@ -261,7 +261,7 @@ def _convert_char_to_plain_form(char: str) -> str:
 
 
 def redact_spans(text: str, spans: Sequence[Finding]) -> str:
-    """Replace each finding in a text with the name of its kind in brackets."""
+    """Replace each finding in a text with its kind in brackets, such as `[phone]`."""
     parts, position = [], 0
     for kind, start, end in spans:
         parts += [text[position:start], f"[{kind}]"]
@@ -278,9 +278,9 @@ class SensitiveDataRules:
     detectors: Sequence[Detector]
 
     def judge(self, candidate: Candidate) -> Verdict:
-        """Judge a candidate by the sensitive data that it contains.
+        """Judge a candidate by whether it contains sensitive data.
 
-        If a detector raises an error, the candidate is put into quarantine.
+        If a detector raises an error, the candidate is quarantined.
         """
         kinds: dict[str, Treatment] = {}
         try:

@@ -30,7 +30,7 @@ from perdure.stores.base import Provenance
 # Number of memories to read for each requested example. More memories are read than requested,
 # because some of them may not be examples.
 _READ_PER_EXAMPLE: Final = 2
-# the fields of an example, by their keys in langchain's prompt templates
+# maps the keys of an example in langchain's prompt templates to the fields of `ExampleFields`
 _FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
 _Text = Annotated[str, Field(pattern=r"\S")]
 
@@ -159,7 +159,7 @@ class ExampleSelector(BaseExampleSelector):
         return [examples[position] for position in positions]
 
     async def _add_example(self, example: dict[str, str]) -> Outcome:
-        """Store an example that has the form used by langchain's prompt templates.
+        """Store an example given as a dict with the keys used by langchain's prompt templates.
 
         `example` has the keys `input` and `output`, and optionally `context` and `why`.
 
@@ -190,7 +190,7 @@ class ExampleSelector(BaseExampleSelector):
 
     @staticmethod
     def section(examples: Sequence[Memory]) -> str:
-        """Return examples as a section of a prompt, quoted as data, or "" without examples."""
+        """Return examples as a prompt section, quoted as data, or "" if there are no examples."""
         return (
             render_section("examples", [render_memory_line(case) for case in examples])
             if examples

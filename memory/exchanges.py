@@ -46,7 +46,7 @@ the purpose `"state"`, and calls at the end may lack results.
 
 NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
 """The text of the human message that is added if a request would begin with another message."""
-# keys of additional_kwargs under which older langchain versions store tool calls and results
+# keys in additional_kwargs under which older langchain versions store tool calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
 # Maximum size of the set of logged calls. The set is cleared when it is full.
 _MAX_LOGGED_CALLS: Final = 10_000
@@ -61,7 +61,8 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     a human message, one with the text `NO_USER_MESSAGE` is prepended, because some providers
     require it.
     """
-    late: dict[str, BaseMessage] = {}  # tool results whose call is in an earlier turn, by call id
+    # maps call ids to tool results whose calls are in an earlier turn
+    late: dict[str, BaseMessage] = {}
     start, stop = len(messages), len(messages)
     for turn in iter_turn_ranges(messages):
         start = turn.start
@@ -212,7 +213,7 @@ def _has_only_text_and_calls_in_tool_calls_field(message: Any, message_role: Rol
 
 
 class _MessageWithResults:
-    """A message, together with the results of the tool calls in the message."""
+    """A message, together with the results of its tool calls."""
 
     __slots__ = ("calls", "message", "result_messages", "results", "stray_ids")
 
@@ -228,7 +229,7 @@ class _MessageWithResults:
         self.result_messages: list[BaseMessage] = []
 
     def add_result(self, position: int, message: BaseMessage) -> None:
-        """Record `message` as the result of the call at `position` in `calls`."""
+        """Record `message` as the result of `calls[position]`."""
         self.results[position] = message
         is_recorded = any(message is result for result in self.result_messages)
         if not isinstance(message, AIMessage) and not is_recorded:
@@ -306,7 +307,7 @@ class _MessageWithResults:
     def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:
         """Return the tool results, with the new ids of their tool calls.
 
-        `new_ids` maps the position of a call in `calls` to the new id of the call.
+        `new_ids` maps the index of a call in `calls` to the call's new id.
         """
         if not new_ids:
             return self.result_messages
@@ -340,7 +341,7 @@ class _TurnReader:
 
     def __init__(self) -> None:
         self.groups: list[list[_MessageWithResults]] = []
-        # for each call id of the turn, the calls with this id that have no result yet
+        # maps each call id in the turn to the calls that have the id but no result yet
         self._pending: dict[str, list[_PendingCall]] = {}
         # tool messages whose tool call is not in the turn, but may be in an earlier turn
         self._strays: list[ToolMessage] = []
@@ -375,13 +376,13 @@ class _TurnReader:
                 step.add_result(position, message)
             elif call.id is not None:
                 same_id.append(_PendingCall(group, step, position))
-        # A result belongs to the last message that has a call with the result's id.
+        # If several messages have calls with the same id, a result belongs to the latest of them.
         self._pending |= pending
 
     def _attach_results_and_list_stray_ids(
         self, message: BaseMessage, result_ids: list[str]
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
-        """Attach the tool results in a message to their calls.
+        """Match the tool results in a message to their tool calls.
 
         Return a pair. The first element is the group that contains the calls of the results, or
         None if no call was found. The second element lists the call ids of the results in content
@@ -417,7 +418,7 @@ class _TurnReader:
 
 
 def _are_all_in_tool_calls(calls: list[Call]) -> bool:
-    """Return whether all calls are in the `tool_calls` of the message and have unique ids."""
+    """Return whether all calls are listed in their message's `tool_calls` and have unique ids."""
     ids = {call.id for call in calls if call.id and call.place is not None}
     return len(ids) == len(calls)
 
@@ -434,7 +435,7 @@ def _is_duplicate_call(message: AIMessage, calls: list[Call], position: int) -> 
 
 
 def _log_missing_results(calls: list[Call]) -> None:
-    """Log a warning for each call without a result, once per call in this process."""
+    """Log a warning for each tool call without a result, at most once per call in this process."""
     for call in calls:
         if len(_logged_calls) >= _MAX_LOGGED_CALLS:
             _logged_calls.clear()

@@ -1,11 +1,11 @@
-"""Extract long-term memories from the messages of threads, and list the threads that are due.
+"""Extract long-term memories from threads, and list the threads that are due for extraction.
 
-The extractor proposes memories for the messages, and the gate judges the proposed memories. The
+The extractor proposes memories based on the messages, and the gate judges the proposals. The
 memories and the watermark of the thread are written in one transaction. The watermark, which is the
 position up to which the thread was read, is written by compare-and-set. If two extractions of a
 thread run at the same time, the write of the slower one fails, and the slower extraction reads the
 thread again. Because the watermark is written by compare-and-set, each message is extracted exactly
-once. A query over threads and watermarks finds the due threads; see
+once. The threads that are due are found by a query over threads and watermarks; see
 docs/decisions/0010-due-threads-are-a-query.md.
 """
 
@@ -72,9 +72,10 @@ from perdure.memory.thread_messages import (
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 from perdure.stores.namespaces import check_item_key, check_namespace_and_build_path
 
-_CONTEXT_MESSAGES: Final = 4  # number of messages before a batch that the extractor gets as context
+# number of messages preceding a batch that the extractor receives as context
+_CONTEXT_MESSAGES: Final = 4
 _LOG = logging.getLogger("perdure")
-# maximum number of a run's messages that are extracted in one transaction
+# maximum number of messages from one run that are extracted in one transaction
 _RUN_BATCH_SIZE: Final = 200
 # The past versions of a watermark are dropped whenever its version number is a multiple of
 # `_MAX_WATERMARK_VERSIONS`.
@@ -90,7 +91,8 @@ State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
 _ACTIVITY_MARGIN: Final = timedelta(seconds=2)
 """Overlap of two queries for active threads. Times of activity are rounded to 0.1 s, and the clocks
 of machines differ."""
-_LONGEST_PAUSE_S: Final = 3600.0  # maximum seconds between two attempts of a failing extraction
+# maximum delay, in seconds, between two attempts of an extraction that keeps failing
+_LONGEST_PAUSE_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class ExtractionReport:
 
     @property
     def changes(self) -> Mapping[str, int]:
-        """The number of changed memories for each kind of change."""
+        """The number of memories changed, by kind of change, such as `"added"` or `"deleted"`."""
         return {name: getattr(self, name) for name in _CHANGE_NAMES}
 
     @property
@@ -204,7 +206,8 @@ class Extraction:
     ) -> ExtractionReport:
         """Extract memories from the messages of a thread that have not been read yet.
 
-        After an error such as `ModelFailed`, the next extraction reads the same messages again.
+        If the extraction fails with an error such as `ModelFailed`, the next extraction reads the
+        same messages again.
 
         Args:
             thread_id: The thread.
@@ -297,7 +300,7 @@ class Pipeline:
             if not unread and (
                 watermark.checkpoint_id != history.checkpoint_id or watermark.attempts
             ):
-                # Record in the watermark that the thread is no longer due.
+                # Advance the watermark, so that the thread is no longer due for extraction.
                 advanced = watermark.advance((), history.checkpoint_id)
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(advanced, thread_id)])
@@ -503,13 +506,13 @@ remember_turns = RememberTurns
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Settings for when threads are extracted, and how often a failed extraction is repeated.
+    """Settings that control when memories are extracted and how failed extractions are retried.
 
     Attributes:
         delay_s: Seconds without activity after which a thread is extracted. None means that threads
             are only extracted on a schedule or on request.
         max_wait_s: Seconds after which a thread is extracted even if its conversation goes on.
-        retries: How often a failed extraction is repeated.
+        retries: How often a failed extraction is retried.
         backoff_s: Seconds of the pause after the first failure. Each further failure doubles the
             pause.
         limit_s: Seconds after which an extraction counts as failed.
@@ -577,7 +580,7 @@ class ExtractionJob:
 
 
 class DueThreads:
-    """Lists the threads with messages that an extraction has not read yet.
+    """Lists the threads that have messages not yet read by an extraction.
 
     The threads that have unread messages are cached. Each call queries the checkpointer only for
     threads that were active since the previous call.
@@ -598,13 +601,13 @@ class DueThreads:
         # time at which unread messages were first seen, the namespace of the memories, and the
         # values that fill in the namespace's template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
-        # the time of the last write to each unassigned thread, by thread id
+        # maps the id of each unassigned thread to the time of the last write to it
         self._unassigned: dict[str, datetime] = {}
         # Cached results of `_is_fully_read`, by thread id. Each value is a pair: the head and
         # watermark for which the result was computed, and the result.
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
-        # a worker and the application may call `list_jobs` at the same time
+        # A worker and the application can call `list_jobs` concurrently.
         self._lock = threading.Lock()
 
     def list_jobs(
@@ -684,9 +687,9 @@ class DueThreads:
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
     def list_threads_without_user(self, quiet_s: float = 0.0) -> list[str]:
-        """Return the ids of threads that `list_jobs` left out because their user is unknown.
+        """Return the ids of the threads that `list_jobs` omitted because their users are unknown.
 
-        A thread is left out if its head lacks a value that the namespace template needs, such as
+        A thread is omitted if its head lacks a value that the namespace template needs, such as
         `user_id`.
 
         Args:
@@ -708,7 +711,7 @@ class DueThreads:
             self._unassigned.pop(thread_id, None)
 
     def _refresh_unread_threads(self) -> None:
-        """Add to the cache the threads that were active since the previous call."""
+        """Update the cache with the threads that were active since the previous call."""
         started_at, last_thread_id = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=last_thread_id, active_since=self._since):
             last_thread_id = page[-1].thread_id
@@ -744,7 +747,8 @@ class DueThreads:
             check_item_key(head.thread_id)
         except ConfigurationError:
             return None
-        # An invalid value of one thread must not prevent the extraction of others.
+        # An invalid value in one thread must not prevent the extraction of memories from other
+        # threads.
         except InvalidNamespace as exc:
             _DUE_LOG.warning("thread %.80r cannot be extracted: %s", head.thread_id, exc)
             return None
@@ -752,7 +756,7 @@ class DueThreads:
 
 
 def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Return the values in a thread's metadata that fill in a namespace's template.
+    """Return the values from a thread's metadata that fill in a namespace template.
 
     LangGraph copies a run's `configurable` values to the metadata, and perdure's nodes copy the
     values of the run's `context`. Integers are converted to text, because some applications use
@@ -770,7 +774,7 @@ def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict
 def compute_job_state(
     pace: Pace, head: ThreadHead, watermark: Watermark, first_seen: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
-    """Return the job state of a thread with unread messages, and the time at which it is due.
+    """Return the job state of a thread with unread messages, and the time at which the job is due.
 
     Args:
         pace: When threads are extracted.

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 Alteration = Literal["updated", "superseded", "deleted"]
 UNTIL_FIELD: Final = "until"
 """The field of a turn's value with the date until which the turn was true (ISO 8601, UTC)."""
-# maximum number of chunks of a message that become memories; the rest is left out
+# maximum number of chunks of a message that are stored as memories; the rest is omitted
 _MAX_CHUNKS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts the calls of a model and the tokens that the model reported for these calls."""
+    """Counts the calls to a model and the tokens that the model reported for them."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -78,7 +78,7 @@ class Batch:
     def build_candidate(
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
-        """Build a candidate memory whose sources are messages of the batch.
+        """Build a candidate memory that cites messages of the batch as its sources.
 
         Args:
             messages: The messages, at least one.
@@ -116,8 +116,8 @@ class Batch:
 class Addition(NamedTuple):
     """A memory to be added.
 
-    An extractor computes the key from the source, so that extracting the same memory again gives
-    the same key.
+    An extractor derives the key from the source, so extracting the same memory again yields the
+    same key.
     """
 
     key: str
@@ -125,7 +125,7 @@ class Addition(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """A change to a stored memory. If the memory is to be deleted, the candidate has no text.
+    """A change to a stored memory. If the change is a deletion, the candidate has no text.
 
     Attributes:
         key: The key of the memory.
@@ -195,24 +195,24 @@ class Extractor(Protocol):
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """Propose memories for the messages of a batch.
 
-        The same messages may be passed more than once.
+        The same messages can be passed in more than one call.
         """
 
 
 def _choose_user_or_least_trusted_role(messages: Sequence[ThreadMessage]) -> Role:
-    """Return "user" if any message is from a user, otherwise the least trusted role."""
+    """Return "user" if any of the messages is from a user, otherwise their least trusted role."""
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}
     return next(role for role in ranked if role in roles)
 
 
 class TurnExtractor:
-    """Makes a memory of each message of a user or an assistant, without calling a model.
+    """Turns each user or assistant message into a memory, without calling a model.
 
     The text of the memory is `speaker: text`.
 
-    A message with more than `max_words` words is split into chunks, and the first 40 chunks become
-    memories.
+    A message longer than `max_words` words is split into chunks, of which the first 40 are stored
+    as memories.
 
     Args:
         max_words: The maximum number of words of a memory.
@@ -309,7 +309,7 @@ async def build_puts_that_add_end_date_to_source_turns(
 async def find_dates_when_facts_from_messages_were_superseded(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
 ) -> dict[str, str]:
-    """Return the dates on which facts from messages of a thread were superseded.
+    """Return the dates on which facts learned from messages of a thread were superseded.
 
     The source message of a fact may be stored as a turn only after the fact was superseded. The
     turn then gets the date on which the fact was superseded as its end date. A store without

@@ -54,7 +54,7 @@ _MESSAGE_IDS: Final = "message_ids"
 
 
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
-    """Build tombstones for a memory's text and previous texts and, for a turn, for its message.
+    """Build tombstones for a memory's texts, current and previous, and for the message of a turn.
 
     The `previous` attribute of a memory contains only its most recent previous texts. To build
     tombstones for every text that a memory has had, call `build_tombstones` once for each version
@@ -114,7 +114,7 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
 async def add_message_ids_of_replaced_tombstones(
     adapter: StoreAdapter, puts: Sequence[PutItem]
 ) -> list[PutItem]:
-    """Add to each tombstone the message ids of the stored tombstone that it replaces.
+    """Copy the message ids of each stored tombstone to the new tombstone that replaces it.
 
     Puts that are not tombstones are returned unchanged.
     """
@@ -160,27 +160,29 @@ Check = Callable[[Candidate], Verdict | None]
 The check returns a verdict, or None to leave the decision to other checks.
 """
 
-# maximum number of characters of a memory's text; turns and episodes may be longer
+# maximum length of a memory's text, in characters; turns and episodes can be longer
 _MAX_CHARS: Final = 2_000
-# maximum number of characters of a memory's text and fields in total
+# maximum total length of a memory's text and fields, in characters
 _MAX_VALUE_CHARS: Final = 100_000
 _MAX_FIELD_DEPTH: Final = 32  # maximum nesting depth of a memory's fields
-_COMPARED_MEMORIES: Final = 16  # maximum number of stored facts that a candidate is compared with
+# maximum number of stored facts with which a candidate is compared
+_COMPARED_MEMORIES: Final = 16
 
 
 class Gate:
     """Decides which candidates become memories.
 
-    The gate refuses texts that have no words or are too long, texts from a system message, and
-    facts that a memory already states. The gate refuses a text that was deleted or forgotten
-    before, unless the memory is requested explicitly or the text occurs again in a later run. Texts
-    that contain secrets are quarantined until a person decides about them. A memory whose only
-    source is tool output is quarantined as well, unless the application's code asked to store it.
+    The gate refuses texts that contain no words or are too long, texts taken from a system message,
+    and facts that a stored memory already states. The gate also refuses a text that was deleted or
+    forgotten before, unless the memory is requested explicitly or the text occurs again in a later
+    run. Texts that contain secrets are quarantined until a person decides about them. A memory
+    whose only source is tool output is quarantined as well, unless the application's code asked to
+    store it.
 
     Args:
         checks: Checks that you add. The checks are called in order for candidates that would be
             kept. The first verdict other than to keep decides. A verdict to keep may change the
-            `text`. If a check raises an error, the candidate is put into quarantine.
+            `text`. If a check raises an error, the candidate is quarantined.
         secrets: The treatment of passwords, keys, cards, and of the kinds that your own detectors
             find.
         contacts: The treatment of e-mail addresses and telephone numbers. With `"redact"`, e-mail
@@ -287,7 +289,7 @@ class _Judgement:
         return [i for i in indices if include_events or self.candidates[i].kind not in EVENT_KINDS]
 
     def get_text(self, i: int) -> str:
-        """Return the text of a candidate as it would be stored."""
+        """Return a candidate's text in the form in which it would be stored."""
         return _get_admitted_text(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
@@ -388,7 +390,7 @@ async def _refuse_deleted_candidates(
     namespace: Namespace,
     thread: LoadedThread | None,
 ) -> None:
-    """Refuse candidates that were deleted or forgotten before.
+    """Refuse candidates that were previously deleted or forgotten.
 
     A candidate is not refused if it was requested explicitly, or if its text occurs again in a
     message that was added after the deletion.
@@ -446,7 +448,7 @@ async def _is_added_after_deletions(
 async def _refuse_facts_already_stored_or_outdated(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> None:
-    """Refuse facts that a memory already states, and facts that a memory stated in the past."""
+    """Refuse facts that a stored memory states now or stated in the past."""
     for i in judgement.kept_indices(include_events=False):
         candidate, text = judgement.candidates[i], judgement.get_text(i)
         similar_facts = await _find_similar_facts(
@@ -470,10 +472,10 @@ def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -
 def _explain_why_text_is_outdated(
     facts: Sequence[Memory], text: str, source: Provenance | None
 ) -> str:
-    """Return the reason why a text is outdated, or "" if it is current.
+    """Return the reason why a text is outdated, or "" if it is up to date.
 
-    A text is outdated if a memory used to have this text, and the text was stated before the memory
-    was changed.
+    A text is outdated if it is a former text of a memory and was stated before that memory was
+    changed.
     """
     said_at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
@@ -509,7 +511,7 @@ async def _find_similar_facts(
 
 
 def _refuse_facts_that_repeat_earlier_candidate(judgement: _Judgement) -> None:
-    """Refuse facts that an earlier candidate in the same batch already states."""
+    """Refuse each fact that is already stated by an earlier candidate in the same batch."""
     distinct: list[int] = []
     for i in judgement.kept_indices(include_events=False):
         text = judgement.get_text(i)
@@ -625,7 +627,7 @@ def _run_custom_check(
 
 
 def _check_function_list(option_name: str, functions: Any) -> tuple[Any, ...]:
-    """Check that an option is a list of functions, and return the functions as a tuple."""
+    """Check that the value of an option is a list of functions, and return it as a tuple."""
     for function in check_instance(option_name, functions, (list, tuple), "a list of functions"):
         check_instance(option_name, function, Callable, "a function")  # type: ignore[arg-type]
     return tuple(functions)

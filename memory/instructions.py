@@ -57,7 +57,7 @@ from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_su
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
-# maximum number of characters of instructions that a model may write
+# maximum length of instructions written by a model, in characters
 MAX_LEARNED_CHARS: Final = 20_000
 
 
@@ -153,7 +153,7 @@ class Instructions:
     rollback, arollback = blocking(_roll_back), awaiting(_roll_back)
 
     def get_handle(self, config: RunnableConfig | None) -> ItemHandle:
-        """Return a handle of the item that contains the instructions for a run."""
+        """Return a handle for the item that contains the instructions for a run."""
         adapter = self._adapter or _build_adapter_for_versioned_store(
             get_graph_store("the instructions"), self.namespace
         )
@@ -214,7 +214,7 @@ class Instructions:
 def build_replacement(
     handle: ItemHandle, previous: InstructionsVersion, text: str, change: Change
 ) -> PutItem:
-    """Build the put that replaces the previous version with a new text.
+    """Build the put operation that replaces the previous version with one that has a new text.
 
     The stored item also contains the diff from the previous text to the new text.
     """
@@ -226,7 +226,7 @@ def build_replacement(
 
 
 def _build_adapter_for_versioned_store(store: Any, *templates: Template) -> StoreAdapter:
-    """Return an adapter for a store that keeps versions.
+    """Return an adapter for a versioned store.
 
     Raises:
         ConfigurationError: The store keeps no versions.
@@ -281,9 +281,9 @@ class UseInstructions(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the model input with the instructions as its system message.
+        """Return the model input with the instructions set as its system message.
 
-        A run without memory gets the default instructions.
+        A run for which memory is disabled uses the default instructions.
         """
         text = self._instructions.default
         if not self._instructions.namespace.is_memory_disabled_for_run(config):
@@ -328,7 +328,7 @@ _MIN_RATIO: Final = 0.4
 # length of the new instructions. The minimum lets short instructions grow to more than 2.5 times
 # their length.
 _MIN_BASE_CHARS: Final = 1_000
-# maximum number of characters of the conversation in a request
+# maximum length of the conversation in a request, in characters
 _MAX_TRANSCRIPT_CHARS: Final = 200_000
 # Maximum number of attempts to rewrite and store the instructions. An attempt fails if another run
 # stores a new version first.
@@ -340,9 +340,9 @@ class UpdateInstructions(Learner):
     """A node that lets a model rewrite the instructions after a conversation.
 
     The rewritten text is stored as a new version. If another run stores a new version first, the
-    model is called again. A rewritten text is refused if it is shorter than 40 % of the previous
-    text, or longer than 2.5 times the previous text. If the previous text is shorter than 1,000
-    characters, the rewritten text may have up to 2,500 characters.
+    model is called again. A rewritten text is rejected if it is shorter than 40 % or longer than
+    250 % of the previous text. If the previous text is shorter than 1,000 characters, the rewritten
+    text may have up to 2,500 characters.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -427,7 +427,7 @@ class UpdateInstructions(Learner):
     async def _request_rewrite(
         self, config: RunnableConfig | None, units: list[str], feedback: Any, previous: str
     ) -> str:
-        """Ask the model for new instructions, and return their text."""
+        """Ask the model for new instructions, and return them."""
         comment = feedback.text if isinstance(feedback, BaseMessage) else feedback or ""
         comment = comment if isinstance(comment, str) else json.dumps(comment, default=str)
         system = SystemMessage(f"{self._prompt}\n\n{_FORM}")
@@ -451,7 +451,7 @@ update_instructions = UpdateInstructions
 
 
 def _extract_new_instructions(previous_text: str, answer: Any) -> str:
-    """Extract the new instructions from an answer of the model.
+    """Extract the new instructions from a model response.
 
     Raises:
         InvalidPatch: The call failed.

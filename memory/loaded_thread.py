@@ -36,13 +36,13 @@ class LoadedThread(NamedTuple):
     channel: str = "messages"
 
     async def are_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
-        """Return, for each message, whether it has been erased since the thread was loaded."""
+        """Return for each message whether the message was erased after the thread was loaded."""
         arguments = self.thread_id, messages
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
 
     async def are_all_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
-        """Return whether all of the messages were added by runs that began after the time `moment`.
+        """Return whether all of the messages were added by runs that began after `moment`.
 
         A message counts as added after `moment` only if it was added by a run that used the
         checkpointer's database; see `Checkpointer.said_after`.

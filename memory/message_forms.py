@@ -22,7 +22,7 @@ from langchain_core.messages import (
 from perdure.memory.thread_messages import parse_time
 
 Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
-# matches a text that is a time since 1970 in seconds or smaller units, but not a date such as
+# matches a string that is a Unix timestamp in seconds or a smaller unit, but not a date such as
 # 20240501
 _NUMBER: Final = re.compile(r"\d{9,19}(\.\d+)?")
 # Smallest timestamp that is read as milliseconds or a smaller unit instead of seconds since 1970.
@@ -46,7 +46,7 @@ _TIMES: Final = ("at", "timestamp", "created_at")
 
 Unlike `CREATED`, the keys in `_TIMES` are removed from the message.
 """
-# keys of the objects within a message that may contain the message's time
+# keys of nested objects in a message that may contain the message's timestamp
 _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
 
 
@@ -63,7 +63,7 @@ def is_message(value: Any) -> bool:
 
 
 def find_message_time(value: Any) -> float | None:
-    """Return the time of a message, in seconds since 1970, or None if it has no time."""
+    """Return a message's time as a Unix timestamp in seconds, or None if it has no time."""
     for part in (value, *(get_by_path(value, dict, name) for name in _TIMED_PARTS)):
         for name in (CREATED, *_TIMES) if isinstance(part, dict) else ():
             if (timestamp := parse_timestamp(part.get(name))) is not None:
@@ -99,7 +99,7 @@ def convert_object_to_message(
     if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
         call = form.pop("function_call")
         form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
-    # A function message answers the single call in the previous message.
+    # Treat a function message as the result of the function call in the previous message.
     if form["role"] == "function":
         if not (isinstance(previous_message, AIMessage) and previous_message.tool_calls):
             raise MalformedPart("the result of a function that was not called")
@@ -108,9 +108,9 @@ def convert_object_to_message(
 
 
 def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> BaseMessage:
-    """Build a LangChain message from OpenAI's format.
+    """Build a LangChain message from a message in OpenAI's format.
 
-    `langchain_fields` contains LangChain fields that replace fields of the message, or is None.
+    `langchain_fields` is None, or contains LangChain fields that override those of the message.
     """
     try:
         (message,) = convert_to_messages([form])
@@ -190,7 +190,7 @@ def _read_langchain_message(kind: str, value: Mapping[str, Any], *id_parts: obje
 
 
 def _check_openai_message(message: Any) -> dict[str, Any]:
-    """Check a message in OpenAI's format, and return it with a role from `_ROLES`.
+    """Validate a message in OpenAI's format, and return it with its role mapped to one of `_ROLES`.
 
     Raises:
         MalformedPart: The value is not an object, its role is unknown, or it has no content.
@@ -244,11 +244,11 @@ def replace_surrogates(text: str) -> str:
 
 
 def parse_timestamp(value: Any) -> float | None:
-    """Return a timestamp in seconds since 1970, or None if the value is not a timestamp.
+    """Return a value as a Unix timestamp in seconds, or None if the value is not a timestamp.
 
-    The value is text in ISO 8601, or a number of seconds, milliseconds, microseconds or nanoseconds
-    since 1970. The magnitude of a number determines whether it is read as seconds or as a smaller
-    unit. A number may also be given as text.
+    The value can be an ISO 8601 string, or a Unix timestamp in seconds, milliseconds, microseconds
+    or nanoseconds. The magnitude of a number determines whether it is read as seconds or as a
+    smaller unit. A number can also be given as a string.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
@@ -260,7 +260,7 @@ def parse_timestamp(value: Any) -> float | None:
 
 
 def get_creation_time(message: BaseMessage) -> float | None:
-    """Return the creation time in a message's metadata, in seconds since 1970, or None."""
+    """Return the creation time in a message's metadata as a Unix timestamp in seconds, or None."""
     return parse_timestamp(message.response_metadata.get(CREATED))
 
 

@@ -74,7 +74,7 @@ def check_messages_removable_by_id(messages: Messages, key: str) -> None:
 
 
 def _has_unique_ids(messages: Messages) -> bool:
-    """Return whether all message ids are different and no message is a `RemoveMessage`."""
+    """Return whether all message ids are unique and none of the messages is a `RemoveMessage`."""
     ids = {message.id for message in messages}
     if None in ids:
         known_ids = [message.id for message in messages if message.id is not None]

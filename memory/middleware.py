@@ -1,4 +1,4 @@
-"""`MemoryMiddleware` adds memory nodes to an agent of langchain's `create_agent`."""
+"""`MemoryMiddleware` adds memory nodes to an agent that langchain's `create_agent` builds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAX_CACHE_ENTRIES: Final = 256
 
 
 class MemoryState(AgentState[Any]):
-    """The state of an agent, with channels for a summary and for feedback on the run."""
+    """An agent state schema that adds channels for a summary and for feedback on the run."""
 
     summary: NotRequired[Annotated[Summary | None, merge_summaries]]
     summarized: NotRequired[Annotated[list[str], append_new]]
@@ -55,7 +55,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     For example, `MemoryMiddleware(trim(max_tokens=4_000))` limits the messages in each model call.
 
-    Token budgets and the trigger of `summarize(…)` refer to the whole request, including the system
+    Token budgets and the trigger of `summarize(…)` apply to the whole request, including the system
     prompt and the schemas of the agent's tools.
 
     Args:
@@ -187,7 +187,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _store_request_size_and_return_if_first_of_run(
         self, config: Any, adjusted_view: View, system: SystemMessage | None
     ) -> bool:
-        """Store the size of a request's tools and system message, for the next trigger check.
+        """Store the token count of a request's tools and system message for the next trigger check.
 
         Return True if this is the first request size stored for the running agent.
         """

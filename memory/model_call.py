@@ -1,4 +1,4 @@
-"""Call chat models with a time limit and retries, and read their answers."""
+"""Call chat models with timeouts and retries, and parse their responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_FAULTS: Final = 5
 # Minimum length, in characters, to which a conversation is shortened to fit into the model's
 # context window.
 _MIN_CONVERSATION_CHARS: Final = 1_000
-# maximum number of characters of a refused answer that are quoted in the next request
+# maximum length, in characters, of the quotation from a rejected response in the retry request
 _MAX_QUOTED_CHARS: Final = 4_000
 # keys in a response's metadata under which providers store the reason why the model stopped
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
@@ -44,12 +44,12 @@ _WITHHELD: Final = {
     *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
     *("prohibited_content", "blocklist", "guardrail_intervened"),
 }
-# HTTP status codes of errors that a retry cannot resolve
+# HTTP status codes of errors that are not worth retrying
 _PERMANENT_STATUSES: Final = {400, 401, 403, 404, 405, 422}
 
 
 def load_chat_model(model: Any) -> Runnable[Any, Any]:
-    """Return the chat model with a name such as `"openai:gpt-5-mini"`.
+    """Return the chat model for a model name such as `"openai:gpt-5-mini"`.
 
     An OpenAI model is a `ChatOpenAI`. Models from other providers are created with langchain's
     `init_chat_model`. If the model cannot be created yet, for example because no API key is set, it
@@ -72,7 +72,7 @@ def load_chat_model(model: Any) -> Runnable[Any, Any]:
 
 
 class NamedModel(RunnableLambda[Any, Any]):
-    """A chat model that is created when it is first called.
+    """A chat model that is created lazily, on its first call.
 
     Args:
         full_name: The name of the model, with its provider.
@@ -80,13 +80,13 @@ class NamedModel(RunnableLambda[Any, Any]):
     """
 
     def __init__(self, full_name: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:
-        # Langchain calls the runnable that `_load_model` returns.
+        # If the function of a `RunnableLambda` returns a runnable, LangChain invokes that runnable.
         super().__init__(self._load_model, name=full_name)
         self.full_name, self._prepare, self._model = full_name, prepare, None
 
     @property
     def model_name(self) -> str:
-        """The name of the model without its provider."""
+        """The model's name without the provider prefix."""
         return self.full_name.partition(":")[2] or self.full_name
 
     def copy_with_added_model_preparation(self, prepare_model: Callable[[Any], Any]) -> NamedModel:
@@ -123,7 +123,7 @@ def _create_chat_model_by_name(full_name: str) -> Any:
     provider, _, model = full_name.partition(":")
     try:
         if provider == "openai":
-            # Import the package only here, because the import takes a second.
+            # Imported here instead of at the top of the module, because the import takes a second.
             from langchain_openai import ChatOpenAI
 
             return ChatOpenAI(model=model)
@@ -160,7 +160,7 @@ def bind_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
 
 
 def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
-    """Return a model whose answers have the fields of a schema.
+    """Return a model that produces structured output with the fields of a schema.
 
     Args:
         model: A chat model, or its name.
@@ -201,7 +201,7 @@ def _build_unsupported_model_error(
 
 
 class InvalidAnswer(InvalidPatch):
-    """Raised if an answer of a model does not have the requested form.
+    """Raised if a model response does not have the requested format.
 
     Attributes:
         outline: A description of the fault that quotes nothing from the answer, for the log.
@@ -213,7 +213,7 @@ class InvalidAnswer(InvalidPatch):
 
 
 class RefusedAnswer(NamedTuple):
-    """A model's answer that cannot be used, with a description of its fault."""
+    """An unusable model response, with a description of what is wrong with it."""
 
     answer: Any
     fault: str
@@ -229,7 +229,7 @@ request, and the last answer if it was refused.
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A chat model, with the time limit and the retries of its calls.
+    """A chat model, with the timeout and retry settings for its calls.
 
     An example is `ModelCall("openai:gpt-5-mini", retries=0)`.
 
@@ -272,7 +272,7 @@ class ModelCall:
         *,
         max_chars: int = 0,
     ) -> T:
-        """Call the model until it returns a usable answer, and return the result of `read_answer`.
+        """Call the model until its response is usable, and return the result of `read_answer`.
 
         Args:
             build_request: Builds the request of each call.
@@ -305,11 +305,13 @@ class ModelCall:
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
                     pause = self.backoff_s * 2 ** (failures - 1)
                     await Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
-                else:  # Some clients raise a ValueError if pydantic rejects the model's answer.
+                else:
+                    # Some clients raise a ValueError if the model's response fails pydantic
+                    # validation.
                     refused = RefusedAnswer(answer, str(exc))
 
     def _call_blocking(self, request: RequestMessages) -> Any:
-        """Return the answer of the model, or the exception that the call raised.
+        """Return the model's response, or the exception that the call raised.
 
         The model is called in a separate OS thread, so that the caller can stop waiting at the time
         limit.
@@ -327,7 +329,7 @@ class ModelCall:
             return exc
 
     async def _call_async(self, request: RequestMessages) -> Any:
-        """Return the answer of the model, or the exception that the call raised."""
+        """Return the model's response, or the exception that the call raised."""
         call = self._hide_from_stream().ainvoke(list(request), self.config)
         try:
             return await await_outcome(call, self.timeout_s)
@@ -337,18 +339,18 @@ class ModelCall:
             return exc
 
     def _hide_from_stream(self) -> Runnable[Any, Any]:
-        """Return the model with a tag that excludes its answers from streams of messages."""
-        # The answer is not for the user, so `stream_mode="messages"` must not emit the answer.
+        """Return the model with a tag that excludes its output from message streaming."""
+        # The response is not meant for the user, so `stream_mode="messages"` must not emit it.
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 
 
 def make_model_call(model: Any) -> ModelCall:
-    """Return a `ModelCall` of a model with default limits. A `ModelCall` is returned unchanged."""
+    """Return a `ModelCall` with default limits for a model. A `ModelCall` is returned unchanged."""
     return model if isinstance(model, ModelCall) else ModelCall(model)
 
 
 def read_answer_text(answer: Any) -> str:
-    """Return the text of a model's answer, without characters that cannot be stored."""
+    """Return the text of a model response, without characters that cannot be stored."""
     return make_storable(answer if isinstance(answer, str) else str(answer.text))
 
 
@@ -419,7 +421,7 @@ def is_permanent_failure(answer: Any) -> bool:
 
 
 def format_repeat_count(count: int) -> str:
-    """Format a number of times as text, such as "once" or "3 times"."""
+    """Format a repeat count as text, such as "once" or "3 times"."""
     return "once" if count == 1 else f"{count} times"
 
 
@@ -451,9 +453,9 @@ def read_structured_answer(answer: Any) -> Any:
 
 
 def describe_validation_errors(exc: ValidationError) -> str:
-    """Describe the first validation errors in the form `field: error`, separated by semicolons.
+    """Describe the first few validation errors as `field: error`, separated by semicolons.
 
-    The values of the fields are left out, because a value may be very long or contain a secret.
+    Field values are omitted, because they may be very long or contain secrets.
     """
     errors = exc.errors(include_url=False, include_context=False, include_input=False)
     errors = errors[:_MAX_FAULTS]
@@ -463,7 +465,7 @@ def describe_validation_errors(exc: ValidationError) -> str:
 
 
 def quote_refused_model_answer(answer: Any) -> str:
-    """Return the text and the tool call arguments of a refused answer, for the next request."""
+    """Return the text and tool call arguments of a rejected response, for the retry request."""
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
     if isinstance(raw, AIMessage):

@@ -1,4 +1,4 @@
-"""Base classes of the memory nodes, and `view`, which applies several nodes one after another.
+"""Base classes for memory nodes, and `view`, which applies several nodes in sequence.
 
 A memory node can be used as a node of a graph, as a step of a chain, or as a function that takes a
 list of messages.
@@ -76,7 +76,8 @@ class Node(Runnable[Any, Any]):
 
         The error for a wrong argument lists the accepted arguments.
         """
-        # `copy` calls `__new__` without arguments, so a call without arguments is not checked.
+        # `copy` calls `__new__` without arguments, so a call without arguments must not raise an
+        # error.
         if args or options:
             expected = signature(cls)
             try:
@@ -132,8 +133,7 @@ class MessagesNode(Node):
         """Return the node, or a copy whose token counts include `tools` and `system_prompt`.
 
         A node with a token budget subtracts the tokens of `tools` and `system_prompt` from the
-        budget. `system_prompt` is a system prompt that is sent with the request and is not among
-        the messages.
+        budget. `system_prompt` is sent with the request in addition to the messages.
         """
         return self
 
@@ -210,7 +210,7 @@ class MessagesNode(Node):
 
 
 class Learner(Node):
-    """A node that learns from messages, such as `update_instructions(…)`.
+    """A node that learns from the messages of a conversation, such as `update_instructions(…)`.
 
     A learner stores what it learns outside the graph's state and does not change the state.
     """
@@ -247,7 +247,7 @@ class Learner(Node):
 
 
 class View(MessagesNode):
-    """A node that passes the messages for the model through several other nodes, one after another.
+    """A node that passes the messages for the model through several other nodes in sequence.
 
     `view(summary, use_memories(), trim(max_tokens=4_000))` sends the summary, the messages after it
     and the memories that are relevant to the newest message, trimmed to 4,000 tokens. The part that
@@ -286,7 +286,7 @@ class View(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Apply all parts of the view to the model input in order, and return the result."""
+        """Apply all parts of the view to the model input, in order, and return the result."""
         for part in self.parts:
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return model_input
@@ -340,8 +340,8 @@ def read_channel(state: Any, channel: str) -> Any:
 def to_messages(values: Any, value_description: str) -> Messages:
     """Return the values as messages.
 
-    Dicts and (role, text) pairs are converted to messages. `value_description` says in the error
-    message what the values are.
+    Dicts and (role, text) pairs are converted to messages. `value_description` is the name of the
+    values in the error message.
 
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to a message.
@@ -354,9 +354,9 @@ def to_messages(values: Any, value_description: str) -> Messages:
 
 
 def check_messages(messages: Any, value_description: str) -> Messages:
-    """Check that the value is a list of messages, and return the value.
+    """Check that a value is a list of messages, and return it unchanged.
 
-    `value_description` says in the error message what the value is.
+    `value_description` is the name of the value in the error message.
 
     Raises:
         InvalidMessages: The value is not a list, or an element is not a message.

@@ -1,4 +1,4 @@
-"""Check the options of nodes, tools and stores. A wrong value raises a ConfigurationError."""
+"""Validate the options of nodes, tools and stores. An invalid value raises a ConfigurationError."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from perdure.errors import ConfigurationError
 
 
 def check_whole_number(option_name: str, value: Any, minimum: int) -> int:
-    """Return the value of the option `option_name` if it is an int of at least `minimum`."""
+    """Check that the option `option_name` is an int of at least `minimum`, and return its value."""
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
     return _require_valid_option(valid, option_name, value, f"a whole number of at least {minimum}")  # type: ignore[no-any-return]
 
 
 def check_number(option_name: str, value: Any, minimum: float, maximum: float = inf) -> float:
-    """Return the value of the option if it is a number from `minimum` to `maximum`."""
+    """Check that an option is a number from `minimum` to `maximum`, and return its value."""
     bounds = f"of at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
     valid = is_number(value) and minimum <= value <= maximum
     return _require_valid_option(valid, option_name, value, f"a number {bounds}")  # type: ignore[no-any-return]
 
 
 def check_min_score(value: Any) -> float | None:
-    """Return the value of the option `min_score` if it is a number or None.
+    """Check that the option `min_score` is a number or None, and return its value.
 
     None means the default.
     """
@@ -34,7 +34,7 @@ def check_min_score(value: Any) -> float | None:
 
 
 def check_seconds(option_name: str, value: Any, *, above_zero: bool = False) -> float:
-    """Return the value of the option `option_name` if it is a number of seconds.
+    """Check that the option `option_name` is a duration in seconds, and return its value.
 
     The number of seconds must be at least 0, or greater than 0 if `above_zero` is True.
     """
@@ -44,7 +44,7 @@ def check_seconds(option_name: str, value: Any, *, above_zero: bool = False) -> 
 
 
 def check_choice(option_name: str, value: Any, choices: Sequence[str | None]) -> str:
-    """Return the value of the option `option_name` if it is one of the choices."""
+    """Check that the option `option_name` is one of the choices, and return its value."""
     expected = f"one of {', '.join(map(repr, choices))}"
     return _require_valid_option(value in choices, option_name, value, expected)  # type: ignore[no-any-return]
 
@@ -57,7 +57,7 @@ def is_number(value: Any) -> bool:
 def check_instance(
     option_name: str, value: Any, types: type | tuple[type, ...], expected: str
 ) -> Any:
-    """Return the value of the option `option_name` if it is an instance of one of the types.
+    """Check that the option `option_name` is an instance of one of the types, and return its value.
 
     `expected` describes the allowed values in the error message.
     """
@@ -65,7 +65,7 @@ def check_instance(
 
 
 def check_text(option_name: str, value: Any, expected: str = "text that is not blank") -> str:
-    """Return the value of the option `option_name` if it is text that is not blank.
+    """Check that the option `option_name` is a non-blank string, and return its value.
 
     `expected` describes the allowed values in the error message.
     """
@@ -74,7 +74,7 @@ def check_text(option_name: str, value: Any, expected: str = "text that is not b
 
 
 def check_datetime(option_name: str, value: Any) -> datetime:
-    """Return the value of the option `option_name` if it is a datetime with a time zone."""
+    """Check that the option `option_name` is a datetime with a time zone, and return its value."""
     valid = isinstance(value, datetime) and value.tzinfo is not None
     return _require_valid_option(valid, option_name, value, "a datetime with a time zone")  # type: ignore[no-any-return]
 
