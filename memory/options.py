@@ -74,7 +74,7 @@ def check_text(option_name: str, value: Any, expected: str = "text that is not b
 
 
 def check_datetime(option_name: str, value: Any) -> datetime:
-    """Check that the option `option_name` is a datetime with a time zone, and return its value."""
+    """Check that the option `option_name` is a timezone-aware datetime, and return its value."""
     valid = isinstance(value, datetime) and value.tzinfo is not None
     return _require_valid_option(valid, option_name, value, "a datetime with a time zone")  # type: ignore[no-any-return]
 

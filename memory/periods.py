@@ -1,4 +1,4 @@
-"""Parse the period that a question is about, which is given as two days or two times."""
+"""Parse the start and end dates or timestamps of the period that a question is about."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Period = tuple[datetime, datetime]
 
 
 def parse_period(since: str | None, until: str | None) -> Period | None:
-    """Parse two days or times into a period, for the option `during` of `recall`.
+    """Parse start and end dates or timestamps into a period, for the `during` option of `recall`.
 
     >>> [moment.isoformat() for moment in parse_period("2026-11-02", "2026-11-02")]
     ['2026-11-02T00:00:00+00:00', '2026-11-03T00:00:00+00:00']
@@ -50,7 +50,7 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
 
 
 def _parse_day_or_time(option_name: str, text: str, *, is_end: bool) -> datetime:
-    """Parse a day or a time. With `is_end=True`, a day becomes the start of the next day."""
+    """Parse a date or timestamp. With `is_end=True`, a date becomes the start of the next day."""
     try:
         if len(text) == len("2026-11-02"):
             day = date.fromisoformat(text) + timedelta(days=is_end)

@@ -1,4 +1,4 @@
-"""Write the archive of a person: JSON lines with all data that belongs to the person.
+"""Write a person's archive, which contains all of the person's data as JSON Lines.
 
 The first line of an archive is the header. After the header, the archive contains one line for each
 thread, in the format of `perdure export`. After the threads, the archive contains one line for each
@@ -33,24 +33,24 @@ SELF: Final = "self"
 BACKEND: Final = "a backend"
 OTHER: Final = "somebody else"
 """The values of `sent_by` and `made_by` in a record, which say who sent a run or created a cron."""
-# The fields of a run's request that are also stored in the thread.
+# The fields of a run request that are also stored in the run's thread.
 _THREAD_INPUTS: Final = ("input", "command")
 _SCHEDULE_FIELDS: Final = ("schedule", "timezone", "end_time", "enabled", "on_run_completed")
 _ITEM_FIELDS: Final = frozenset(("namespace", "key", "value"))
 
 
 def is_archive_header(value: Mapping[str, Any]) -> bool:
-    """Return whether a JSON object from an archive is the header."""
+    """Return whether a JSON object is the header of an archive."""
     return isinstance(value.get(HEADER_KEY), int) and isinstance(value.get("user"), str)
 
 
 def is_item_version(value: Mapping[str, Any]) -> bool:
-    """Return whether a JSON object from an archive is a version of a store item."""
+    """Return whether a JSON object is an archive line that holds one version of a store item."""
     return value.keys() >= _ITEM_FIELDS and isinstance(value["namespace"], list)
 
 
 def is_run_or_cron_record(value: Mapping[str, Any]) -> bool:
-    """Return whether a JSON object from an archive is the record of a run or a cron."""
+    """Return whether a JSON object is an archive line that describes a run or a cron."""
     return len(value) == 1 and isinstance(value.get(RUN_KEY, value.get(CRON_KEY)), dict)
 
 
@@ -127,8 +127,8 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
 
     Yield nothing if the thread was deleted after the threads were listed.
 
-    If the thread's messages cannot be exported, the line contains no messages, and its field
-    `problem` gives the reason.
+    If the thread's messages cannot be exported, the line omits them and gives the reason in its
+    `problem` field.
     """
     try:
         if saver.head(thread_id) is not None:
@@ -142,21 +142,21 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
 
 
 def _sort_namespaces_of_internal_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
-    """Sort namespaces so that the namespaces of perdure's own notes come last.
+    """Sort namespaces so that those with perdure's internal notes come last.
 
-    Perdure's notes include tombstones, which record that texts were erased. Once an import has read
-    a text's tombstone, it refuses to store the text, so an archive's items must come before its
-    tombstones.
+    The internal notes include tombstones, which record that texts were erased. Once an import has
+    read a text's tombstone, it refuses to store the text, so an archive's items must come before
+    its tombstones.
     """
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)
 
 
 def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
-    """Build the record of a run on a person's thread.
+    """Build the archive record of a run on a person's thread.
 
-    The record has the run's ids, times and status, its request, and its error. If the person did
-    not request the run, the record does not identify who did. Such a record includes only the parts
-    of the request that were stored in the thread, and only the `error` field of the run's error.
+    The record contains the run's ids, timestamps, status, request and error. If the person did not
+    request the run, the record does not identify who did. Such a record includes only the parts of
+    the request that were stored in the thread, and only the `error` field of the run's error.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error = _classify_sender(run.details, user), run.error
@@ -180,7 +180,7 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
 
 
 def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
-    """Build the record of a person's cron: its ids and times, and the request of its runs.
+    """Build a cron's archive record, with the cron's ids and times and the request of its runs.
 
     If another person created the cron, the cron's record does not identify the creator. See also
     `build_run_record`.
@@ -209,7 +209,8 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
 def _classify_sender(request_details: Mapping[str, Any], user: str) -> str:
     """Return who sent a request.
 
-    SELF means the person, BACKEND a backend that acted for the person, and OTHER anybody else.
+    The result is SELF for the person, BACKEND for a backend that acted on the person's behalf, and
+    OTHER for anybody else.
     """
     if request_details.get("acting_for") == user:
         return BACKEND
@@ -231,5 +232,5 @@ def _select_mapping_entries(value: Any, keys: Sequence[str]) -> dict[str, Any] |
 
 
 def _format_time(seconds: float | None) -> str | None:
-    """Format a Unix time in seconds in ISO 8601 in UTC. Return None for None."""
+    """Format a Unix timestamp in seconds as an ISO 8601 timestamp in UTC. Return None for None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

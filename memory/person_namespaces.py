@@ -1,4 +1,4 @@
-"""Find and erase everything that a store contains about a person.
+"""Find and erase all of a person's data in a store.
 
 The namespaces of a person are:
 
@@ -9,10 +9,10 @@ The namespaces of a person are:
 - namespaces of the person's conversations under `chat_memory`,
 - and the namespaces of perdure's own notes about all of these namespaces.
 
-A conversation whose id equals the name of another person belongs to that other person. A namespace
-that merely contains the person's name as a label, without being one of the person's namespaces, is
-not erased. The erasure receipt lists the namespaces that contain the person's name but were not
-erased.
+If a conversation's id equals the name of another person, its namespace belongs to that other
+person. A namespace that merely contains the person's name as a label, without being one of the
+person's namespaces, is not erased. The erasure receipt lists the namespaces that contain the
+person's name but were not erased.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ async def forget_person(
     dry_run: bool = False,
     hand_over: bool = False,
 ) -> Receipt:
-    """Erase everything that the store contains about a person.
+    """Erase all of a person's data in a store.
 
-    The receipt also lists namespaces that are not erased although they contain the person's name.
-    The call is idempotent.
+    The receipt also lists the namespaces that contain the person's name but were not erased. The
+    call is idempotent.
 
     Args:
         adapter: The store.
@@ -208,7 +208,7 @@ async def forget_author(
 async def _find_authored_items(
     adapter: StoreAdapter, user: str, own_conversations: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
-    """Return (namespace, key) of each item that a user wrote outside `own_conversations`."""
+    """Return (namespace, key) for each item that a user wrote outside their own conversations."""
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
         return teams
@@ -267,7 +267,7 @@ def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
     """Return the labels of a namespace, except those that cannot be a person's name.
 
     The first label of a namespace such as `("memories", "alice")` is a fixed word, not a person's
-    name. Labels in a team's namespace are not the names of persons.
+    name. The labels of a team's namespace never identify a person.
     """
     if namespace[:1] == (TEAMS,):
         return ()
@@ -349,7 +349,7 @@ def _label_matches_template(template_label: str, label: str, user: str) -> bool:
 
 
 def check_templates(namespaces: Any) -> list[tuple[str, ...]]:
-    """Check the namespace templates that a caller passes, and return their labels.
+    """Validate the namespace templates passed by a caller, and return their labels.
 
     Raises:
         ConfigurationError: The value is not a list of templates with a whole label `{user_id}`.

@@ -1,4 +1,4 @@
-"""Find quotations of a person's texts in other people's threads."""
+"""Find passages in other people's threads that quote a person's texts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def find_ids_of_quoting_threads_for_each_finder(
 
 
 def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
-    """Yield a thread's messages, including those on branches. Stop if the thread cannot be read."""
+    """Yield the messages of all branches of a thread. Stop if the thread cannot be read."""
     for item in _iter_message_items(saver, thread_id):
         yield item.value
 
@@ -128,7 +128,7 @@ def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTex
 def _read_times_of_checkpoints_with_messages_of_others(
     saver: Checkpointer, thread_id: str
 ) -> set[datetime]:
-    """Return the times of the checkpoints with a message that another user sent."""
+    """Return the timestamps of the checkpoints that contain a message from another user."""
     times = set[datetime]()
     # `checkpoints` raises an error if the thread has no checkpoints or was deleted in the meantime.
     with suppress(PerdureError):
@@ -139,7 +139,7 @@ def _read_times_of_checkpoints_with_messages_of_others(
 
 
 def iter_cron_texts(crons: Iterable[CronRow]) -> Iterator[str]:
-    """Yield the texts that crons send to their threads."""
+    """Yield all strings in the inputs and commands that crons send to their threads."""
     for cron in crons:
         payload = cron.content.get("payload") or {}
         for name in ("input", "command"):
@@ -156,7 +156,7 @@ def _iter_strings_in_json_value(value: Any) -> Iterator[str]:
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:
-    """Yield the text of each version of each item in the namespaces."""
+    """Yield the text of every version of every item in the given namespaces."""
     for namespace in namespaces:
         for line in store.export(namespace):
             text: Any = line["value"].get("text")

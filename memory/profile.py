@@ -1,4 +1,4 @@
-"""Profiles: documents about users that have a schema and are changed field by field."""
+"""Store user profiles, which have a schema and are updated field by field."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def apply_patch(
 
 
 def _refuse_lost_fields(before: Document, after: Document, moved_path: str | None) -> None:
-    """Raise InvalidPatch if fields that had a value are missing after an operation.
+    """Raise InvalidPatch if an operation has removed fields that had a value.
 
     Args:
         before: The document before the operation.
@@ -242,7 +242,7 @@ class Leaf(NamedTuple):
 
 
 def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
-    """Yield the leaves of a document, including empty lists and objects."""
+    """Yield the leaves of a document. Empty lists and objects count as leaves."""
     if isinstance(value, dict | list) and value:
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from iter_leaves(part, (*path, name))
@@ -253,7 +253,7 @@ def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
 def replace_leaves(
     document: Document, leaves: Sequence[Leaf], new_values: Sequence[Any]
 ) -> Document:
-    """Return a copy of a document in which some leaves have new values.
+    """Return a copy of a document with some of its leaf values replaced.
 
     Args:
         document: The document.
@@ -313,7 +313,7 @@ def validate_profile(schema: type[M], document: Document) -> M:
 
 
 def _describe_validation_error(error: Any) -> str:
-    """Describe one of pydantic's validation errors, with the field's path and the wrong value."""
+    """Describe a pydantic validation error, including the field's path and the invalid value."""
     path = "".join(f"/{escape_pointer_part(str(part))}" for part in error["loc"]) or "the profile"
     received = (
         "" if error["type"] == "missing" else f" (it is {to_prompt_json(error['input'])[:80]})"
@@ -446,7 +446,7 @@ class Profile(Generic[M]):
         return versions
 
     async def _patch(self, operations: Any, config: RunnableConfig | None = None) -> M:
-        """Apply a JSON Patch (RFC 6902), and return the profile.
+        """Apply a JSON Patch (RFC 6902) to the profile, and return the patched profile.
 
         Raises:
             InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
@@ -457,7 +457,7 @@ class Profile(Generic[M]):
     async def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> M:
-        """Replace the whole profile by another profile or document, and return the new profile.
+        """Replace the whole profile with another profile or document, and return the new profile.
 
         Raises:
             InvalidPatch: The schema or the gate refuses the document.
@@ -472,9 +472,9 @@ class Profile(Generic[M]):
         return await self._write_change("set", lambda _: whole, config)
 
     async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
-        """Erase the profile with its past versions, and return the receipt.
+        """Erase the profile and its past versions, and return the receipt.
 
-        If the store keeps no versions, the item is deleted and None is returned.
+        If the store does not keep versions, the item is deleted and None is returned.
         """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
@@ -546,7 +546,7 @@ class Profile(Generic[M]):
     async def _write_change(
         self, operation: str, change: Change, config: RunnableConfig | None
     ) -> M:
-        """Apply a change to the stored profile, write the result, and return the new profile."""
+        """Apply a change to the stored profile, save the result, and return the new profile."""
         handle = self.get_handle(config)
         # Declare `profile` here, because the nested function `plan` assigns it and the method
         # returns it.
@@ -566,14 +566,15 @@ class Profile(Generic[M]):
     async def _plan_change_and_get_profile(
         self, handle: ItemHandle, state: ProfileState[M], operation: str, change: Change
     ) -> tuple[Sequence[PutItem], M]:
-        """Return the puts that write a change of the profile, and the profile after the change."""
+        """Return the put operations that save a profile change, and the changed profile."""
         try:
             new_document = change(state.document)
         # Redact secrets in the error message, because it may quote field names that the gate has
         # not checked.
         except InvalidPatch as exc:
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
-        # Values that are stored already are not checked again, even if they move within a list.
+        # Values that are already stored are not checked again, even if their list index has
+        # changed.
         stored = {
             (leaf.label_for_detectors, repr(leaf.value)) for leaf in iter_leaves(state.document)
         }
@@ -608,7 +609,8 @@ def _copy_document(item: Memory) -> Document:
             f"the item {item.key!r} in {item.namespace!r} is not a profile, but has the fields "
             f"{list(item.value)}; choose another key or namespace for the profile"
         )
-    # The document is copied, because langgraph's in-memory store returns the stored object itself.
+    # Copy the document, because langgraph's in-memory store returns the stored object itself, and
+    # changing it in place would change the store.
     return deepcopy(item.value[_DOCUMENT])
 
 
@@ -675,5 +677,5 @@ def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candida
 
 
 def _normalize_letters(text: str) -> str:
-    """Return the letters and digits of a text, with their case folded."""
+    """Return only the letters and digits of a text, case-folded."""
     return "".join(filter(str.isalnum, text.casefold()))

@@ -31,12 +31,12 @@ _HEAD_SHARE: Final = 0.7
 
 
 def escape_delimiters(text: str) -> str:
-    """Escape the delimiters of a transcript in a text that is put into the transcript."""
+    """Escape transcript delimiters in a text before it is inserted into the transcript."""
     return _DELIMITER.sub(_SAFE_ANGLE, text)
 
 
 def fence_text(tag_name: str, text: str) -> str:
-    """Enclose a text in delimiters that do not occur in the text. Return "" for an empty text."""
+    """Enclose a text in delimiters that do not occur in it. Return "" for an empty text."""
     if not text:
         return ""
     while f"</{tag_name}" in text:
@@ -71,7 +71,7 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 def render_section(section_name: str, entries: Sequence[str]) -> str:
-    """Render a named section: a heading that describes the content, then a line for each entry."""
+    """Render a named section: a heading that describes the content, followed by the entries."""
     return "\n".join(
         [f"<{section_name}>", _SECTION_HEADINGS[section_name], *entries, f"</{section_name}>"]
     )
@@ -80,7 +80,7 @@ def render_section(section_name: str, entries: Sequence[str]) -> str:
 def select_fitting_indices_and_count_tokens(
     section_name: str, entries: Sequence[str], token_budget: float | None, counter: TokenCounter
 ) -> tuple[list[int], int]:
-    """Find the entries of a section that fit into a token budget. Earlier entries have priority.
+    """Select the entries of a section that fit into a token budget. Earlier entries have priority.
 
     Args:
         section_name: The name of the section.
@@ -140,11 +140,12 @@ Values under other keys may be bytes, URLs or encrypted results.
 _RESULT_SUFFIX: Final = "result"
 # Maximum nesting depth to which a content block is read.
 _MAX_DEPTH: Final = 8
-# The pattern begins with the literal "data:", which makes the search fast.
+# The pattern starts with the literal "data:", which makes searching fast.
 _DATA_URL: Final = re.compile(
     r"data:(?<!\wdata:)(?=[A-Za-z;])(?:[A-Za-z]{1,20}/[\w.+-]{1,80})?(?:;[\w.=+-]{1,80}){0,5},\S*"
 )
-# Matches encoded data and URLs. The query of a URL is removed because it may contain a signature.
+# Matches encoded data and URLs in a text. A URL's query string is removed, because it may contain a
+# signature.
 _BINARY: Final = re.compile(
     rf"{_DATA_URL.pattern}|[a-z0-9+/]{{60,}}=*|[\w-]{{100,}}|(https?://[^\s?#]*)(?:[?#]\S*)?",
     re.A | re.I,
@@ -205,7 +206,7 @@ def join_newest_units(units: Sequence[str], max_chars: int) -> str:
 
 
 def _render_role(message: BaseMessage) -> str:
-    """Render the role of a message, with the name of its author."""
+    """Render a message's role and its author's name."""
     if isinstance(message, ToolMessage):
         label = f"tool {message.name}" if message.name else "tool"
         label += " (error)" if message.status == "error" else ""
@@ -273,7 +274,7 @@ def _render_attachment(block: Mapping[str, Any]) -> str:
 def _iter_block_keys_and_texts(
     part: Any, key: str = "", depth: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) for each name and each text in a part of a content block."""
+    """Yield a (key, text) pair for each name and each text found in part of a content block."""
     if isinstance(part, str):
         yield key, part
     elif isinstance(part, list) and depth < _MAX_DEPTH:
@@ -303,7 +304,7 @@ def _read_audio_transcript(message: BaseMessage) -> tuple[str, ...]:
 def render_block_name(block: Mapping[str, Any]) -> str:
     """Render a content block that has no text as its type and the name or URL of its file."""
     kind = str(block.get("type") or "something")
-    # Some providers put the file into a nested object, and langchain puts the file's name into
+    # Some providers nest the file in another object, and langchain stores the file's name in
     # `metadata`.
     parts = [block, *(part for part in block.values() if isinstance(part, dict))]
     names = (part.get(key) for key in _FILE_KEYS for part in parts)

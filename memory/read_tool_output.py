@@ -1,4 +1,4 @@
-"""`read_tool_output`, a tool with which a model reads an earlier tool result again.
+"""Provide `read_tool_output`, a tool that lets a model reread the result of an earlier tool call.
 
 A thread's history contains the original of each tool result that was cleared, trimmed or
 summarised.
@@ -31,11 +31,11 @@ DESCRIPTION: Final = """\
 Read the full result of an earlier tool call in this conversation whose result was cleared from \
 view. Use it instead of calling the tool a second time. It reads results of this conversation \
 only, and returns a long result in pages."""
-# Default maximum number of characters of a result that one call returns.
+# Default maximum number of characters of a tool result to return in one call.
 _DEFAULT_LIMIT: Final = 20_000
 # Minimum value of the option `limit`, in characters.
 _MIN_LIMIT: Final = 100
-# Number of history items that are decoded at a time, starting with the newest.
+# Batch size for decoding history items, newest first.
 _PAGE_ITEMS: Final = 256
 # Maximum number of characters to quote from an unknown tool call id in the error message for the
 # model.
@@ -59,7 +59,7 @@ def read_tool_output(
     description: str = DESCRIPTION,
     messages_key: str = "messages",
 ) -> BaseTool:
-    """Return a tool with which a model reads the result of an earlier tool call again.
+    """Return a tool that lets a model reread the result of an earlier tool call.
 
     The model passes the id of the earlier tool call to the tool. The tool first looks for the
     earlier call's result in the run's state. If the state does not contain the complete result, the
@@ -148,8 +148,8 @@ async def _find_tool_result(
 
     The thread's history is searched if the run's state does not contain the original result. The
     run's state may contain a shortened version of the result, with the middle cut out. The
-    shortened version is returned only if the history does not contain the original result. The
-    placeholder of a cleared result is never returned.
+    shortened version is returned only if the history does not contain the original result. If a
+    result was replaced by a placeholder, the placeholder is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
@@ -176,12 +176,12 @@ class _ThreadHistory:
     thread_id: str
     channel: str
     call_id: str
-    # Checkpoint namespaces that have been searched already.
+    # Checkpoint namespaces that have already been searched.
     searched: set[str] = field(default_factory=set)
 
     async def find_in_graph_namespaces(self, configurable: Mapping[str, Any]) -> ToolMessage | None:
-        """Search the namespace of the graph that runs the tool, then those of its parent graphs."""
-        # The config of a task contains the checkpoint ids of its own graph and of all parent
+        """Search the namespace of the graph that runs the tool, then those of the parent graphs."""
+        # A task's config contains the checkpoint ids of the task's own graph and of all parent
         # graphs.
         checkpoints: Mapping[str, str | None] = configurable.get("checkpoint_map") or {
             configurable.get("checkpoint_ns") or "": configurable.get("checkpoint_id")

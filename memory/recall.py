@@ -58,9 +58,9 @@ _MAX_COMPARED: Final = 100
 # The constant k of reciprocal rank fusion, in which a rank r has the weight 1 / (k + r). The larger
 # k is, the less a high rank outweighs a low rank.
 _FUSION_CONSTANT: Final = 60
-# Maximum number of characters of a memory that an explanation shows.
+# Maximum number of characters of a memory to show in an explanation. Longer texts are truncated.
 _MAX_EXPLAINED_CHARS: Final = 120
-# Minimum absolute value of a part of a score that an explanation shows.
+# Minimum absolute value of a score component in an explanation. Smaller components are left out.
 _MIN_EXPLAINED_PART: Final = 0.005
 # Sort date for memories that have no date. Memories are sorted newest first, so memories with this
 # date come last.
@@ -69,7 +69,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """The memories that were recalled. `str(result)` is a section of quoted data for a model.
+    """The recalled memories. `str(result)` renders them as a section of quoted data for a model.
 
     Attributes:
         memories: The memories, best first. `Memory.parts` are the parts of their scores.
@@ -91,11 +91,11 @@ class RecallResult:
         return render_section("memories", self.lines) if self.lines else ""
 
     def explain(self) -> str:
-        """Explain to a human reader which memories were recalled, and which scored too low.
+        """Explain in human-readable form which memories were recalled and which scored too low.
 
-        Memories below the minimum score are listed only after a recall with `explain=True`. For
-        each memory, one line shows its score, key and text, and a second line shows the parts of
-        the score.
+        Memories below the minimum score are listed only if `explain=True` was passed to `recall`.
+        For each memory, one line shows its score, key and text, and a second line shows the parts
+        of the score.
         """
         limit = f"minimum score {self.min_score:.2f}" if self.min_score else "no minimum score"
         lines = [
@@ -126,7 +126,7 @@ class RecallResult:
 
 
 def _render_memory_explanation(memory: Memory) -> str:
-    """Render a memory with its score and the parts of the score, for a human reader."""
+    """Render a memory with its score and the score's components, in human-readable form."""
     score = "   -" if memory.score is None else f"{memory.score:.2f}"
     parts = sorted((memory.parts or {}).items(), key=lambda part: -abs(part[1]))
     why = ", ".join(
@@ -219,7 +219,7 @@ class MemorySearch:
         A namespace is nested if it begins with all labels of another namespace in the list.
         Searching the outer namespace also finds the memories in the nested one.
 
-        The namespaces of the user and the teams are left out if the run must not use memories.
+        The user's and the teams' namespaces are left out if memory is disabled for the run.
         """
         templates = [
             template
@@ -324,7 +324,7 @@ class MemorySearch:
         as_of: datetime | None,
         accepts: Callable[[Memory], bool],
     ) -> list[Memory]:
-        """Return all memories of the namespaces if there are fewer than `all_below`, else []."""
+        """Return all memories in the namespaces if there are fewer than `all_below`, or else []."""
         few: list[Memory] = []
         for prefix in prefixes if self._all_below is not None else ():
             few += await adapter.search(prefix, limit=self._all_below, as_of=as_of)
@@ -343,7 +343,7 @@ class MemorySearch:
         min_score: float,
         limit: int,
     ) -> list[tuple[int, Memory]]:
-        """Return (rank, memory) for the best memories of one namespace.
+        """Return (rank, memory) pairs for the best-matching memories of one namespace.
 
         The list may be longer than `limit`, because the caller removes duplicates. Accepted
         memories with at least the minimum score come first, followed by accepted memories below the
@@ -411,18 +411,18 @@ async def _recall(
     explain: bool = False,
     namespaces: Sequence[Sequence[str]] | None = None,
 ) -> RecallResult:
-    """Return the memories that answer a query.
+    """Return the memories that are relevant to a query.
 
     The node `use_memories` performs the same search as `recall` before a model is called.
 
     Within a namespace, the store's search ranks the memories. A turn is a memory that contains a
     message. The rank of each memory that is not a turn is then halved, so that extracted memories
     rank above turns. A memory that was extracted from a turn comes before the turn. Results from
-    several namespaces are merged by rank. If several memories state the same fact, only the best
-    one is returned. A turn that only asks the same question as the query ranks behind a statement
-    that answers the question. A turn is not returned if its text equals the query. A superseded
-    memory is not returned if its successor is recalled. If its successor is not recalled, a
-    superseded memory is shown with the date until which it was true.
+    multiple namespaces are merged by rank. If several memories state the same fact, only the best
+    one is returned. A turn that merely asks the same question as the query ranks below a statement
+    that answers it. A turn is not returned if its text equals the query. A superseded memory is not
+    returned if its successor is recalled. If its successor is not recalled, a superseded memory is
+    shown with the date until which it was true.
 
     Args:
         query: The query, in the words of the user.
@@ -456,7 +456,7 @@ recall, arecall = blocking(_recall), awaiting(_recall)
 def merge_rankings_by_reciprocal_rank(
     rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int
 ) -> list[Memory]:
-    """Merge rankings into one list, best first, without repetitions. Ties are ordered newest first.
+    """Merge rankings into one list without duplicates, best first. Ties are ordered newest first.
 
     The rankings are merged by reciprocal rank fusion, which uses only the ranks of the memories and
     ignores the scores of the store.
@@ -524,7 +524,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
 
 
 def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
-    """Return (thread id, message id) of each message from which a memory was made."""
+    """Return (thread id, message id) for each message from which a memory was created."""
     source = memory.provenance
     return [(source.thread_id, id) for id in source.message_ids] if source else []
 
@@ -574,7 +574,7 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
 
 def _get_date(memory: Memory) -> datetime:
-    """Return the time by which a memory is sorted."""
+    """Return the timestamp by which memories are sorted."""
     return (memory.provenance and memory.provenance.at) or memory.valid_from or _EARLIEST
 
 
@@ -583,7 +583,7 @@ Expected = str | Sequence[str]
 
 
 class CheckedQuestion(NamedTuple):
-    """A question that `check_recall` asked, with the ranks of the memories that it should recall.
+    """A question that was tested with `check_recall`, with the ranks of the expected memories.
 
     Attributes:
         question: The question.
@@ -660,7 +660,7 @@ def check_recall(
 
     def is_key(text: str) -> bool:
         """Return whether a text is the key of a stored memory."""
-        # `get` raises InvalidNamespace for a text that cannot be a key.
+        # `get` raises InvalidNamespace if the text is not a valid key.
         with suppress(InvalidNamespace):
             return any(
                 run(adapter.get(namespace, text)) for namespace in search.fill_namespaces(config)

@@ -1,4 +1,4 @@
-"""Record in a store which namespace templates were used, so that a person's data can be found.
+"""Record the namespace templates used in a store, so that all of a person's data can be found.
 
 When perdure first reads or writes memories under a template such as `("notes", "{user_id}")` in a
 store, perdure records the template in that store. A template's record is stored as an item in the

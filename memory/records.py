@@ -62,7 +62,7 @@ HASHED_ID_PREFIX: Final = "unnamed-"
 
 The id consists of this prefix and a hash.
 """
-# Maximum number of previous texts that a memory keeps. Older texts are dropped.
+# Maximum number of previous texts kept in a memory. The oldest texts are dropped.
 _MAX_PREVIOUS_TEXTS: Final = 10
 # Maximum number of items returned by one call of the store's `search`.
 _PAGE_SIZE: Final = 1_000
@@ -193,7 +193,7 @@ class Outcome:
 
 
 def render_memory_line(memory: Any, *, date: str | None = None) -> str:
-    """Return a memory, item, text or JSON object as one line of JSON for a prompt.
+    """Render a memory, item, text or JSON object as a single line of JSON for use in a prompt.
 
     Args:
         memory: A `Memory`, a langgraph `Item`, or a JSON value. Memories and items have their
@@ -229,7 +229,7 @@ def format_dates(memories: Sequence[Memory]) -> list[str | None]:
 
     If several memories have the same date, the time of day (UTC) is added to each of them. The time
     is given to the minute, or to the second or millisecond where several memories would otherwise
-    have the same time. If the time of a memory is unknown, its date is None.
+    have the same time. The date is None for memories whose time is unknown.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -245,7 +245,7 @@ def format_dates(memories: Sequence[Memory]) -> list[str | None]:
 
 
 def find_end_of_validity(memory: Memory) -> datetime | None:
-    """Return when a memory ceased to be true (its field `until`), or None if it is still true."""
+    """Return when a memory stopped being true (its `until` field), or None if it is still true."""
     until = memory.value.get("until")
     try:
         return datetime.fromisoformat(until) if isinstance(until, str) else None
@@ -262,7 +262,7 @@ def _render_memory_json(
     date: str | None = None,
     team: str | None = None,
 ) -> str:
-    """Render a memory as one line of JSON, with the known details of its origin.
+    """Render a memory as one line of JSON, with everything that is known about its origin.
 
     Args:
         body: The text or the fields of the memory.
@@ -278,7 +278,7 @@ def _render_memory_json(
         getattr(provenance, "trust", None),
         getattr(provenance, "at", None) or default_time,
     )
-    # In a team's memory, "the user" would be understood as the person who reads the memory.
+    # In a team's memory, "the user" would be taken to mean whoever reads the memory.
     if team is not None and trust == "user":
         actor = author or "a member of the team"
     # Leave out the "said_by" field if the memory's text already begins with the speaker's name, as
@@ -300,17 +300,17 @@ def _render_memory_json(
 
 
 def _get_team(namespace: Sequence[str]) -> str | None:
-    """Return the team to whose memory a namespace belongs, or None."""
+    """Return the team that a namespace belongs to, or None if the namespace is not a team's."""
     return namespace[1] if tuple(namespace[:1]) == (TEAMS,) and len(namespace) > 1 else None
 
 
 def _format_utc(when: datetime, timespec: str) -> str:
-    """Format a time in UTC in ISO 8601, for example `2026-01-31T09:30Z`."""
+    """Convert a datetime to UTC and format it in ISO 8601, for example `2026-01-31T09:30Z`."""
     return when.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
 
 
 def _format_day(when: datetime | None) -> str | None:
-    """Format the day of a time in ISO 8601, for example `2026-01-31`."""
+    """Format the date of a datetime in ISO 8601, for example `2026-01-31`."""
     return None if when is None else when.date().isoformat()
 
 
@@ -411,7 +411,7 @@ class StoreAdapter:
         ]
 
     async def refresh_time_to_live(self, memories: Iterable[Memory]) -> None:
-        """Restart the time to live of memories, unless the store is configured not to refresh it.
+        """Refresh the TTL of memories, unless the store is configured not to refresh TTLs on read.
 
         The memories must be current versions that were read through this adapter.
         """
@@ -421,7 +421,7 @@ class StoreAdapter:
             await self.call("batch", ops)
 
     async def list_memories(self, namespace: Namespace, **search_options: Any) -> list[Memory]:
-        """Return all memories of a namespace, except memories in namespaces below it.
+        """Return all memories in a namespace, excluding memories in its child namespaces.
 
         `search_options` are passed to the `search` method.
         """
@@ -437,7 +437,7 @@ class StoreAdapter:
     async def list_versions(self, namespace: Namespace, key: str) -> list[Memory]:
         """Return all versions of a memory, oldest first.
 
-        If the store keeps no versions, only the current version is returned.
+        If the store does not keep versions, only the current version is returned.
         """
         if not self.versioned:
             present = await self.get(namespace, key)
@@ -463,19 +463,19 @@ class StoreAdapter:
             await record_templates(self.store, self._templates)
 
     async def list_namespaces_with_label(self, label: str) -> list[Namespace]:
-        """Return the namespaces that contain a label, even if all items in them are deleted."""
+        """Return the namespaces that contain a label, even those whose items are all deleted."""
         if self.versioned:
             return await self.call("find_namespaces", label)  # type: ignore[no-any-return]
         namespaces = await self.call("list_namespaces", limit=sys.maxsize)
         return [tuple(namespace) for namespace in namespaces if label in namespace]
 
     async def list_namespaces_under(self, prefix: Namespace) -> list[Namespace]:
-        """Return the namespaces under a prefix, even if all items in them are deleted."""
+        """Return the namespaces under a prefix, even those whose items are all deleted."""
         namespaces = await self.list_namespaces_with_label(prefix[0])
         return [namespace for namespace in namespaces if namespace[: len(prefix)] == prefix]
 
     async def list_items_under(self, prefix: Namespace) -> list[Item]:
-        """Return the current items in all namespaces under a prefix."""
+        """Return the current items in every namespace that starts with a prefix."""
         items: list[Item] = []
         while True:
             page = await self.call(
@@ -490,7 +490,7 @@ class StoreAdapter:
                 return items
 
     def _build_no_refresh_options(self) -> dict[str, Any]:
-        """Return the options of a read that must not restart the time to live of items."""
+        """Return the options for reading items without refreshing their TTL."""
         return {"refresh_ttl": False} if self.versioned else {}
 
     def _remember_keys_of_items_with_time_to_live(self, items: Iterable[Item]) -> None:
@@ -518,14 +518,14 @@ class StoreAdapter:
 
 
 def is_below_min_score(memory: Memory, min_score: float) -> bool:
-    """Return whether a memory has a score below `min_score`. If it is 0, return False."""
+    """Return whether a memory's score is below `min_score`. If `min_score` is 0, return False."""
     return bool(min_score) and memory.score is not None and memory.score < min_score
 
 
 class ChangePlan(NamedTuple):
-    """A planned change: the puts to write, and the outcomes to report once the puts are written.
+    """A planned change: the puts to write, and the outcomes to report after they are written.
 
-    There is one outcome for each part of the proposed change.
+    `outcomes` contains one outcome per part of the proposed change.
     """
 
     puts: Sequence[PutItem] = ()
@@ -533,7 +533,7 @@ class ChangePlan(NamedTuple):
 
 
 class ItemHandle(NamedTuple):
-    """An item of a store, such as a profile, and the provenance of changes to it.
+    """A store item, such as a profile, with the provenance to record for the next change to it.
 
     Attributes:
         adapter: The store.
@@ -581,7 +581,7 @@ class ItemHandle(NamedTuple):
 
 
 def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
-    """Return the adapter of a store, or of the store of the running graph if `store` is None."""
+    """Return an adapter for a store. If `store` is None, the running graph's store is used."""
     return StoreAdapter(get_graph_store("the memories") if store is None else store, *templates)
 
 
@@ -594,7 +594,7 @@ def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespa
 
 
 def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[Namespace]:
-    """Fill a template for a run. A template for teams gives one namespace for each team."""
+    """Fill in a template for a run. A team template yields one namespace per team."""
     return [
         check_filled_namespace(template, namespace) for namespace in template.fill_for_teams(config)
     ]
@@ -680,7 +680,7 @@ def build_unsearched_permanent_note_put(
 def build_removal(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
     """Build the put that deletes a memory.
 
-    A store with versions keeps the memory's past versions.
+    A store that keeps versions also keeps the deleted memory's past versions.
     """
     return PutItem(namespace, key, None, if_version=if_version)
 
@@ -691,9 +691,9 @@ def build_memory_value_with_previous_texts(
     change: str,
     previous_text_ended_at: datetime | None = None,
 ) -> dict[str, Any]:
-    """Build the value of a memory's next version, in which the previous text is listed.
+    """Build the value of a memory's next version, which lists the memory's previous texts.
 
-    The previous text is not added to the list if the new text is the same.
+    The replaced text is not added to the list if the new text is the same.
 
     Args:
         previous: The present version.
@@ -724,7 +724,7 @@ def build_filter_for_memories_with_previous_text(text: str) -> dict[str, Any]:
 
 
 def convert_item_to_memory(item: Item) -> Memory:
-    """Convert an item of any store to a memory."""
+    """Convert an item from any store to a memory."""
     value = dict(item.value)
     provenance: Provenance | None = getattr(item, "provenance", None)
     if provenance is None and (stored := value.pop(SOURCE, None)):
@@ -747,7 +747,7 @@ def convert_item_to_memory(item: Item) -> Memory:
 
 
 def _convert_to_plain_put(put: PutItem) -> PutOp:
-    """Convert a put to langgraph's `PutOp`, with the provenance in a field of the value."""
+    """Convert a put to langgraph's `PutOp`, storing the provenance in a field of the value."""
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:
         value[SOURCE] = _PROVENANCE_ADAPTER.dump_python(

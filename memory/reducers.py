@@ -46,15 +46,15 @@ class Keep(dict[str, Any]):
 
 
 def messages(current_messages: Any, update: Any) -> Any:
-    """Merge an update into a list of messages.
+    """Apply an update to a list of messages, and return the new list.
 
     Use this reducer in a state's schema: `Annotated[list[AnyMessage], messages]`.
 
     The update may be everything that `add_messages` accepts, that is, messages in any form,
     `RemoveMessage` and `REMOVE_ALL_MESSAGES`. A `Keep(...)` or its JSON form may be the whole
-    update, or one element of an update list. The returned messages have unique ids, because a later
-    message replaces an earlier message with the same id. The ids are unique even if the update
-    contains `REMOVE_ALL_MESSAGES` or `current_messages` contains duplicates.
+    update, or one element of an update list. If several messages have the same id, the last one
+    replaces the others, so message ids are unique in the returned list. The ids are unique even if
+    the update contains `REMOVE_ALL_MESSAGES` or `current_messages` contains duplicates.
 
     Raises:
         InvalidUpdate: A `Keep` would separate a tool call from its result.
@@ -110,9 +110,10 @@ def keepable(reducer: Reducer = operator.add) -> ReducerAcceptingKeep:
 def append_new(current_ids: Any, new_ids: Any) -> list[Any]:
     """Append the elements of `new_ids` that are not yet in `current_ids`.
 
-    Use this function as the reducer of a channel that holds a list of ids. With `operator.add`, a
-    list that a subgraph shares with its parent doubles at each call of the subgraph, because the
-    subgraph returns the whole list and not only its new elements.
+    Use this function as the reducer of a channel that holds a list of ids. Do not use
+    `operator.add` for a list that a subgraph shares with its parent graph. The subgraph returns the
+    whole list, not only its new elements, so each call of the subgraph would append the existing
+    elements again.
 
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
@@ -132,8 +133,8 @@ def append_new(current_ids: Any, new_ids: Any) -> list[Any]:
 class ChatState(TypedDict):
     """The state of a chat.
 
-    The channel `llm_input_messages` contains the messages for the model if they differ from those
-    in the state. The `llm_input_messages` channel is not stored in checkpoints.
+    The `llm_input_messages` channel contains the messages to send to the model, if they differ from
+    the `messages` channel. It is not stored in checkpoints.
     """
 
     messages: Annotated[list[AnyMessage], messages]
@@ -149,7 +150,7 @@ def _has_keep(update: Any) -> bool:
 
 
 def _split_update_into_lists_and_keep_objects(update: Any) -> list[Any]:
-    """Split an update into parts: lists of ordinary elements, and single `Keep` updates.
+    """Split an update into a sequence of `Keep` updates and lists of ordinary elements.
 
     The parts are returned in the update's original order. All `Keep` updates are validated before
     any part of the update is applied.
@@ -185,7 +186,7 @@ def _to_slice(keep: Mapping[str, Any]) -> slice:
 def _select_messages_in_kept_range(
     messages_in_state: list[BaseMessage], keep_update: Mapping[str, Any]
 ) -> list[BaseMessage]:
-    """Return the messages that a `Keep` update selects.
+    """Return the messages selected by a `Keep` update.
 
     Raises:
         InvalidUpdate: A tool call would be separated from its result.

@@ -236,7 +236,7 @@ class _RoleFinder:
         )
 
     def _list_words_not_in_query(self, text: str) -> list[str]:
-        """Return the words of a text that are neither words of the query nor stop words."""
+        """Return the words of a text, excluding stop words and words of the query."""
         stops = frozenset[str]().union(*map(stop_words, self._languages))
         words = {
             word: stem

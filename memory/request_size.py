@@ -67,7 +67,7 @@ class RequestParts:
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    """The size of the next request of a conversation, in tokens.
+    """The estimated size, in tokens, of a conversation's next request to the model.
 
     Attributes:
         total: The size of the whole request, as the larger of the estimate and the size that

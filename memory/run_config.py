@@ -1,4 +1,4 @@
-"""Read the store, thread, user, teams and namespace labels of a run from its config."""
+"""Read a run's store, thread, user and teams from its config, and fill in namespace templates."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def read_run_user(config: RunnableConfig | None) -> str | None:
 
 
 def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
-    """Return the teams whose memory a run uses, without duplicates.
+    """Return the teams whose memory is used in a run, without duplicates.
 
     In the run's context or `configurable`, `teams` lists the teams and `team` selects one of them.
     On a server, only teams that the person belongs to are allowed, and a run that specifies no team
@@ -141,7 +141,7 @@ def choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
 
 
 def get_allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
-    """Return the teams to which a server limits a run, or None if there is no such limit."""
+    """Return the teams that the server allows a run to use, or None if all teams are allowed."""
     allowed: Collection[str] | None = ensure_config(config)["configurable"].get(TEAMS_KEY)
     return allowed
 
@@ -149,7 +149,7 @@ def get_allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
 def read_thread_and_checkpoint_id_of_run(
     config: RunnableConfig | None,
 ) -> tuple[str | None, str | None]:
-    """Return the thread id of a run, and the id of the checkpoint from which the run continues.
+    """Return a run's thread id and the id of the checkpoint from which the run resumes.
 
     The thread id and the checkpoint id are None if the run has no thread. Inside a node, the
     checkpoint belongs to the graph or subgraph that contains the node.
@@ -186,7 +186,7 @@ def make_clock(option_name: str, value: Clock | str | None) -> Clock:
         return check_instance(option_name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
     def read_time(config: RunnableConfig | None) -> datetime | None:
-        """Return the time that a run's `configurable` contains under the key, or None."""
+        """Return the timestamp stored under the key in a run's `configurable`, or None."""
         time = ensure_config(config)["configurable"].get(value)
         try:
             return datetime.fromisoformat(time) if isinstance(time, str) else time
@@ -203,7 +203,7 @@ _LABEL: Final = re.compile(r"([^{}]*)(?:\{([^\W\d]\w*)\}([^{}]*))?")
 
 
 class Template:
-    """The labels of a namespace with placeholders, outermost first: `("notes", "{user_id}")`.
+    """A template for namespaces: labels with placeholders, such as `("notes", "{user_id}")`.
 
     `{user_id}` is replaced by `user_id` in the run's `context`, which may be a dict, a dataclass or
     a pydantic model. If the context has no `user_id`, `configurable["user_id"]` in the run's config
@@ -211,10 +211,11 @@ class Template:
     example, a label `"{x}-{y}"` would be filled in as `"a-b-c"` for both `x="a-b", y="c"` and
     `x="a", y="b-c"`.
 
-    In `("teams", "{team}")`, `{team}` is replaced by each team of the run, see `read_run_teams`.
+    The template `("teams", "{team}")` is filled in once for each of the run's teams; see
+    `read_run_teams`.
 
     Args:
-        labels: The labels.
+        labels: The labels, outermost first.
         shared: Whether the first label may be `"teams"`.
     """
 
@@ -255,7 +256,7 @@ class Template:
         return self._fill_labels(config)
 
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
-        """Return the labels for each team of a run, or an empty list if the run has no team.
+        """Return the filled-in labels for each team of a run, or [] if the run has no team.
 
         If the template's first label is not `"teams"`, the list contains a single tuple with the
         filled-in labels.
@@ -302,7 +303,7 @@ class Template:
         return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
 
     def _check_team_is_allowed_and_named(self, is_team_allowed: bool) -> None:
-        """Raise ConfigurationError unless a template for teams is allowed and names a team."""
+        """Raise ConfigurationError if a team template is not allowed or names no team."""
         name = self.labels[1] if len(self.labels) > 1 else ""
         if not is_team_allowed:
             raise ConfigurationError(
@@ -339,7 +340,7 @@ class Template:
 
 
 def _split_label_at_placeholder(label: Any) -> tuple[str, str, str]:
-    """Split a label into (text before the placeholder, the placeholder's name, text after it).
+    """Split a label into (text before the placeholder, placeholder name, text after it).
 
     For a label without a placeholder, the placeholder's name and the text after it are "".
     """

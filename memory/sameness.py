@@ -25,9 +25,9 @@ _MIN_WORDS_TO_ROTATE: Final = 4
 
 
 def is_same_normalized_text(left_text: str, right_text: str) -> bool:
-    """Return whether two texts have the same normal form.
+    """Return whether two texts are equal after normalization.
 
-    The normal form ignores capitals, punctuation, spaces and variant forms of letters.
+    Normalization ignores case, punctuation, whitespace and variant forms of letters.
     """
     return _normalize(left_text) == _normalize(right_text)
 
@@ -49,7 +49,7 @@ def is_text_stating_same_fact(left_text: str, right_text: str) -> bool:
 
 
 def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> bool:
-    """Return whether two lists of words differ only in words with similar vectors.
+    """Return whether two lists of words differ only in words with similar embeddings.
 
     Return False if a differing word contains a capital letter or a digit, because different names
     or numbers are different facts. Also return False if two differing words have the same stem,
@@ -82,13 +82,13 @@ def _is_rotation(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> b
 def _split_words(text: str) -> tuple[str, ...]:
     """Split a text into words and symbols. The first word is in lower case."""
     parts = _TOKENS.findall(unify_letter_variants(text))
-    # The first word of a sentence has a capital even if the word is not a name.
+    # The first word is lowercased, because it is capitalized even if it is not a name.
     return (parts[0].lower(), *parts[1:]) if parts else ()
 
 
 @lru_cache(1 << 12)
 def _compute_word_similarity(left_word: str, right_word: str) -> float:
-    """Return the cosine similarity of the vectors of two words."""
+    """Return the cosine similarity of two words' embeddings."""
     # Import `perdure.stores.offline` lazily, because it loads numpy, which most text comparisons do
     # not need.
     from perdure.stores.offline import StaticEmbedder

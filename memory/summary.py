@@ -82,10 +82,10 @@ Size = tuple[Literal["messages", "tokens", "fraction"], float]
 A fraction is a share of the model's context window.
 """
 
-# Maximum number of tokens in a request for a summary if the model's context window is unknown.
+# Maximum number of tokens in a summary request if the model's context window is unknown.
 _DEFAULT_INPUT_TOKENS: Final = 16_000
-# Maximum fraction of the model's context window that a request for a summary may use. The rest is
-# left for the model's response.
+# Maximum fraction of the model's context window that a summary request may fill. The rest is left
+# for the model's response.
 _REQUEST_SHARE: Final = 0.75
 _LOG = logging.getLogger("perdure")
 
@@ -153,7 +153,7 @@ _NOTHING: Final = Selection(())
 
 
 class Summarize(MessagesNode):
-    """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
+    """A node that maintains a running summary of a thread: `summarize("openai:gpt-5-mini")`.
 
     In a graph, the node writes the summary to the state and removes the summarised messages from
     the state. The graph's state must have the channels of `SummaryState`. In a `view`, the node
@@ -206,7 +206,7 @@ class Summarize(MessagesNode):
         self.request = SummaryRequest(
             call, check_text("summary_prompt", summary_prompt), counter.count_text, max_input
         )
-        # `trigger` and `keep` are pairs of limits: a number of messages, and a number of tokens.
+        # `trigger` and `keep` are each a pair (message limit, token limit).
         self.trigger = limits
         self.keep = (
             halves
@@ -309,7 +309,7 @@ class Summarize(MessagesNode):
             )
 
     async def _wait_for_background(self, timeout_s: float | None = None) -> bool:
-        """Wait for the summaries that are being written in the background.
+        """Wait until the summaries that are being written in the background are finished.
 
         Return False if a summary is still being written after `timeout_s` seconds. Summaries that
         are unfinished when the process ends are lost, and are written again in the next turn.
@@ -413,7 +413,7 @@ class Summarize(MessagesNode):
     async def _build_state_update(
         self, state: Any, config: RunnableConfig | None
     ) -> dict[str, Any]:
-        """Return the update that stores a new summary and removes the summarised messages.
+        """Return the state update that stores a new summary and removes the summarised messages.
 
         The update is empty if no summary is due. If a summary was written in the background, the
         update removes the messages that it covers.
@@ -454,7 +454,7 @@ class Summarize(MessagesNode):
         known_ids: Sequence[str],
         messages: Messages,
     ) -> dict[str, Any]:
-        """Return the update of the channels `summary` and `summarized` for a new summary."""
+        """Return the update for the `summary` and `summarized` channels after a new summary."""
         answers, old = self._get_messages_if_token_usage_is_needed(messages), selection.messages
         return {
             SUMMARIZED: [str(message.id) for message in old],
@@ -480,8 +480,8 @@ class Summarize(MessagesNode):
 
         Return the text of the new summary, or None if no summary was written.
 
-        A failure is logged or, with `on_failure="raise"`, raised. `messages` are all messages of
-        the conversation.
+        By default, a failure is only logged. With `on_failure="raise"`, it is raised. `messages`
+        are all messages of the conversation.
         """
         try:
             return await self._request_summary(previous, selection, messages, config)
@@ -551,7 +551,7 @@ class Summarize(MessagesNode):
         return self._select_from_messages(messages, state)
 
     def _select_from_messages(self, messages: Messages, state: Any) -> Selection:
-        """Select the messages to summarise, even if a summary has failed in the current turn."""
+        """Select the messages to summarise, even if an attempt has already failed in this turn."""
         summary = read_summary(read_channel(state, SUMMARY))
         return self._select_for_summary(messages, summary, SummarizedMessages.from_state(state))
 
@@ -670,7 +670,7 @@ class Summarize(MessagesNode):
     def _count_messages_and_tokens(
         self, messages: Iterable[BaseMessage], token_limit: float
     ) -> tuple[int, int]:
-        """Return the number of messages and the number of their tokens.
+        """Return the number of messages and their total number of tokens.
 
         If `token_limit` is infinite, tokens are not counted, and the returned token count is 0.
         """

@@ -1,4 +1,4 @@
-"""Ask a model for summaries. A long conversation is split into several requests."""
+"""Ask a model for summaries. A long conversation is summarised in several requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MIN_ROOM: Final = 100
 _FRAME: Final = 60
 # Estimated maximum number of tokens per word.
 _TOKENS_PER_WORD: Final = 2
-# Maximum number of tokens in a summary. A longer summary is refused.
+# Maximum number of tokens in a summary. Longer summaries are rejected.
 _MAX_TOKENS: Final = 4 * WORDS
 
 
@@ -182,7 +182,7 @@ class SummaryRequest:
     def _split_fitting_and_remaining_texts(
         self, texts: Sequence[str], max_tokens: int
     ) -> tuple[list[str], list[str]]:
-        """Split texts into those that fit into `max_tokens` tokens, and the remaining texts.
+        """Split texts into the first ones that fit into `max_tokens` tokens and the rest.
 
         If the first text alone has more than `max_tokens` tokens, that text is split.
         """

@@ -25,12 +25,12 @@ def render_section(summary: Summary) -> str:
 def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     """Return `model_input` with a summary added at the end of its system message.
 
-    An earlier summary in the system message is replaced.
+    If the system message already contains a summary, that summary is replaced.
     """
     if summary is None or not summary["text"]:
         return model_input
-    # Users and tools contributed to the text, so the text is quoted as a record, not as
-    # instructions.
+    # Parts of the summary come from users and tools, so it is presented to the model as quoted
+    # data, not as instructions.
     section = render_section(summary)
     without_summary = remove_summary([model_input.system])[1] if model_input.system else []
     content: Any = without_summary[0].content if without_summary else None
@@ -46,7 +46,7 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
 
 
 def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
-    """Remove the summary that `add_summary` added to messages.
+    """Remove the summary that `add_summary` added from a list of messages.
 
     Return the summary and the remaining messages. The summary is None if no message contains one.
     """

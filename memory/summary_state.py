@@ -26,7 +26,7 @@ SUMMARIZED: Final = "summarized"
 # Maximum number of messages for which a summary stores content hashes. If the summary covers more
 # messages, only the newest have hashes.
 _MAX_DIGESTS: Final = 256
-# Length of the hash of a message id, and of the hash of a message's content, in bytes.
+# Length, in bytes, of message id hashes and of message content hashes.
 _DIGEST_BYTES: Final = 4
 _EXPECTED: Final = "a summary that summarize() has written, or text"
 
@@ -80,14 +80,14 @@ def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
 
 
 class SummaryState(ChatState, total=False):
-    """The state of a chat with a running summary, and the ids of the summarised messages."""
+    """Chat state with a running summary and the ids of the messages that the summary covers."""
 
     summary: Annotated[Summary | None, merge_summaries]
     summarized: Annotated[list[str], append_new]
 
 
 def read_summary(value: Any) -> Summary | None:
-    """Convert the value of the channel `summary` to a summary, or to None if the value is empty.
+    """Parse the value of the `summary` channel. Return None if the value is empty.
 
     A plain text is converted to a summary that covers no messages.
     """
@@ -159,7 +159,7 @@ class SummarizedMessages:
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
-        """Create the set of messages that the summary in a state covers."""
+        """Create the set of messages covered by the summary in a graph's state."""
         return cls(read_summary(read_channel(state, SUMMARY)), read_channel(state, SUMMARIZED))
 
     def __bool__(self) -> bool:
@@ -171,10 +171,10 @@ class SummarizedMessages:
         return message.id in self._ids and not self._is_changed_since_summary(message)
 
     def remove_from(self, model_input: ModelInput) -> ModelInput:
-        """Return `model_input` without the summarised messages.
+        """Return `model_input` without the messages that have already been summarised.
 
         A turn's question is removed only if the whole turn is summarised. A tool call and its
-        result either both remain or are both removed.
+        result are kept or removed together.
         """
         return (
             replace(model_input, turns=self._iter_remaining_turns(model_input.turns))
@@ -198,9 +198,9 @@ class SummarizedMessages:
                 yield turn._replace(units=[question, *units])
 
     def _are_all_messages_summarized(self, unit: Unit) -> bool:
-        """Return whether all messages of a unit are summarised.
+        """Return whether all messages of a unit have been summarised.
 
-        Messages that perdure added to the request are ignored.
+        Messages that perdure inserted into the request are ignored.
         """
         return all(message in self or REQUEST_ONLY in message.additional_kwargs for message in unit)
 
@@ -222,13 +222,13 @@ def _get_digests(summary: Any) -> Sequence[str]:
 
 
 def _hash_id(message_id: str) -> str:
-    """Return a short hash of the id of a message."""
+    """Return a short hash of a message id."""
     data = message_id.encode(errors="surrogatepass")
     return blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _hash_content(message: BaseMessage) -> str:
-    """Return a short hash of the content and the tool calls of a message."""
+    """Return a short hash of a message's content and tool calls."""
     parts: list[Any] = [message.type, message.content]
     if isinstance(message, AIMessage):
         parts.append([(call["name"], call["args"]) for call in message.tool_calls])

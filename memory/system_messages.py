@@ -1,7 +1,8 @@
-"""Join the system messages of a request and of its thread into one message.
+"""Merge the system messages of a request and of its thread into one message.
 
-Providers accept a single system message, at the beginning. The content of the request's own system
-message comes first, and the content of the thread's system messages follows in their order.
+Many model providers accept only one system message, at the beginning of the request. In the merged
+message, the content of the request's own system message comes first, followed by the contents of
+the thread's system messages in order.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ The value is None if the summary is the whole content.
 
 def find_system_messages(messages: Messages) -> list[BaseMessage]:
     """Return the system messages that have content, in order and without duplicates."""
-    # Most conversations have no system message. Checking the few distinct message classes is faster
-    # than checking each message.
+    # Check the few distinct message classes first, because most conversations have no system
+    # message and checking each message would be slower.
     kinds = {kind for kind in set(map(type, messages)) if issubclass(kind, SystemMessage)}
     if not kinds:
         return []
@@ -62,7 +63,7 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
 
 
 def join_message_contents(contents: list[Any]) -> Any:
-    """Return the contents of several messages as the content of one message.
+    """Combine the contents of several messages into the content of a single message.
 
     If all elements of `contents` are strings, they are joined with blank lines. If any of them is a
     list of blocks, the result is a list of content blocks. If `contents` is empty, the result is

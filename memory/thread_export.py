@@ -1,4 +1,4 @@
-"""Export a thread as a JSON object, with its messages in OpenAI's form."""
+"""Export a thread as a JSON object, with its messages in OpenAI format."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 
 
 def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
-    """Convert a message to OpenAI's JSON form.
+    """Convert a message to OpenAI's JSON format.
 
-    Message fields that an import could not restore from OpenAI's JSON form are added under the key
-    `EXACT`. `time` is the time at which the checkpointer stored the message. If the message has no
-    creation time of its own, `time` is exported as the field `at`.
+    Message fields that an import could not restore from OpenAI's JSON format are added under the
+    key `EXACT`. `time` is the time at which the checkpointer stored the message. If the message has
+    no creation time of its own, `time` is exported as the field `at`.
     """
     try:
         form = convert_to_openai_messages([message])[0]

@@ -1,4 +1,4 @@
-"""Erase the memories that were extracted from deleted threads."""
+"""Erase the memories extracted from threads that have been deleted."""
 
 from __future__ import annotations
 

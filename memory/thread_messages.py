@@ -106,7 +106,7 @@ class ThreadMessage:
 
     @property
     def searched_text(self) -> str:
-        """The text that the search of threads indexes, or "" if the message is not searched."""
+        """The text to index for thread search, or "" if the message is not searchable."""
         is_searched = self.message.response_metadata.get(SEARCHED) is True
         return make_storable(read_message_text(self.message)) if is_searched else self.text
 
@@ -119,17 +119,17 @@ class ThreadMessage:
 
     @property
     def actor(self) -> str:
-        """The name of the author if the message contains one, else the role."""
+        """The author's name if the message contains one, otherwise the role."""
         return self.message.name or self.role
 
     @property
     def digest(self) -> str:
-        """A hash of the message, which changes if the text of the message is edited."""
+        """A hash of the message, which changes when the message's text is edited."""
         return blake2b(_encode_message_identity(self.message), digest_size=4).hexdigest()
 
     @property
     def is_shortened(self) -> bool:
-        """Whether a node has shortened the message to save tokens."""
+        """Whether a node has truncated or cleared the message to save tokens."""
         return SHORTENED in self.message.additional_kwargs
 
 
@@ -137,8 +137,8 @@ class ThreadMessage:
 class ThreadHistory:
     """The messages of a thread up to a checkpoint.
 
-    The messages are ordered by their first occurrence in the thread. Each message occurs once, in
-    its last version.
+    The messages are ordered by their first occurrence in the thread. Each message appears once, in
+    its latest version.
     """
 
     thread_id: str
@@ -174,7 +174,7 @@ def build_history_from_state(
 
 
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
-    """Return the values of a checkpoint's channels, including those of `DeltaChannel`s.
+    """Return the channel values of a checkpoint, including those of `DeltaChannel`s.
 
     See `Checkpointer.delta_values`. With a checkpointer from another library, only the values in
     the checkpoint itself are returned.
@@ -226,7 +226,7 @@ async def read_history(
 async def is_read_in_full(
     saver: Any, thread_id: str, head_id: str | None, channel: str, watermark: Watermark
 ) -> bool:
-    """Return whether a watermark covers all messages of a thread up to its head.
+    """Return whether a watermark covers every message in a thread, up to the thread's head.
 
     With a perdure checkpointer, reading the thread's newest messages is usually enough to decide.
     If the newest messages are not enough, all messages are read. If the thread cannot be read,
@@ -354,12 +354,12 @@ def _encode_message_identity(message: BaseMessage) -> bytes:
 
 
 def make_storable(text: str) -> str:
-    """Return a text without surrounding white space. Lone surrogates become question marks."""
+    """Strip leading and trailing whitespace, and replace lone surrogates with question marks."""
     return text.strip().encode("utf-8", "replace").decode()
 
 
 def parse_time(value: Any) -> datetime | None:
-    """Parse a Unix time in seconds, or a time in ISO 8601, to UTC.
+    """Convert a Unix timestamp in seconds, an ISO 8601 timestamp or a datetime to a UTC datetime.
 
     Return None for anything else.
     """
@@ -375,7 +375,7 @@ def parse_time(value: Any) -> datetime | None:
 
 
 class ReadMessage(NamedTuple):
-    """A message that an extractor has read: its id, its position in the thread, and a digest."""
+    """A message that an extractor has read, with its id, its thread position and a digest."""
 
     id: str
     position: int
@@ -384,7 +384,7 @@ class ReadMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """The position up to which an extractor has read a thread, and the failures since then.
+    """An extractor's progress in a thread: the next position to read, and any recent failures.
 
     Attributes:
         extractor: The name of the extractor.
@@ -506,7 +506,7 @@ class Watermark:
         return replace(failed, error=error, final=final)
 
     def reset(self) -> Watermark:
-        """Return an empty watermark, so that the thread is read again. Positions are not reused."""
+        """Return a reset copy, so that the whole thread is read again. Positions are not reused."""
         return replace(self, known=(), count=0, checkpoint_id=None)
 
     def has_same_progress(self, other: Watermark) -> bool:

@@ -2,10 +2,10 @@
 
 The messages that a search finds are never added to a prompt.
 
-The transcript index consists of items in separate tables in the same database as the threads. Each
-thread owner has a separate namespace in the index. Before it searches, a search indexes the threads
-that are visible to the caller and have changed since they were last indexed. If messages are
-removed from a thread, the same transaction removes them from the index.
+The transcript index is stored in the same database as the threads, as items in separate tables.
+Each thread owner has a separate namespace in the index. Before it searches, a search indexes the
+threads that are visible to the caller and have changed since they were last indexed. If messages
+are removed from a thread, the same transaction removes them from the index.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from perdure.stores.text import (
 )
 
 _LOG = logging.getLogger("perdure")
-# Number of messages after which a transaction is committed.
+# Number of indexed messages after which a transaction is committed.
 _MESSAGES_PER_TRANSACTION: Final = 400
 # Maximum number of indexing steps per transaction. A thread with few messages is indexed in one
 # step.
@@ -73,11 +73,11 @@ _MAX_MESSAGE_CHARS: Final = 100_000
 # Number of messages on the first page of search results. Each further page is four times as large
 # as the page before.
 _PAGE_SIZE: Final = 64
-# Name of the attribute of a checkpointer that contains its `TranscriptSearch`.
+# Name of the checkpointer attribute that holds its `TranscriptSearch`.
 _SEARCH_ATTRIBUTE: Final = "_thread_search"
 # Seconds between two progress reports.
 _TICK_S: Final = 0.1
-# Number of characters that an excerpt contains before its first matching word.
+# Number of characters of context that an excerpt shows before its first matching word.
 _EXCERPT_LEAD_CHARS: Final = 40
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
@@ -86,7 +86,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class ThreadHit:
-    """A thread that a search found, and the message in it that matches the search best.
+    """A thread found by a search, with the thread's best-matching message.
 
     Attributes:
         thread_id: The thread.
@@ -112,14 +112,14 @@ class ThreadHit:
 
     @property
     def link(self) -> str:
-        """The path of the message on the pages of `perdure serve`."""
+        """The URL path of the message in the web interface of `perdure serve`."""
         has_message_id = self.message_id is not None
         page = "thread" if has_message_id else "message"
         position = {"message": self.message_id} if has_message_id else {"position": self.position}
         return f"/ui/{page}?{urlencode({'id': self.thread_id, **position})}"
 
     def excerpt(self, max_chars: int = 240) -> list[tuple[str, bool]]:
-        """Return pieces of the text around the first match, each as (piece, whether it is a match).
+        """Return the text around the first match as a list of (piece, is_match) pairs.
 
         `max_chars` is the maximum total length of the returned pieces in characters, excluding the
         ellipses at the start and the end.
@@ -135,7 +135,7 @@ class ThreadHit:
 
     @property
     def marked(self) -> str:
-        """The excerpt on one line, with asterisks around matching words."""
+        """The excerpt on one line, with matching words between double asterisks."""
         pieces = (f"**{piece}**" if marked else piece for piece, marked in self.excerpt())
         return " ".join("".join(pieces).split())
 
@@ -145,7 +145,7 @@ class ThreadHit:
 
 
 class ThreadHits(list[ThreadHit]):
-    """The threads that a search found, best first.
+    """The threads found by a search, best match first.
 
     Attributes:
         unread: The number of threads that are not completely indexed yet. A later search may find
@@ -261,7 +261,7 @@ class TranscriptSearch:
         wait_s: float | None = None,
         progress: Progress | None = None,
     ) -> ThreadHits:
-        """Search visible threads; see `search_threads` for the arguments."""
+        """Search the visible threads; see `search_threads` for the arguments."""
         unread = self._index_changed_threads(
             visible, wait_s, progress or (lambda done, total: None)
         )
@@ -296,13 +296,13 @@ class TranscriptSearch:
     def _find_visible_threads(
         self, visible: VisibleThreads, **query_options: Any
     ) -> dict[str, ListedThread]:
-        """Return the visible threads that also meet `query_options`, as a dict by thread id."""
+        """Return the visible threads that also match `query_options`, keyed by thread id."""
         query = replace(visible.query, **query_options)
         threads = self._list.search(query, lambda t: t if visible.match(t) else None, 1 << 31)
         return {thread.thread_id: thread for thread in threads}
 
     def _hash_owner(self, owner: object) -> str:
-        """Return the label of an owner's namespace.
+        """Return the label of the namespace that holds an owner's index entries.
 
         The label is a hash of the owner, so it does not reveal the owner's name.
         """
@@ -337,7 +337,7 @@ class TranscriptSearch:
     def _get_indexing_job(
         self, owner: Hashable, threads: Mapping[str, ListedThread]
     ) -> _IndexingJob:
-        """Return the running job that indexes an owner's threads.
+        """Return the job that is currently indexing an owner's threads.
 
         If no job is running, start one.
         """
@@ -355,7 +355,7 @@ class TranscriptSearch:
                     with self._lock:
                         del self._jobs[owner]
 
-            # The pool uses a daemon thread, because indexing must not keep the process alive.
+            # The pool uses a daemon thread, so that indexing does not keep the process alive.
             pool = ThreadPool(1, "perdure-thread-search", is_permanent=False)
             job.future = pool.submit(index_and_remove_job, is_async=False)
             self._jobs[owner] = job
@@ -383,8 +383,8 @@ class TranscriptSearch:
     def _iter_index_steps(self, thread_id: str, owner: Any) -> Iterator[_IndexStep]:
         """Yield the steps that index a thread.
 
-        If the thread cannot be read, a warning is logged, and the thread counts as indexed until it
-        changes.
+        If the thread cannot be read, a warning is logged, and the thread is treated as indexed
+        until it changes.
         """
         path = encode_path([self._hash_owner(owner)])
         try:
@@ -460,7 +460,7 @@ class TranscriptSearch:
 
 
 def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
-    """Build the search result for a thread from the index item that matches best."""
+    """Build the search result for a thread from its best-matching index entry."""
     source, message_text = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(
         thread.thread_id,
@@ -502,8 +502,8 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(run[0])
         stemmed = (stem for _, stem in iter_stems(run[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # In a script without spaces, and in words joined by punctuation, only the matching part
-            # is marked.
+            # In scripts written without spaces, and in words joined by punctuation, only the
+            # matching part is highlighted.
             form = re.escape(part) if len(parts) > 1 else ".+"
             for match in re.finditer(form, run[0], re.IGNORECASE):
                 marked_positions |= {*range(run.start() + match.start(), run.start() + match.end())}
@@ -588,7 +588,7 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 
 
 def delete_transcript_index(saver: Checkpointer) -> None:
-    """Delete the transcript index of all threads of a checkpointer.
+    """Delete the transcript index for all threads of a checkpointer.
 
     The next search rebuilds the index.
     """

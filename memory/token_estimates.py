@@ -1,15 +1,15 @@
 """Estimate token counts without a tokenizer, for text, images, files, audio and video.
 
 The tokens-per-character values used for text were fitted to OpenAI's `o200k_base` encoding. For
-prose, code, JSON, CSV, identifiers and emoji in Latin script, the estimate is between 0.8 and 1.5
-times the real number. For scripts whose characters take three bytes in UTF-8, the estimate can be
-up to twice the real number.
+emoji, and for prose, code, JSON, CSV and identifiers in Latin script, the estimate is between 0.8
+and 1.5 times the real token count. For scripts whose characters take three bytes in UTF-8, the
+estimate can be up to twice the real token count.
 
 The token counts for images, PDF pages, audio and video are based on the providers' documentation.
-OpenAI counts 765 tokens for an image of 1024 by 1024 pixels, and 85 tokens for an image in low
-detail (https://platform.openai.com/docs/guides/images-vision). Anthropic counts 1,500 to 3,000
-tokens for a page of a PDF (https://docs.anthropic.com/en/docs/build-with-claude/pdf-support).
-Google counts 32 tokens for a second of sound and about 300 tokens for a second of video
+OpenAI charges 765 tokens for an image of 1024 by 1024 pixels, and 85 tokens for a low-detail image
+(https://platform.openai.com/docs/guides/images-vision). Anthropic charges 1,500 to 3,000 tokens per
+PDF page (https://docs.anthropic.com/en/docs/build-with-claude/pdf-support). Google charges 32
+tokens per second of audio and about 300 tokens per second of video
 (https://ai.google.dev/gemini-api/docs/tokens).
 """
 
@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-# Number of UTF-8 bytes of prose that are estimated as one token.
+# Estimated number of UTF-8 bytes of prose per token.
 BYTES_PER_TOKEN: Final = 4
 _DIGITS: Final = b"0123456789"
 _SPACES: Final = b" \t\r\n\v\f"
@@ -38,17 +38,17 @@ tokens by their weights. Compared with these 0.2 tokens per byte, a digit with i
 letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additional tokens.
 """
 _ASCII: Final = bytes(range(0x80))
-# First bytes of the UTF-8 form of emoji and rare characters, which take four bytes.
+# Leading bytes of four-byte UTF-8 sequences, which encode emoji and rare characters.
 _FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))
 # The `_TOKENS_PER_` constants are the estimated numbers of tokens per character, by kind of
 # character.
 _TOKENS_PER_DIGIT: Final = 0.55
 _TOKENS_PER_PUNCTUATION: Final = 0.7
-# Estimated tokens for a letter next to digits, as in a UUID or a hash.
+# Estimated tokens per letter that is adjacent to a digit, as in a UUID or a hash.
 _TOKENS_PER_MIXED_LETTER: Final = 0.55
 _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
-# Estimated tokens for a character that takes four bytes in UTF-8, such as an emoji.
+# Estimated tokens per character that takes four bytes in UTF-8, such as an emoji.
 _TOKENS_PER_FOUR_BYTES: Final = 1.9
 # Assumed number of letters adjacent to digits, per digit in the text. Letters adjacent to digits,
 # as in a UUID, take more tokens than letters in words.
@@ -58,22 +58,23 @@ IMAGE_TOKENS: Final = 765
 LOW_DETAIL_IMAGE_TOKENS: Final = 85
 # Estimated number of tokens per page of a document, such as a PDF.
 _PAGE_TOKENS: Final = 2_000
-# Assumed size of a page of a document, in bytes.
+# Assumed size of a document page, in bytes.
 _PAGE_BYTES: Final = 50_000
 _AUDIO_TOKENS_PER_S: Final = 32
-# Assumed rate of compressed audio, in bytes per second: 128 kbit/s, as in an MP3 file.
+# Assumed data rate of compressed audio, in bytes per second (128 kbit/s, as in an MP3 file).
 _AUDIO_BYTES_PER_S: Final = 16_000
-# Assumed rate of raw audio, in bytes per second: 16 bits at 24 kHz.
+# Assumed data rate of uncompressed audio, in bytes per second (16-bit samples at 24 kHz).
 _RAW_AUDIO_BYTES_PER_S: Final = 48_000
 _VIDEO_TOKENS_PER_S: Final = 300
-# Assumed rate of video, in bytes per second: 1 Mbit/s.
+# Assumed data rate of video, in bytes per second (1 Mbit/s).
 _VIDEO_BYTES_PER_S: Final = 125_000
 # Estimated number of characters per token of encrypted reasoning. The value is high because
 # providers drop encrypted reasoning from the requests of later turns.
 _CHARACTERS_PER_HIDDEN_TOKEN: Final = 32
-# Estimated tokens of speech for each token of the transcript of the speech.
+# Estimated number of audio tokens per token of the audio's transcript.
 _TRANSCRIPT_FACTOR: Final = 3
-# Estimated tokens of a file, audio or video of which only a URL or a file id is known.
+# Estimated tokens of media whose size is unknown, because the message contains only a URL or a file
+# id.
 _UNKNOWN_LENGTH_TOKENS: Final = {"file": _PAGE_TOKENS, "audio": 960, "video": 9_000}
 
 _KINDS: Final = {
@@ -120,10 +121,10 @@ _NESTED_KEYS: Final = (
     *_UNTYPED_KINDS,
 )
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
-# Minimum number of characters of base64 data. A shorter string is counted as text.
+# Minimum length, in characters, of base64 data. Shorter strings are treated as text.
 _MIN_BASE64: Final = 512
 _BASE64: Final = re.compile(r"[\w+/-]{60,}(?:[\r\n]+[\w+/-]+)*={0,2}\s*", re.ASCII)
-# Maximum number of nested dicts in a block that are searched for media data.
+# Limit on the number of nested dicts in a content block that are searched for media data.
 _MAX_NESTED: Final = 8
 _RAW_AUDIO_TYPES: Final = ("wav", "pcm", "l16")
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -134,7 +135,7 @@ CountText = Callable[[str], int]
 def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """Estimate the number of tokens of a text.
 
-    Prose is estimated as one token for four bytes of UTF-8. Digits, punctuation, letters next to
+    Prose is estimated at one token per four bytes of UTF-8. Digits, punctuation, letters next to
     digits, and emoji take more tokens per byte than prose. If a text contains many digits,
     punctuation marks or emoji, the estimate is based on the number of characters of each kind.
 
@@ -176,7 +177,7 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
 
 
 def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the number of tokens of one block of a message's content.
+    """Return the number of tokens of one content block of a message.
 
     Args:
         block: The content block, in the format of OpenAI, Anthropic, Google or langchain.
@@ -207,7 +208,7 @@ def _find_media_kind(block: Mapping[str, Any]) -> str | None:
 
 
 def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the number of tokens of a spoken answer by one of OpenAI's models.
+    """Return the number of tokens of an audio response from an OpenAI model.
 
     Args:
         audio: The value of `additional_kwargs["audio"]`.
@@ -223,7 +224,7 @@ def count_voice_tokens(audio: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the number of tokens of a reasoning block's summary and encrypted part."""
+    """Count the tokens of a reasoning block, including its summary and encrypted data."""
     total = 0
     summary = block.get("summary")
     for part in summary if isinstance(summary, list) else ():
@@ -239,7 +240,7 @@ def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> 
 
 
 def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the number of tokens of a block with an image, a file, audio or video."""
+    """Return the number of tokens of an image, file, audio or video block."""
     parts: list[Mapping[str, Any]] = [block]
     # Append nested dicts to `parts` during the iteration, so that the loop also visits them. Amazon
     # Bedrock stores media data in a dict within a dict.
@@ -339,5 +340,5 @@ def _count_json_tokens(value: Any, count_text: CountText) -> int:
 
 
 def _is_base64(text: str) -> bool:
-    """Return whether a text is long base64 data, on one line or on several lines."""
+    """Return whether a text is a long base64 string, which may span several lines."""
     return len(text) >= _MIN_BASE64 and _BASE64.fullmatch(text) is not None

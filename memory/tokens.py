@@ -1,8 +1,8 @@
 """Count the tokens of texts, messages, requests and tools, and look up context windows.
 
-The optional dependencies of the extra `tokens` provide OpenAI's encodings. For models from other
-providers, token counts are estimated (see `token_estimates`). An estimate is scaled up if the
-provider reports more tokens in `usage_metadata`.
+OpenAI's encodings are provided by the packages of the `tokens` extra. For models from other
+providers, token counts are estimated (see `token_estimates`). Estimates are scaled up if the
+provider reports higher token counts in `usage_metadata`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
 
-# Tokens that OpenAI adds for each message, name, tool call, tool result and request. Source:
+# Tokens that OpenAI adds per message, name, tool call, tool result and request. Source:
 # https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
 # Minimum size of a model response, in estimated tokens, for its reported usage to scale the
@@ -50,9 +50,9 @@ _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class TokenCounter:
-    """A counter of the tokens of texts, messages, tools and requests.
+    """Counts the tokens of texts, messages, tools and requests.
 
-    The count of a message includes the fixed number of tokens that OpenAI adds to each message.
+    A message's token count includes the fixed overhead that OpenAI adds to each message.
 
     Args:
         encoding: The name of an OpenAI encoding. If the encoding is not installed, tokens are
@@ -74,7 +74,7 @@ class TokenCounter:
     ) -> None:
         self._count_encoded = None if encoding is None else _load_encoding(encoding)
         self.encoding = encoding if self._count_encoded else None
-        # With the function `len`, messages are counted instead of tokens.
+        # If the custom counting function is `len`, messages are counted instead of tokens.
         self.counts_messages = function is len
         is_custom = function is not None and function is not len
         self._function = CountingFunction(function) if is_custom else None  # type: ignore[arg-type]
@@ -87,9 +87,9 @@ class TokenCounter:
         return ceil(self.count_fixed_tokens(0))
 
     def count_fixed_tokens(self, tools: int) -> float:
-        """Return the number of tokens of a request without its messages.
+        """Return the number of tokens of a request, excluding its messages.
 
-        `tools` is the number of tokens of the tools in the request.
+        `tools` is the token count of the tools in the request.
 
         A custom counting function can add a fixed overhead to every request. The larger of this
         overhead and `tools` is returned, because the overhead is assumed to include the tools
@@ -101,7 +101,7 @@ class TokenCounter:
 
     @property
     def fixed_tokens(self) -> float:
-        """The number of tokens that a custom counting function adds to every request, or 0."""
+        """The fixed overhead, in tokens, that a custom counting function adds per request, or 0."""
         return 0 if self._function is None else self._function.fixed_tokens
 
     @property
@@ -111,9 +111,9 @@ class TokenCounter:
 
     @property
     def message_counter(self) -> Callable[[BaseMessage], float]:
-        """The function that returns the number of tokens of a message.
+        """The function that counts the tokens of a single message.
 
-        The number may be a fraction.
+        The result may be a fraction.
         """
         return self.count_message if self._function is None else self._function.count_message
 
@@ -165,9 +165,9 @@ class TokenCounter:
         return sum(self.count_text(_JSON.encode(_build_tool_schema(tool))) for tool in tools)
 
     def count_request(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
-        """Return the number of tokens of a request with these messages.
+        """Return the number of tokens of a request with the given messages.
 
-        `tools` is the number of tokens of the tools in the request.
+        `tools` is the token count of the tools in the request.
         """
         if self._function is None:
             return self.count_fixed_tokens(tools) + sum(map(self.count_message, messages))
@@ -247,7 +247,7 @@ Countable: TypeAlias = "str | Runnable[Any, Any] | Callable[..., float] | TokenC
 
 
 def token_counter(model: Countable | None = None) -> TokenCounter:
-    """Return the token counter for a model or for a custom counting function.
+    """Return a token counter for a model, or one that uses a custom counting function.
 
     Args:
         model: The model or function. With None or `"approximate"`, tokens are estimated. The name
@@ -331,7 +331,7 @@ def context_window(model: str | Runnable[Any, Any]) -> int:
 
 
 def _build_tool_schema(tool: Any) -> Any:
-    """Return the JSON schema of a tool. A tool in a provider's own format is returned unchanged."""
+    """Return a tool's JSON schema. A tool in a provider-specific format is returned unchanged."""
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
     try:
@@ -344,14 +344,15 @@ def _build_tool_schema(tool: Any) -> Any:
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
 # Names of the encodings of OpenAI's chat models.
 _ENCODINGS: Final = ("o200k_base", "cl100k_base")
-# Maximum number of characters per call of bpe-openai, which refuses a million characters.
+# Maximum number of characters to pass to bpe-openai in one call, because it raises an error for
+# inputs of a million characters.
 _MAX_CHUNK_CHARS: Final = 50_000
-# Maximum number of cached token counts. A full cache is emptied.
+# Maximum number of cached token counts. When the cache is full, it is cleared.
 _MAX_CACHED_COUNTS: Final = 1 << 16
 
 
 def _unwrap_model_and_bound_tools(model: Any) -> tuple[Any, Sequence[Any]]:
-    """Remove bindings, such as those of `bind_tools`, from a model.
+    """Unwrap a model from its bindings, such as those added by `bind_tools`.
 
     Return the model and the bound tools.
     """
@@ -390,7 +391,7 @@ def _find_encoding_name(model: str) -> str | None:
 
 @cache
 def _load_encoding(encoding: str) -> Callable[[str], int] | None:
-    """Return a function that counts the tokens of a text in an encoding of OpenAI.
+    """Return a function that counts the tokens of a text using an OpenAI encoding.
 
     Return None if `bpe_openai`, the package that contains the encodings, is not installed. The
     returned function caches token counts.
@@ -409,7 +410,7 @@ def _load_encoding(encoding: str) -> Callable[[str], int] | None:
             )
             return None
         encode = bpe.get_encoding(encoding).encode_ordinary
-    # Token counts by the hash of the text, so that the texts are not kept in memory.
+    # Cached token counts, keyed by the hash of the text so that the texts are not kept in memory.
     counts: dict[int, int] = {}
 
     def count_text(text: str) -> int:

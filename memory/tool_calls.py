@@ -197,9 +197,9 @@ def rewrite_calls(
 ) -> AIMessage:
     """Return a copy of an AI message with its tool calls in a form that providers accept.
 
-    The message itself is returned if nothing has to change. A tool call found only in a content
-    block is added to `tool_calls`, so that the client of each provider can send it in the expected
-    format.
+    If nothing has to be changed, the original message object is returned. A tool call found only in
+    a content block is added to `tool_calls`, so that the client of each provider can send it in the
+    expected format.
 
     Args:
         message: The AI message.
@@ -271,14 +271,14 @@ def _build_predicate_for_removed_content_blocks(
         call = _read_call_from_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
             return True
-        # OpenAI refuses a reasoning block if the call that followed the block is missing.
+        # OpenAI rejects a reasoning block without the tool call that originally followed it.
         return bool(removed_positions) and inner.get("type") == "reasoning"
 
     return is_removed
 
 
 def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
-    """Build a message that replaces a missing tool result and says that no result is stored.
+    """Build a placeholder for a missing tool result, which says that no result is stored.
 
     `call_id` is the id of the tool call whose result is missing.
     """
@@ -295,7 +295,7 @@ def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
 
 
 def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
-    """Build an id for a tool call that has no id, or whose id is not unique in its message.
+    """Build an id for a tool call whose id is missing or not unique within its message.
 
     The same tool call always gets the same id. The id has at most 40 characters, as OpenAI
     requires.
@@ -305,7 +305,7 @@ def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
 
 
 def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> BaseMessage:
-    """Return a copy of a message without the result blocks that belong to calls in `stray_ids`."""
+    """Return a copy of a message without the result blocks whose call ids are in `stray_ids`."""
     content = [
         block
         for block in message.content
@@ -316,7 +316,7 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 
 
 def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
-    """Build the entry of a call in `tool_calls` or `invalid_tool_calls`.
+    """Build the `tool_calls` or `invalid_tool_calls` entry for a tool call.
 
     Return None for a call that belongs in neither list, such as a tool call that the provider
     executes itself.
@@ -359,7 +359,7 @@ def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
 
 
 def _find_result_id(block: Mapping[str, Any]) -> str | None:
-    """Return the id of the tool call that a result block answers, or None for any other block."""
+    """Return the id of the call that a tool result block belongs to, or None for other blocks."""
     kind = block.get("type")
     if not isinstance(kind, str):
         return None
@@ -371,12 +371,12 @@ def _find_result_id(block: Mapping[str, Any]) -> str | None:
 
 
 def _build_function_call_id(name: str | None) -> str:
-    """Build an id for a call in OpenAI's older form, whose result contains only a function name."""
+    """Build an id for a legacy OpenAI function call, whose result contains only a function name."""
     return f"function {name or ''}"
 
 
 def read_call_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a tool call in a content block, or `{}` if they are not valid."""
+    """Return the arguments of a tool call content block, or `{}` if they are not valid."""
     if block.get("type") == "custom_tool_call":
         # langchain-openai uses the key `__arg1` for the input of a custom tool.
         return {"__arg1": block.get("input")}

@@ -44,7 +44,8 @@ from perdure.memory.tool_calls import (
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
 _READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
-# Minimum value of `min_tokens`. A placeholder is shorter than a result with this many tokens.
+# Minimum value of `min_tokens`, chosen so that a placeholder is smaller than the result that it
+# replaces.
 _MIN_TOKENS: Final = 40
 _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
@@ -111,7 +112,7 @@ class ClearToolOutputs(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the model input, in which placeholders replace old, large tool results."""
+        """Return the model input with old, large tool results replaced by placeholders."""
         return replace(model_input, turns=self._clear_results(model_input.turns))
 
     async def _build_state_update(

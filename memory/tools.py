@@ -1,4 +1,4 @@
-"""Tools with which a model stores, changes and searches memories.
+"""Provide tools that let a model store, change and search memories.
 
 A mistake of the model is answered with a message to the model, and a mistake of the developer
 raises an error. perdure determines the source of a memory by comparing it with the messages of the
@@ -101,14 +101,14 @@ _TEAM_DESCRIPTION: Final = (
 )
 # Default value of a memory tool's `runtime` parameter, which langgraph sets only within a graph.
 _NO_RUNTIME: Final[Any] = None
-# Matches the names of tools that providers accept.
+# Matches the tool names that model providers accept.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OWN_TOOLS: Final = frozenset({"manage_memory", "search_memory"})
 """Names of perdure's memory tools.
 
 The results of these tools are memories, which do not count as new information from a tool.
 """
-# Maximum number of memories that a model can get from one search.
+# Maximum number of memories that a model can request in one search.
 _MAX_LIMIT: Final = 50
 # Maximum length, in characters, of the reason for an error or a decision in a tool result. Longer
 # reasons are truncated.
@@ -132,11 +132,12 @@ _UNKNOWN_ANSWER: Final = (
 _IGNORED_STEMS: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokenize(word)
 }
-# The key in `additional_kwargs` that marks langchain's summaries, which have the role of the user.
+# The key in `additional_kwargs` that marks summaries by langchain, which are stored as human
+# messages.
 _SUMMARY_KEY: Final = "lc_source"
 
 Call = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
-# The set of word stems of each message, by the index of the message.
+# The set of word stems in each message, keyed by message index.
 Words = Mapping[int, set[str]]
 
 
@@ -151,7 +152,7 @@ def manage_memory(
     messages_key: str = "messages",
     team_namespace: tuple[str, ...] | None = None,
 ) -> BaseTool:
-    """Return a tool with which a model stores and changes memories.
+    """Return a tool that lets a model store and change memories.
 
     The provenance of a stored memory lists the ids of the messages that the memory is based on. The
     trust class in the provenance says whether these messages come from the user, a tool or the
@@ -211,7 +212,7 @@ def search_memory(
     description: str = SEARCH_DESCRIPTION,
     namespaces: Sequence[Sequence[str]] | None = None,
 ) -> BaseTool:
-    """Return a tool with which a model searches memories.
+    """Return a tool that lets a model search memories.
 
     The tool returns each memory as a line of quoted data, best match first. The line contains the
     memory's id, text, date, trust class and previous text. The model can pass `since` and `until`
@@ -243,7 +244,7 @@ def search_memory(
     checked_min_score = check_min_score(min_score)
 
     async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
-        """Search for memories, and render the memories as quoted lines."""
+        """Search for memories, and render the results as lines of quoted data."""
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
@@ -275,7 +276,7 @@ def search_memory(
 
 
 def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> RunnableConfig:
-    """Return a copy of a run's config that selects the memory of one of the run's teams.
+    """Return a copy of a run's config in which one of the run's teams is selected.
 
     Raises:
         ToolException: The run has no such team.
@@ -435,7 +436,7 @@ def _clean_action(action: Any) -> Any:
 
 
 def _parse_memory_argument_as_fields(memory: Any) -> Any:
-    """Parse a memory that a model wrote as a string, either JSON or plain text."""
+    """Parse a memory that a model passed as a string, which may be JSON or plain text."""
     if not isinstance(memory, str):
         return memory
     try:
@@ -448,7 +449,7 @@ def _parse_memory_argument_as_fields(memory: Any) -> Any:
 async def _execute_memory_action(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> str:
-    """Execute a call of the tool `manage_memory`, and return the answer to the model.
+    """Execute a `manage_memory` tool call, and return the response to the model.
 
     Raises:
         ToolException: The call cannot be executed. The message tells the model the reason.
@@ -464,7 +465,7 @@ async def _execute_memory_action(
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
         outcome = await _write_memory_action(writer, action, key, memory, attribution)
-    # A model's invalid id is treated as an unknown id.
+    # If the model passes an invalid id, treat it like an unknown id.
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
@@ -514,7 +515,7 @@ async def _write_memory_action(
         return await writer.delete(key)
     stated_now = memory.model_dump(mode="json") if isinstance(memory, BaseModel) else memory
     await attribution.check_texts_not_erased(_list_texts(stated_now))
-    # If a memory is created, an id from the model is ignored.
+    # When a memory is created, any id that the model passes is ignored.
     if action == "create":
         return await writer.insert(
             memory, attribution.build_provenance(_list_texts(writer.build_value(memory)))
@@ -536,7 +537,7 @@ def _list_texts(value: Any) -> list[str]:
 
 
 def _render_memory_with_id(memory: Memory, date: str | None) -> str:
-    """Render a memory with its id, fields and previous texts as JSON."""
+    """Render a memory as JSON, including its id, fields and previous texts."""
     fields = get_content_fields(memory.value) if TEXT in memory.value else {}
     superseded_texts = (previous for previous in memory.previous if previous.change == "superseded")
     details = {
@@ -612,7 +613,7 @@ class Attribution:
         )
 
     async def check_texts_not_erased(self, texts: Iterable[str]) -> None:
-        """Raise an error if texts repeat messages that were erased during the run.
+        """Raise an error if the texts repeat messages that were erased during the run.
 
         Texts count as a repetition if at least half of their words occur in erased messages of the
         thread.

@@ -63,10 +63,10 @@ _EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list o
 class Trim(MessagesNode):
     """A node that removes old messages to fit a conversation into a token budget: `trim(4_000)`.
 
-    The parameters are those of langchain's `trim_messages`. In a graph, the node removes old
-    messages from the state, but the thread's history keeps them. In a `view`, the state is not
-    changed. The remaining messages always form a sequence that model providers accept. The newest
-    human message, the last message after it and all system messages are always included.
+    The parameters are the same as those of langchain's `trim_messages`. In a graph, the node
+    removes old messages from the state, but the thread's history keeps them. In a `view`, the state
+    is not changed. The remaining messages always form a sequence that model providers accept. The
+    newest human message, the last message after it and all system messages are always included.
 
     Args:
         max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
@@ -142,7 +142,7 @@ class Trim(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the part of `model_input` that fits into the budget."""
+        """Return `model_input`, trimmed to fit into the token budget."""
         return self._fit_to_budget(
             replace(
                 model_input, turns=_remove_messages_after_last_of_type(model_input.turns, self.ends)
@@ -154,7 +154,8 @@ class Trim(MessagesNode):
     ) -> ModelInput:
         """Run `transform_input` in another OS thread, and return its result.
 
-        Counting the tokens of long messages would block the event loop.
+        If the tokens of long messages were counted in the event loop's own OS thread, the loop
+        would be blocked.
         """
         return await asyncio.to_thread(self.transform_input, model_input, state, config)
 
@@ -181,7 +182,7 @@ class Trim(MessagesNode):
         return await build_effect_that_calls_function_in_thread(build_update)
 
     def _fit_to_budget(self, model_input: ModelInput) -> ModelInput:
-        """Return the part of `model_input` that fits into the budget."""
+        """Return `model_input`, trimmed to fit into the token budget."""
         if not self.include_system:
             model_input = replace(model_input, system=None)
         fit = (
@@ -302,9 +303,10 @@ trim = Trim
 def build_budget_error(
     max_tokens: int, parts: Sequence[tuple[str, float]], remedy: str
 ) -> BudgetExceeded:
-    """Build the error for parts that must be included although they exceed the budget `max_tokens`.
+    """Build the error that reports that the required parts alone exceed the `max_tokens` budget.
 
-    `parts` contains (name, number of tokens) for each part. `remedy` is advice to the user.
+    `parts` contains a (name, token count) pair for each required part. `remedy` is advice to the
+    user.
     """
     part_sizes = ", ".join(f"{name} {ceil(tokens)}" for name, tokens in parts)
     total = ceil(sum(tokens for _, tokens in parts))
@@ -347,7 +349,7 @@ def _list_message_types_of_name_or_class(value: Any) -> set[str]:
 def iter_system_message_tokens(
     model_input: ModelInput, measure: Measure
 ) -> Iterator[tuple[str, float]]:
-    """Yield (name, number of tokens) for each system message."""
+    """Yield (name, token count) for each system message."""
     if model_input.system is None:
         return
     total = measure(model_input.system)
@@ -366,7 +368,7 @@ def iter_system_message_tokens(
 def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
     """Sort selected messages as in the state.
 
-    A changed copy of a message takes the position of the original.
+    A modified copy of a message takes the place of the original.
     """
     present, selected_ids = set(map(id, messages)), set(map(id, selected))
     copies = {message.id: message for message in selected if id(message) not in present}
@@ -504,9 +506,9 @@ def _has_question(units: list[Unit]) -> bool:
 def _take_fitting_turns(
     turns: Iterable[Turn], remaining: float, measure: Measure, start_on: Start = "human"
 ) -> tuple[list[Turn], float]:
-    """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
+    """Return the first turns that fit into `remaining` tokens, and the number of tokens left over.
 
-    The number of unused tokens is negative if some turn did not fit.
+    The number of tokens left over is negative if some turn did not fit.
     """
     selected: list[Turn] = []
     for turn in turns if remaining >= 0 else ():
@@ -543,8 +545,8 @@ def _shorten_to_fit(
     Return None if the shortened messages still have too many tokens.
 
     Each message gets an equal share of `max_tokens`, and is shortened if it exceeds its share.
-    Tokens left unused by short messages are shared among the longer ones. `fixed` contains the
-    positions of messages that cannot be shortened.
+    Tokens left unused by short messages are shared among the longer ones. `fixed` contains the list
+    indices of messages that must not be shortened.
     """
     result, room = list(messages), max_tokens
     # Allot tokens first to the messages in `fixed`, then to the others from shortest to longest, so
@@ -564,7 +566,7 @@ def _shorten_to_fit(
 def _shorten_message(
     message: BaseMessage, max_tokens: float, measure: Measure
 ) -> BaseMessage | None:
-    """Shorten a message to `max_tokens` tokens by cutting the middle out of its longest text.
+    """Shorten a message to `max_tokens` tokens by removing the middle of its longest text.
 
     Return None if the message must not be shortened, or if it exceeds `max_tokens` even without its
     longest text.

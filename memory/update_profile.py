@@ -1,4 +1,4 @@
-"""A node that lets a model update the profile of a user after a conversation."""
+"""Provide a node in which a model updates the user's profile after a conversation."""
 
 from __future__ import annotations
 
