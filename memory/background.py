@@ -757,7 +757,7 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 def _translate_database_errors(action: str) -> Iterator[None]:
     """Convert SQLAlchemy and DBOS errors to `StorageUnavailable`.
 
-    `action` names the operation for the error message: `"opened"`, `"read"` or `"written"`.
+    `action` is the verb to use in the error message: `"opened"`, `"read"` or `"written"`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Write summaries after a turn, so that the user does not wait for them.
+"""Write summaries after a turn, so that the user does not have to wait for them.
 
 A summary is stored at the thread's head checkpoint, as a pending write of langgraph's null task.
 The null task is the task id of writes that come from outside the graph's nodes, such as the update

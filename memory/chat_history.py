@@ -1,4 +1,4 @@
-"""`ThreadMessageHistory` is a chat message history of LangChain that is stored in a thread."""
+"""`ThreadMessageHistory` is a LangChain chat message history that is stored in a thread."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ class Collection:
     def _get_adapter_and_namespace(
         self, config: RunnableConfig | None
     ) -> tuple[StoreAdapter, Namespace]:
-        """Return the adapter of the store, and the namespace that the run's config selects."""
+        """Return the store adapter, and the namespace that is selected by the run's config."""
         return get_adapter(self.store, self.namespace), fill_namespace(self.namespace, config)
 
     insert, ainsert = blocking(_insert), awaiting(_insert)

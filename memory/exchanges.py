@@ -357,7 +357,7 @@ class _TurnReader:
             return
         calls = find_tool_calls(message) if isinstance(message, AIMessage) else []
         result_ids = [] if kind == "chat" else list_call_ids_of_results(message)
-        # A provider may put a tool call and its result into the same message.
+        # Some providers put a tool call and its result into the same message.
         own = {call.id for call in calls}.intersection(result_ids)
         group, stray_ids = self._attach_results_and_list_stray_ids(
             message, [u for u in result_ids if u not in own]

@@ -397,7 +397,7 @@ class Pipeline:
 def _build_batch(
     messages: Sequence[ThreadMessage], watermark: Watermark, history: ThreadHistory
 ) -> Batch:
-    """Build a batch for an extractor: messages to read, with the previous messages as context."""
+    """Build a batch of messages for an extractor, including earlier messages as context."""
     first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
     context = history.messages[max(0, first - _CONTEXT_MESSAGES) : first]
     edited = watermark.ids & {message.id for message in messages}
@@ -405,7 +405,7 @@ def _build_batch(
 
 
 class RememberTurns(Learner):
-    """A node that stores each message of a run as a memory.
+    """A node that stores every message of a run as a memory.
 
     Use `RememberTurns` as the last node of a graph, or as a part of `MemoryMiddleware`.
 

@@ -59,7 +59,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of messages that an extractor reads together.
+    """A batch of messages that an extractor processes together.
 
     Attributes:
         thread_id: The thread, or "" if there is none.

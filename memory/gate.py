@@ -259,7 +259,7 @@ class Gate:
         return verdicts
 
     def _judge_by_rules(self, candidate: Candidate) -> Verdict:
-        """Judge a candidate by its text and fields only, without reading the store."""
+        """Judge a candidate only by its text and fields, without reading from the store."""
         if (
             fault := _find_failed_text_check_and_reason(candidate)
             or _find_failed_size_check_and_reason(candidate)

@@ -1,4 +1,4 @@
-"""Store versioned instructions of an agent, send them to the model, and let a model rewrite them.
+"""Store versioned instructions for an agent, send them to its model, and let a model rewrite them.
 
 The node `update_instructions(…)` lets a model rewrite the instructions after a conversation.
 """
@@ -63,7 +63,7 @@ MAX_LEARNED_CHARS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class InstructionsVersion:
-    """A version of the instructions, with the thread whose run wrote the version.
+    """A version of the instructions, with the id of the thread whose run wrote the version.
 
     Attributes:
         text: The instructions.
@@ -237,7 +237,7 @@ def _build_adapter_for_versioned_store(store: Any, *templates: Template) -> Stor
 
 
 def _build_version_from_item(item: Memory) -> InstructionsVersion:
-    """Convert a stored item to a version of the instructions."""
+    """Convert a stored item to an `InstructionsVersion`."""
     field = f"the field {INSTRUCTIONS!r} of the item {item.key!r} in {item.namespace!r}"
     expected = "text; pass another key or namespace for the instructions"
     provenance = item.provenance or Provenance()

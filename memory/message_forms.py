@@ -39,7 +39,7 @@ _OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
 # Keys of an assistant message in OpenAI's format, at least one of which is required.
 _ANSWER_KEYS: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
-# suffix of the type names of streamed messages, such as AIMessageChunk
+# suffix of the class names of streamed messages, such as AIMessageChunk
 _CHUNK: Final = "MessageChunk"
 _TIMES: Final = ("at", "timestamp", "created_at")
 """Other keys under which a message may have its time.
@@ -163,7 +163,7 @@ def _find_langchain_type(value: Mapping[str, Any]) -> str | None:
 
 
 def _read_langchain_message(kind: str, value: Mapping[str, Any], *id_parts: object) -> BaseMessage:
-    """Read a message in one of LangChain's own formats, with all its fields."""
+    """Parse a message in one of LangChain's own formats, keeping all its fields."""
     name = "kwargs" if "lc" in value else "data"
     fields = dict(value[name] if isinstance(value.get(name), dict) else value)
     content = fields.get("content")
@@ -214,7 +214,7 @@ def _check_openai_message(message: Any) -> dict[str, Any]:
 
 
 def _convert_responses_part_to_chat_part(part: Any) -> Any:
-    """Convert a content part of OpenAI's Responses API to the format of chat completions."""
+    """Convert a content part from OpenAI's Responses API to the Chat Completions format."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):
         return {"type": "text", "text": get_by_path(part, str, "text")}
