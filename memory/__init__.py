@@ -1,7 +1,7 @@
-"""Memory for agents, within one conversation (trimming, summaries) and across several (memories).
+"""Memory for agents: trimming and summaries within a conversation, memories across conversations.
 
-A public name is imported when it is first used. A program that imports only `trim` from this
-package loads neither a store nor a queue.
+Public names are imported lazily, on first use. A program that imports only `trim` from this package
+loads neither a store nor a queue.
 """
 
 import sys
@@ -84,7 +84,7 @@ _MODULES = {
     "views": "VIEWS_NAMESPACE ModelView aviews record_views views",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-# Optional packages that a module of this package requires.
+# Modules with an optional dependency, and the package that each of them requires.
 _REQUIRED_PACKAGES = {"background": "dbos", "middleware": "langchain"}
 _UNAVAILABLE = {
     module for module, package in _REQUIRED_PACKAGES.items() if find_spec(package) is None
@@ -93,7 +93,7 @@ __all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _U
 
 
 class _Package(ModuleType):
-    """The class of this package's module object.
+    """A module type that imports public names lazily, used for this package's module.
 
     The class ensures that `perdure.memory.recall` is the function, although the package also
     contains a module named `recall`.

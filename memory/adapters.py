@@ -99,7 +99,7 @@ class ChatMemoryStore(Protocol):
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
         """Replace all messages of a memory.
 
-        A chat memory calls this method each time it adds messages.
+        A chat memory calls this method whenever it adds messages.
         """
 
     def delete_messages(self, memory_id: Any) -> None:
@@ -110,7 +110,7 @@ class ChatMemoryStore(Protocol):
 
 
 class _StoredMessages:
-    """Base class with the methods that a LangChain4j store and a Spring AI repository share.
+    """Base class for the methods shared by LangChain4j stores and Spring AI repositories.
 
     Subclasses implement `get_messages`, `change_messages` and `delete_messages`.
     """
@@ -124,7 +124,7 @@ class _StoredMessages:
         self.change_messages(memory_id, lambda _: messages)
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
-        """Add messages at the end of a conversation."""
+        """Append messages to a conversation."""
         self.change_messages(conversation_id, lambda stored: [*stored, *messages])
 
     def load(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
@@ -137,7 +137,7 @@ class _StoredMessages:
 
 
 class InMemoryChatMemoryStore(_StoredMessages):
-    """A store that keeps chat memories in a dict of this process."""
+    """A store that keeps chat memories in an in-memory dict."""
 
     def __init__(self) -> None:
         self._messages: dict[Any, list[BaseMessage]] = {}
@@ -160,7 +160,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
 
 
 class CheckpointerChatMemoryStore(_StoredMessages):
-    """A store that keeps each chat memory in a thread of a checkpointer.
+    """A chat memory store that keeps each memory in its own checkpointer thread.
 
     A chat memory's id is also the id of the thread in which it is stored.
 
@@ -184,7 +184,7 @@ class CheckpointerChatMemoryStore(_StoredMessages):
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory.
 
-        With `keep_history`, the deleted messages stay in the history of the thread.
+        With `keep_history`, deleted messages remain in the thread's history.
         """
         self._open_thread(memory_id).clear()
 
@@ -235,7 +235,7 @@ class WindowChatMemory(ABC):
     def messages(self) -> list[BaseMessage]:
         """Return the messages in the memory's window, for a request to a model.
 
-        Messages that model providers would reject are left out or repaired.
+        Messages that model providers would reject are dropped or repaired.
         """
         return convert_messages_to_form_providers_accept(
             self.append_and_evict_messages(
@@ -307,7 +307,9 @@ class MessageWindowChatMemory(WindowChatMemory):
 
 @dataclass(eq=False)
 class TokenWindowChatMemory(WindowChatMemory):
-    """A window of the newest messages, limited by tokens. Messages are evicted as a whole.
+    """A window of the newest messages, limited by their token count.
+
+    Messages are evicted as a whole.
 
     Attributes:
         max_tokens: The maximum number of tokens, including the system message.
@@ -336,13 +338,13 @@ class ChatMemoryRepository(Protocol):
 
     The messages that `load` returns may be sorted from oldest to newest or from newest to oldest.
 
-    A repository may also have `change_messages(conversation_id, change)`, which replaces the
-    messages with `change(messages)` in one step. In a repository without `change_messages`, all
-    messages stay stored, and the window only limits the messages that are read.
+    A repository may also have a method `change_messages(conversation_id, change)`, which atomically
+    replaces the messages with `change(messages)`. If the repository has no `change_messages`
+    method, no stored messages are evicted, and the window only limits how many messages are read.
     """
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
-        """Add messages at the end of a conversation."""
+        """Append messages to a conversation."""
 
     def load(self, conversation_id: str, last_n: int) -> Sequence[BaseMessage]:
         """Return the newest `last_n` messages of a conversation."""
@@ -371,7 +373,7 @@ class MessageChatMemory:
         self.max_size = check_whole_number("max_size", max_size, 1)
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """Add one or several messages at the end of a conversation, in one write."""
+        """Append one or more messages to a conversation, in a single write."""
         new_messages, atomic = (
             _to_message_list(messages),
             getattr(self.repository, "change_messages", None),
@@ -425,7 +427,7 @@ class MessageChatMemory:
 
 
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
-    """A repository that keeps conversations in a dict of this process.
+    """A repository that keeps conversations in an in-memory dict.
 
     An `InMemoryChatMemoryRepository` can also be used as a chat memory that returns all messages of
     a conversation, as in an example of Spring AI's documentation.
@@ -437,7 +439,7 @@ class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
 
 
 class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore):
-    """A repository that keeps each conversation in a thread of a checkpointer.
+    """A repository that keeps each conversation in its own checkpointer thread.
 
     A conversation's id is also the id of the thread in which it is stored.
     """
@@ -448,7 +450,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     The call `advisor.invoke("Hello", config)` returns the answer of the chat model.
 
-    An advisor accepts the same input as a chat model. The id of the conversation is
+    An advisor accepts the same input as a chat model. The conversation id is read from
     `configurable["conversation_id"]` in the config. After the model has answered, the advisor adds
     the new messages to the chat memory. The new messages are the last human message of the request,
     all messages after that human message, and the model's answer.
@@ -491,7 +493,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         """
 
     def _build_chain(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
-        """Return a chain that builds the messages, calls the model, and stores the new messages."""
+        """Build a chain that prepares the messages, calls the model, and stores the new ones."""
         [id], request = _CONVERSATION.fill(config), _convert_input_to_messages(input)
         model_messages, others = self.build_messages(id, request), _remove_system_messages(request)
         new_messages = others[next(iter_turn_ranges(others), range(len(others))).start :]
@@ -514,9 +516,9 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     def _order_for_provider(
         self, system_text: str, messages: list[BaseMessage]
     ) -> list[BaseMessage]:
-        """Return a system message and other messages, in an order that model providers accept.
+        """Combine a system message with other messages, in an order that model providers accept.
 
-        System messages in `messages` are left out.
+        System messages in `messages` are dropped.
         """
         system, others = (
             SystemMessage(system_text) if system_text else None,
@@ -622,7 +624,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Store each message with text as an item.
+        """Store each message as an item, except for messages without text.
 
         In a perdure store, each item's provenance names the run's user as its author.
         """
@@ -638,7 +640,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 def _to_message_list(messages: BaseMessage | Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Check one or several messages, and return them as a list."""
+    """Validate one or more messages, and return them as a list."""
     return check_and_select_messages_to_store(
         [messages] if isinstance(messages, BaseMessage) else messages
     )
@@ -653,7 +655,7 @@ def _convert_input_to_messages(input: Any) -> list[BaseMessage]:
 
 
 def _convert_answer_to_message(answer: Any) -> BaseMessage:
-    """Convert the answer of a model to a message."""
+    """Convert a model response to a message."""
     if isinstance(answer, str):  # the model is followed by an output parser
         return AIMessage(answer)
     return message_chunk_to_message(
@@ -662,7 +664,7 @@ def _convert_answer_to_message(answer: Any) -> BaseMessage:
 
 
 def _remove_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages without the system messages."""
+    """Return all messages except system messages."""
     return [message for message in messages if not isinstance(message, SystemMessage)]
 
 

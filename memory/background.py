@@ -65,7 +65,7 @@ logger = logging.getLogger("perdure.background")
 _WORKER_LOST_ERROR: Final = "the worker ended before the extraction was done"
 # Maximum number of queued jobs. While the queue is full, no more due threads are queued.
 _MAX_QUEUED_JOBS: Final = 100
-# minimum and maximum seconds between two searches for due threads
+# minimum and maximum interval in seconds between two searches for due threads
 _TICK_BOUNDS_S: Final = (0.05, 5.0)
 _CLEANUP_INTERVAL_S: Final = 3600.0  # interval in seconds at which old jobs are deleted
 # Grace period in seconds for a job that exceeds its time limit `Pace.limit_s`. After the grace
@@ -79,11 +79,13 @@ _QUEUE_NAME: Final = "perdure.extraction"
 logging.getLogger("dbos").addHandler(logging.NullHandler())
 _WORKFLOW_VERSION: Final = "2"  # DBOS gives a job only to workers of the same version
 _APPLICATION_NAME: Final = "perdure"
-# Postgres schema of a queue that does not share the store's database
+# Postgres schema of the job queue, if the queue is not in the store's database
 _DEFAULT_SCHEMA: Final = "perdure_jobs"
 _POSTGRES: Final = "postgresql://"
-_POLL_INTERVAL_S: Final = 0.25  # interval in seconds at which DBOS checks its queue for new jobs
-_DBOS_CONNECTIONS: Final = 6  # number of database connections for DBOS's own threads
+# interval in seconds at which DBOS polls the queue for new jobs
+_POLL_INTERVAL_S: Final = 0.25
+# number of database connections for DBOS's own OS threads
+_DBOS_CONNECTIONS: Final = 6
 _active_worker: list[tuple[Callable[[ExtractionJob], dict[str, Any]], Callable[[], object]]] = []
 """The functions of this process's worker: one extracts a thread, the other queues all threads.
 
@@ -94,7 +96,7 @@ The list contains one pair of functions, or is empty if the process has no worke
 class Background:
     """Extracts memories from threads in the background.
 
-    The extraction runs in this process, or in a process of the command `perdure worker`.
+    The extraction runs in this process, or in a separate `perdure worker` process.
 
     As a context manager, a `Background` object starts the extraction on entry and stops the
     extraction on exit. A process can run only one DBOS application.
@@ -127,7 +129,8 @@ class Background:
         self.pace, self.work = pace or Pace(), bool(work)
         self.workers, self._on_job = check_whole_number("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace)
-        self._warned_count = 0  # number of unassigned threads that the last warning reported
+        # number of unassigned threads reported by the last warning
+        self._warned_count = 0
         self._queue_location = resolve_queue_location_and_schema(
             database, extraction.get_adapter().store
         )
@@ -195,7 +198,7 @@ class Background:
         await asyncio.to_thread(self.stop)
 
     def extract_now(self, thread_id: str, config: RunnableConfig | None = None) -> None:
-        """Queue a thread, so that it is extracted as soon as a worker is free.
+        """Queue a thread for extraction by the next free worker.
 
         Args:
             thread_id: The thread.
@@ -209,7 +212,7 @@ class Background:
 
         The extraction includes threads whose earlier extractions have failed too often to be
         retried. The schedule is stored in the queue's database. If no worker is running at a
-        scheduled time, that time is skipped.
+        scheduled time, that run is skipped.
 
         Args:
             cron: Five fields like `"0 3 * * *"`, or None to remove the schedule.
@@ -238,7 +241,7 @@ class Background:
         return self._due.list_jobs()
 
     def jobs(self, state: State | None = None) -> list[ExtractionJob]:
-        """Return the jobs of threads with unread messages, and the jobs done in the last 24 hours.
+        """Return jobs for threads with unread messages, and jobs completed in the last 24 hours.
 
         Args:
             state: Return only jobs in the given state, or all jobs if `state` is None.
@@ -269,7 +272,8 @@ class Background:
 
     def _get_queue(self) -> JobQueue:
         """Return the job queue. The first call opens the queue."""
-        # Do not take the lock here: `stop` holds the lock while it waits for running extractions.
+        # Do not acquire the lock here, because `stop` holds it while it waits for running
+        # extractions.
         if (queue := self._queue) is not None:
             return queue
         with self._lock:
@@ -278,7 +282,7 @@ class Background:
             return self._queue
 
     def _queue_all_threads(self, *, includes_dead_jobs: bool = True) -> set[str]:
-        """Put all threads with unread messages on the queue, and return the keys of their jobs."""
+        """Enqueue all threads with unread messages, and return the keys of their jobs."""
         jobs = [job for job in self._due.list_jobs() if includes_dead_jobs or job.state != "dead"]
         for job in jobs:
             self._get_queue().put(job)
@@ -419,7 +423,7 @@ class Background:
                 return
 
     def _log_and_notify(self, job: ExtractionJob, exc: BaseException | None = None) -> None:
-        """Log the state of a job, and call `on_job`."""
+        """Log a job with its current state, and call `on_job`."""
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
         logger.log(level, "%s", job, exc_info=None if isinstance(exc, errors.PerdureError) else exc)
         try:
@@ -490,7 +494,7 @@ class JobQueue:
             self.close = stack.pop_all().close
 
     def put(self, job: ExtractionJob) -> None:
-        """Put a job on the queue, unless the queue has a job with the same key."""
+        """Enqueue a job, unless a job with the same key is already in the queue."""
         options: Any = {
             "workflow_name": _EXTRACT_WORKFLOW_NAME,
             "queue_name": _QUEUE_NAME,
@@ -502,12 +506,12 @@ class JobQueue:
             self._client.enqueue(options, *arguments)
 
     def read_unfinished_jobs(self) -> dict[str, bool]:
-        """Return, by the key of each unfinished job, whether a worker is running the job."""
+        """Return a dict that maps the key of each unfinished job to whether the job is running."""
         rows = self._list_workflows(["ENQUEUED", "PENDING"], load_input=False)
         return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
 
     def list_done_jobs(self) -> list[ExtractionJob]:
-        """Return the newest jobs done in the last 24 hours, at most 1,000, oldest first."""
+        """Return up to 1,000 of the latest jobs completed in the last 24 hours, oldest first."""
         jobs = []
         for row in self._list_workflows("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(row.output, dict) and "report" in row.output and row.completed_at:
@@ -517,7 +521,7 @@ class JobQueue:
         return jobs[::-1]
 
     def cancel_lost_jobs(self, max_run_s: float) -> list[ExtractionJob]:
-        """Cancel and return the jobs that have been running for more than `max_run_s` seconds."""
+        """Cancel jobs that have been running for more than `max_run_s` seconds, and return them."""
         oldest_ms = (time.time() - max_run_s) * 1e3
         pending = self._list_workflows("PENDING")
         return self._cancel_workflows(
@@ -525,7 +529,7 @@ class JobQueue:
         )
 
     def delete_old_jobs(self) -> None:
-        """Delete the jobs that ended more than 24 hours ago."""
+        """Delete jobs that ended more than 24 hours ago."""
         day_ago = (datetime.now(UTC) - timedelta(days=1)).isoformat()
         final_states = ["SUCCESS", "ERROR", "CANCELLED"]
         old_workflows = self._list_workflows(
@@ -535,7 +539,7 @@ class JobQueue:
             self._client.delete_workflows([row.workflow_id for row in old_workflows])
 
     def schedule_extract_all(self, cron: str | None, timezone: str | None) -> None:
-        """Queue all threads on a schedule, or remove the stored schedule if `cron` is None.
+        """Schedule the extraction of all threads, or remove the stored schedule if `cron` is None.
 
         Raises:
             ConfigurationError: The cron or the time zone is invalid.
@@ -568,7 +572,7 @@ class JobQueue:
         extract: Callable[[ExtractionJob], dict[str, Any]],
         extract_all: Callable[[], Any],
     ) -> Iterator[list[ExtractionJob]]:
-        """Run the jobs of the queue in this process until the context manager exits.
+        """Run a worker for queued jobs in this process until the context manager exits.
 
         Args:
             workers: How many jobs run at the same time.

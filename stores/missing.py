@@ -21,7 +21,7 @@ from perdure.stores.values import extract_texts
 from perdure.stores.vectors import Floats, Model, encode_vector_groups
 
 BATCH_SIZE = 256  # number of items that are embedded at a time
-# maximum number of failed attempts; after these, a put does not retry the item
+# maximum number of failed attempts to embed an item; after that, puts no longer retry the item
 _MAX_RETRIED_ATTEMPTS = 3
 
 
@@ -32,7 +32,8 @@ class MissingEmbeddings:
         self._parts = parts
         self._sql, self._runner = parts.sql, parts.runner
         self._embeddings = parts.preparer.embeddings
-        self._may_retry = False  # whether this process has put items that lack vectors
+        # whether this process has put items that could not be embedded
+        self._may_retry = False
 
     # -- vectors of puts
 
@@ -82,7 +83,7 @@ class MissingEmbeddings:
     # -- missing vectors
 
     def read_pending(self, prefix: bytes) -> Flow[list[PendingEmbedding]]:
-        """Return the items under a prefix whose vectors could not be computed yet."""
+        """Return the items under a prefix that still lack vectors because embedding failed."""
         rows = yield from self._read_pending_rows(prefix, 0, NO_LIMIT)
         root, records = len(self._parts.root), self._parts.records
         return [
@@ -106,7 +107,7 @@ class MissingEmbeddings:
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), attempts, limit))
 
     def count_missing(self) -> Flow[int]:
-        """Return how many items lack vectors of the recorded model."""
+        """Return how many items lack vectors from the recorded model."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
         # Outdated vectors can remain in the database only if the store saves vectors and had
@@ -122,7 +123,7 @@ class MissingEmbeddings:
         return int(rows_of_count[0][0])
 
     async def embed_missing(self, prefix: bytes) -> int:
-        """Compute missing vectors under a prefix, and return how many items received vectors."""
+        """Compute missing vectors under a prefix, and return how many items were embedded."""
         total = since = 0
         while rows := (
             await self._runner.read(partial(self._read_pending_rows, prefix, since, BATCH_SIZE))
@@ -132,9 +133,10 @@ class MissingEmbeddings:
         return total
 
     async def _embed_rows(self, rows: list[Row]) -> int:
-        """Compute and store the vectors of rows, and return how many rows received vectors.
+        """Embed rows, store their vectors, and return how many rows were embedded.
 
-        If the embedder fails for a group of rows, the group is halved, down to single rows.
+        If embedding a group of rows fails, the group is repeatedly split in half, down to single
+        rows.
         """
         pending_groups, embedded_count = [rows] if rows else [], 0
         last_error: EmbeddingFailed | None = None
@@ -170,7 +172,7 @@ class MissingEmbeddings:
     async def _embed_chunk_groups(
         self, groups: Sequence[Sequence[str]]
     ) -> tuple[list[bytes | None], Model]:
-        """Return the encoded vectors of each group of chunks, and their model."""
+        """Embed each group of chunks, and return the encoded vectors and their model."""
         model = self._require_model()
         all_chunks = [piece for group in groups for piece in group]
         if not all_chunks:
@@ -250,7 +252,7 @@ class MissingEmbeddings:
         return dropped_count
 
     def _require_model(self) -> Model:
-        """Return the model of the store's embedder.
+        """Return the embedding model of the store.
 
         If the store has no embedder, raise `ConfigurationError`.
         """

@@ -1,8 +1,8 @@
-"""Checks of namespaces and keys, and the encoding of a namespace as a path of bytes.
+"""Validate namespaces and keys, and encode namespaces as paths of bytes.
 
-A path consists of the labels of a namespace in UTF-8, each followed by a NUL byte. No label
-contains a NUL byte. Paths sort in the same order as the tuples of labels that they encode. All
-paths under a prefix are adjacent in sort order, so a range condition can select them.
+A path is the concatenation of a namespace's labels in UTF-8, each terminated by a NUL byte. No
+label contains a NUL byte. Paths sort in the same order as the tuples of labels that they encode.
+All paths under a prefix are adjacent in sort order, so a range condition can select them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from langgraph.store.base import MatchCondition
 
 from perdure.errors import CorruptRecord, InvalidNamespace
 
-# first label of langgraph's own namespaces, into which users cannot put items
+# first label of the namespaces that langgraph reserves, into which users cannot put items
 RESERVED = "langgraph"
-MAX_KEY = 4096  # maximum bytes of a key, and of a path with all its labels
+# maximum size in bytes of a key, and of a whole path
+MAX_KEY = 4096
 _RESERVED_PATH = f"{RESERVED}\0".encode()
 # range that contains every path, since UTF-8 text never contains the byte 0xff
 EVERY_PATH = (b"", b"\xff")
 
 
 def check_namespace_and_build_path(namespace: Any, root_path: bytes = b"") -> bytes:
-    """Check a namespace that items will be put into, and return its path.
+    """Validate a namespace for new items, and return its path.
 
     Args:
         namespace: The labels, as a sequence of strings.
@@ -49,7 +50,7 @@ def check_namespace_and_build_path(namespace: Any, root_path: bytes = b"") -> by
 
 
 def check_namespace_prefix_and_build_path(prefix: Any) -> bytes:
-    """Check a namespace prefix and return its path. The empty prefix means all namespaces.
+    """Validate a namespace prefix and return its path. The empty prefix means all namespaces.
 
     Raises:
         InvalidNamespace: The prefix is not a sequence of non-empty strings, or is too long.
@@ -70,7 +71,7 @@ def check_namespace_prefix_and_build_path(prefix: Any) -> bytes:
 
 
 def check_item_key(key: Any) -> str:
-    """Check the key of an item and return it as text.
+    """Validate an item's key, and return it as text.
 
     Integers and UUIDs are converted to text, as langgraph does.
 
@@ -92,7 +93,7 @@ def check_item_key(key: Any) -> str:
 
 
 def _encode_and_check_length(value_kind: str, value: object, text: str) -> bytes:
-    """Encode text in UTF-8 and check its length.
+    """Encode text as UTF-8, and check that it is not too long.
 
     Args:
         value_kind: The kind of value in error messages, "namespace" or "key".
@@ -115,7 +116,7 @@ def _encode_and_check_length(value_kind: str, value: object, text: str) -> bytes
 
 
 def decode_path(path: bytes) -> tuple[str, ...]:
-    r"""Return the labels of the namespace with this path.
+    r"""Decode a path into the labels of its namespace.
 
     >>> decode_path(b"users\0alice\0")
     ('users', 'alice')
@@ -130,7 +131,7 @@ def decode_path(path: bytes) -> tuple[str, ...]:
 
 
 def encode_path(namespace: Iterable[str]) -> bytes:
-    r"""Return the path of a namespace that has already been checked.
+    r"""Encode a validated namespace as a path.
 
     >>> encode_path(("users", "alice"))
     b'users\x00alice\x00'
@@ -139,7 +140,7 @@ def encode_path(namespace: Iterable[str]) -> bytes:
 
 
 def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
-    r"""Return the range of all paths that begin with `prefix`: its start, and its excluded end.
+    r"""Return the range of paths that begin with `prefix`, as its start and its exclusive end.
 
     >>> prefix_range(b"users\0")
     (b'users\x00', b'users\x01')
@@ -167,7 +168,7 @@ def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> b
 
 
 def check_match_condition(condition: MatchCondition) -> None:
-    """Check one condition of `list_namespaces`.
+    """Validate one match condition of `list_namespaces`.
 
     Raises:
         InvalidNamespace: The match type is unknown, or the path is not valid.

@@ -1,8 +1,8 @@
 """Normal forms of texts, which are equal if the texts consist of the same words in the same order.
 
-The normal form ignores letter case, punctuation, white space and variants of letters. A tombstone
-stores the hash of a text's normal form. The computation of normal forms must not change. Otherwise,
-the hashes in existing tombstones would no longer match any text.
+The normal form ignores case, punctuation, white space and letter variants. A tombstone stores the
+hash of a text's normal form. The computation of normal forms must not change. Otherwise, the hashes
+in existing tombstones would no longer match any text.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
-    # invisible characters: soft hyphen, joiners, text direction, variant selectors of emoji
+    # invisible characters: soft hyphens, joiners, text direction marks, emoji variation selectors
     | dict.fromkeys("\u00ad\u034f\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0e\ufe0f")
 )
 
 
 def hash_normal_form(text: str) -> str:
-    """Return the BLAKE2b-128 hash of the normal form of a text, in hexadecimal."""
+    """Return the BLAKE2b-128 hash of a text's normal form, as a hexadecimal string."""
     plain = normalize_text_for_comparison(text).encode("utf-8", "surrogatepass")
     return blake2b(plain, digest_size=16).hexdigest()
 
 
 def normalize_text_for_comparison(text: str) -> str:
-    """Return the normal form of a text. The result is meant for comparison, not for display."""
+    """Return the normal form of a text. Use the result to compare texts, not to display them."""
     plain = marked = unify_letter_variants(text).casefold()
     if _MAY_HAVE_MEANINGFUL.search(plain):
         marked = _MEANINGFUL_INSIDE.sub(
@@ -84,5 +84,5 @@ def unify_letter_variants(text: str) -> str:
 
 
 def _lower_superscript(match: re.Match[str]) -> str:
-    """Return the replacement for a matched run of superscript digits."""
+    """Return the replacement for a regex match of superscript digits."""
     return match[0] if match[1] else f"^{match[2]}"

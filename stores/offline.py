@@ -1,7 +1,7 @@
-"""The default embedder: a static table of English word pieces inside the package, read with numpy.
+"""The default embedder: a static table of English word-piece vectors, included in the package.
 
-The default embedder runs no neural network and needs no network access. The table was computed from
-the vocabulary of sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec.
+The default embedder runs no neural network and needs no network access. The table was distilled
+from the vocabulary of sentence-transformers/all-MiniLM-L6-v2 with model2vec's method.
 `weights/NOTICE` states the origin of the table, and the script `benchmarks/static_embedder.py`
 recomputes the table.
 """
@@ -34,12 +34,12 @@ DIMS = 256
 # Id of the token [UNK], which stands for an unknown word. The table's row for [UNK] is zero, so
 # unknown words do not affect a text's vector.
 _UNKNOWN_ID = 1
-# maximum characters of a word; a longer word is unknown, as in BERT's tokenizer
+# maximum length of a word in characters; a longer word counts as unknown, as in BERT's tokenizer
 _MAX_WORD_LENGTH = 100
 # maximum number of words in each of the two token id caches, which together take at most 10 MB
 _MEMO_SIZE = 1 << 16
-# maximum characters of a run whose token ids are cached; longer runs are URLs or scripts without
-# spaces, which seldom recur
+# maximum length of a run of characters whose token ids are cached; longer runs are URLs or text in
+# scripts without spaces, and seldom recur
 _MAX_MEMO_LENGTH = 32
 # Minimum average length, in letters, of the word pieces of a known word. A word with shorter pieces
 # counts as unknown.
@@ -53,14 +53,15 @@ _TOKENS_AT_ONCE = 4096
 # Control characters that Python's str.split() treats as white space. BERT's tokenizer drops them,
 # as it drops other control characters.
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_CJK = re.compile(  # matches the characters that BERT counts as Chinese
+# matches the characters that BERT treats as Chinese
+_CJK = re.compile(
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
     "\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
 
 
 class _FoldedCharacters(dict[int, str]):
-    """A mapping, for `str.translate`, from each character of a decomposed text to its replacement.
+    """A mapping for `str.translate` from each decomposed character to its replacement.
 
     Entries are added on demand.
     """
@@ -108,10 +109,10 @@ class _TokenMemo(dict[str, tuple[int, ...]]):
 class WordPieceTokenizer:
     """Splits text into token ids as BERT's uncased tokenizer does.
 
-    The tokenizer adds no [CLS] and [SEP] tokens and does not truncate texts. `[UNK]` and `[PAD]` in
-    a text are ordinary text. Character classes come from Python's Unicode tables, which are newer
-    than those of BERT's own tokenizer. The two versions of the tables give different results only
-    for writing systems that have no tokens in BERT's vocabulary.
+    The tokenizer adds no [CLS] and [SEP] tokens and does not truncate texts. The strings `[UNK]`
+    and `[PAD]` in a text are treated like any other text. Character classes come from Python's
+    Unicode tables, which are newer than those of BERT's own tokenizer. The two versions of the
+    tables give different results only for writing systems that have no tokens in BERT's vocabulary.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
@@ -126,7 +127,7 @@ class WordPieceTokenizer:
         self._parts_memo = _TokenMemo(self._split_into_pieces)
 
     def token_ids(self, text: str) -> list[int]:
-        """Return the ids of a text's tokens, in order."""
+        """Return the token ids of a text, in order."""
         # Scanning the text once for each of the seven control characters is four times as fast as
         # using one regular expression.
         for control in _CONTROL_SPACES:
@@ -159,7 +160,7 @@ class WordPieceTokenizer:
         self._parts_memo.clear()
 
     def _tokenize_word(self, word: str) -> tuple[int, ...]:
-        """Return the token ids of a run of characters between two spaces."""
+        """Return the token ids of a run of non-space characters."""
         folded = unicodedata.normalize("NFD", word).translate(self._fold)
         return tuple(chain.from_iterable(map(self._parts_memo.__getitem__, folded.split())))
 
@@ -186,28 +187,31 @@ class WordPieceTokenizer:
 
 
 class StaticEmbedder:
-    """The default embedder: English, offline, 12,000 texts of 50 words per second on one core.
+    """The default embedder, which runs offline and only supports English.
 
-    The vector of a text is the normalised mean of its tokens' rows. A text has a zero vector if it
-    is in a language other than English (see `perdure.stores.text.detect_language`), or if all its
-    tokens have zero rows in the table. A zero vector is not similar to any other vector. The table
-    also has rows for word pieces of other languages, but these vectors carry no meaning. The rows
-    of the most frequent punctuation marks are zero, so these marks have no effect. The vector
-    depends on no other text. The order of words does not count. Texts are not truncated, so the
-    vector of a long text is an average with little meaning. Embed a long text in chunks
-    (`perdure.stores.text`).
+    On one core, it embeds 12,000 texts of 50 words per second.
 
-    The table is read once in each process, at the first use, in about 15 ms. OS threads may share
-    an object.
+    A text's vector is the normalised mean of the table rows of its tokens. A text has a zero vector
+    if it is in a language other than English (see `perdure.stores.text.detect_language`), or if all
+    its tokens have zero rows in the table. A zero vector is not similar to any other vector. The
+    table also has rows for word pieces of other languages, but these vectors carry no meaning. The
+    rows of the most frequent punctuation marks are zero, so these marks have no effect. The vector
+    depends on no other text. The order of words does not count. Long texts are not truncated, but
+    their vectors are averages that carry little meaning. Therefore, split long texts into chunks
+    (see `perdure.stores.text`), and embed each chunk.
+
+    The table is loaded once per process, on first use, in about 15 ms. OS threads may share an
+    object.
     """
 
     name = NAME
     dims = DIMS
-    quick = True  # searches compute the vectors, so a store does not save them
+    # fast enough to compute vectors during searches, so a store does not save them
+    quick = True
     in_process = True  # the embedder runs in this process, so it needs no time limit
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Return the vectors of texts, each of length 1 or zero; float32[len(texts), DIMS]."""
+        """Embed texts as unit vectors or zero vectors; float32[len(texts), DIMS]."""
         table, pieces, foreign = _load_vector_table_tokenizer_and_non_english_ids()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
@@ -237,7 +241,7 @@ class StaticEmbedder:
         return vector
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
-        """Return the vectors of texts, computed in a thread; see `embed`."""
+        """Embed texts in a worker thread; see `embed`."""
         return await asyncio.to_thread(self.embed, texts)
 
     def clear_cache(self) -> None:

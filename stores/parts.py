@@ -9,8 +9,8 @@ for each read, each write and each embedder call. A database snapshot is held op
 reading, never while waiting for the embedder. Reading from a store is a blocking call. If the
 caller is a coroutine, the call runs in a worker thread.
 
-Requests that coroutines make in the same iteration of an event loop are executed as one batch,
-because a switch to a thread and back costs more than a small read, and a transaction costs more
+Requests that coroutines make in the same event loop iteration are executed as one batch, because
+switching to a worker thread and back costs more than a small read, and a transaction costs more
 than a small write.
 """
 
@@ -71,7 +71,8 @@ _Request = tuple[Any, Promise[Any]]
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
 """Prefix of the names of tables with transcripts of threads, in place of `store_`."""
-_WORDS_SETTING: Final = "words"  # name of the recorded setting that says how words are stored
+# name of the setting that records how words are stored
+_WORDS_SETTING: Final = "words"
 _WORD_STORAGE: Final = ("clear", "sealed", "keyed")
 
 # Number type for pydantic models. Plain `float` is not used, because pydantic would also accept
@@ -106,11 +107,12 @@ _EXPECTED: Final = {
 
 @with_config(_STRICT)
 class TTLOptions(TypedDict, total=False):
-    """The options for times to live, as in langgraph's `TTLConfig`."""
+    """TTL options, as in langgraph's `TTLConfig`."""
 
     default_ttl: _Minutes | None
     refresh_on_read: bool
-    omit_expired: bool  # accepted for compatibility, but perdure never returns expired items
+    # accepted for compatibility but ignored, because perdure never returns expired items
+    omit_expired: bool
     sweep_interval_minutes: _Minutes | None
 
 
@@ -182,9 +184,9 @@ def resolve_and_record_searched_json_paths(
 ) -> Flow[list[str]]:
     """Return the JSON paths whose text is searched, and record them in the database.
 
-    The paths that the caller chose take precedence over the recorded paths. If the stored indexes
-    were built with other paths or another analyzer, they are dropped, and the next search builds
-    them again.
+    Paths chosen by the caller take precedence over the recorded paths. If the stored indexes were
+    built with other paths or another analyzer, they are dropped, and the next search builds them
+    again.
 
     Args:
         sql: The statements of the store.
@@ -285,7 +287,7 @@ class StoreParts:
         preparer = PutPreparer([], options.max_value_bytes, embeddings, mask)
 
         def prepare_database() -> Flow[None]:
-            """Compare the options with the file's settings when the database is opened."""
+            """Check the store's options against the settings recorded in the database."""
             read_only = options.read_only
             yield from check_key_and_bind_seal(
                 seal, database.path, database.tenant, read_only=read_only
@@ -423,7 +425,7 @@ class StoreParts:
     def prepare_put(
         self, row_key: tuple[bytes, str], value: Any, index: IndexOption, ttl: TTL, *options: Any
     ) -> Put:
-        """Check and encode a put or, if the value is None, a delete.
+        """Validate and encode a put, or a delete if the value is None.
 
         See `PutPreparer.prepare_put`.
         """
@@ -434,7 +436,7 @@ class StoreParts:
     def prepare_batch(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
         """Check and encode puts and deletes.
 
-        If several operations have the same key, only the last one is kept.
+        If several operations have the same key, only the last one is applied.
         """
         last_op = {self.preparer.check_row_key(op.namespace, op.key): op for op in ops}
         return [
@@ -451,10 +453,10 @@ class StoreParts:
     def restart_ttl(
         self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None
     ) -> None:
-        """Restart the time to live of items that were read, unless restarting is turned off.
+        """Refresh the TTL of items that were read, unless refreshing is disabled.
 
-        The argument of the call takes precedence over the configuration. By default, reading an
-        item restarts its time to live, as in langgraph's stores.
+        The `refresh_ttl` argument takes precedence over the store's configuration. By default,
+        reading an item refreshes its TTL, as in langgraph's stores.
         """
         if refresh_ttl is None:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)
@@ -473,7 +475,7 @@ def _parse_filter_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
         return None
     try:
         text = None if describe_part_that_is_not_json(filter) else orjson.dumps(filter)
-    # The filter contains text with lone surrogates, or an integer of more than 64 bits.
+    # The filter contains lone surrogates, or an integer that needs more than 64 bits.
     except TypeError:
         text = None
     fields = PROVENANCE if of_provenance else None
@@ -490,7 +492,7 @@ def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
 
 
 def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
-    """Build the embedder of a store from its options."""
+    """Build a store's embedder from its options."""
     if index is None:
         return StoreEmbedder()
     embed = index["embed"]
@@ -505,7 +507,7 @@ def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmb
 
 
 def _build_word_hasher(key: bytes) -> Callable[[str], str]:
-    """Return a function that hashes words with a key.
+    """Return a function that computes keyed hashes of words.
 
     Equal words have equal hashes. Without the key, hashes reveal only which words are equal.
     """
@@ -523,11 +525,11 @@ class ReadingThreadCaller(Protocol):
     """The interface of a function that runs a call in a worker thread."""
 
     def __call__(self, make: Callable[[], T], /) -> asyncio.Future[T]:
-        """Return a future with the result of the call."""
+        """Start the call, and return a future for its result."""
 
 
 class _WriteRequest(NamedTuple):
-    """The puts and deletes of one caller, which are written together or not at all."""
+    """The puts and deletes of one caller, which are written atomically."""
 
     puts: Sequence[Put]
     now: int
@@ -622,7 +624,7 @@ class OperationRunner:
         )
 
     async def _write_batch(self, requests: list[_Request]) -> None:
-        """Write requests of several callers in one transaction.
+        """Write the requests of several callers in one transaction.
 
         None of the puts has a required version or a limit, so they fail only if the database fails.
         If the transaction fails, or if two puts have the same key, each request runs in its own
@@ -650,7 +652,7 @@ class OperationRunner:
 
 
 class CallBatcher:
-    """Collects requests of coroutines, and runs those of one event loop iteration as a batch.
+    """Collects requests from coroutines, and runs those of one event loop iteration as a batch.
 
     Args:
         start: Starts a call and returns an awaitable.
@@ -668,7 +670,7 @@ class CallBatcher:
         )
 
     def submit(self, request: Any) -> asyncio.Future[Any]:
-        """Add a request to the current batch, and return a future of the result of the request."""
+        """Add a request to the current batch, and return a future for its result."""
         loop = asyncio.get_running_loop()
         batch = self._open_batches.get(loop)
         if batch is None or len(batch) == _MAX_BATCH:
@@ -698,7 +700,7 @@ class CallBatcher:
 
 
 def _set_batch_results(batch: list[_Request], future: asyncio.Future[None]) -> None:
-    """Set the results of all promises of a batch that has run or failed."""
+    """Resolve all promises of a finished or failed batch."""
     error = asyncio.CancelledError() if future.cancelled() else future.exception()
     for _, promise in batch:
         promise.error = error or promise.error

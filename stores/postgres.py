@@ -50,7 +50,7 @@ class JSONBLocation(JSONLocation):
         """Convert a condition on a JSON document to an SQL condition on the row that contains it.
 
         The returned SQL condition parses each row's JSON document only once. A row whose document
-        cannot be parsed is always selected.
+        cannot be parsed always meets the condition.
         """
         text, read_json = json_condition.text, _READ_JSON.format(self.column)
         if text.count(_DOCUMENT_COLUMN) > 1:
@@ -77,7 +77,7 @@ class JSONBLocation(JSONLocation):
         return [tuple(map(str, steps)) for steps in step_lists]
 
     def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
-        """Return the condition that the value at this location equals one of `keys`.
+        """Build the SQL condition that the value at this location equals one of `keys`.
 
         As in SQLite, a 1 in `keys` also matches the JSON value `true`, and a 0 also matches
         `false`.
@@ -102,7 +102,8 @@ class JSONBLocation(JSONLocation):
             return self._build_path_condition(
                 f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', operand
             )
-        if high is None:  # In jsonb's order of types, null comes before all numbers.
+        # In jsonb's sort order, null comes before all numbers.
+        if high is None:
             return self._build_path_condition(f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low))
         # BETWEEN would parse the document twice
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
@@ -121,9 +122,9 @@ class JSONBLocation(JSONLocation):
 class PostgresStore(PostgresOwner, WholeStore):
     """A langgraph store in Postgres, for asyncio and for OS threads.
 
-    Any number of processes and machines may use one database. A store and a `PostgresCheckpointer`
-    can share a database. Use the store with `with` or `async with`, or call `close`. The first use
-    opens the database.
+    A database can be shared by any number of processes and machines. A store and a
+    `PostgresCheckpointer` can share a database. Use the store with `with` or `async with`, or call
+    `close`. The first use opens the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a

@@ -38,16 +38,19 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Model
 
 IndexOption = Literal[False] | list[str] | None
-# maximum number of values that are checked on the event loop; more are checked in another thread
+# maximum number of values that are validated on the event loop; more values are validated in
+# another OS thread
 _MAX_BRIEF_VALUES = 16
-# maximum cost (characters and parts) of values that are checked on the event loop; the check takes
-# at most 0.2 ms
+# maximum cost of values that are validated on the event loop, which blocks it for at most 0.2 ms;
+# the cost of a value depends on its characters and elements
 _BRIEF_COST = 20_000
-_CONTAINER_COST = 100  # cost of a list or dict, in addition to a cost of 1 for each element
+# base cost of a list or dict, to which each element adds 1
+_CONTAINER_COST = 100
 _CONTAINERS = (dict, list, tuple)
 _MINUTE = 60_000_000  # microseconds in a minute
-_MIN_TTL = 5e-324  # minimum time to live in minutes: the smallest positive float
-# maximum time to live in microseconds (2,283 years), so that the time of expiry is a valid date
+# minimum TTL in minutes: the smallest positive float
+_MIN_TTL = 5e-324
+# maximum TTL in microseconds (2,283 years), so that the expiry time is a valid datetime
 _MAX_TTL = 1 << 56
 
 
@@ -64,22 +67,23 @@ class Limit:
 class Put:
     """A validated put or delete, with all data that can be computed without the database.
 
-    A version has a row in `store_search_data` only if it has data that a search could not
-    compute: stored vectors, or search paths that differ from those of the store.
+    A version has a row in `store_search_data` only if it has data that cannot be computed during a
+    search: stored vectors, or search paths that differ from the store's default paths.
     """
 
     path: bytes  # path of the namespace
     key: str
     text: str | None  # the value as JSON; None for a delete
-    # time to live in microseconds after the last put or read; None means that the item never
-    # expires
+    # TTL in microseconds after the last put or read; None means that the item never expires
     ttl: int | None = None
     # Version number that the key must currently have for the put to succeed. 0 means that the key
     # must not exist.
     if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
-    is_searched: bool = True  # whether searches with a query find the item
-    stores_vectors: bool = False  # whether the vectors of the text are stored
+    # whether the item can be found by searches with a query
+    is_searched: bool = True
+    # whether the vectors computed from the text are stored
+    stores_vectors: bool = False
     chunks: Sequence[str] = ()  # the chunks of text to embed
     # encoded vectors of the text, or None if they have not been computed
     vectors: bytes | None = None
@@ -110,7 +114,7 @@ class PutPreparer:
     fields: list[str]  # default paths whose text is searched
     max_bytes: int
     embeddings: StoreEmbedder
-    # function that hashes a token with a key, or None if words are not hashed
+    # keyed hash function for words, or None if words are not hashed
     mask_word: Callable[[str], str] | None = None
     root: bytes = b""  # path of the scope
     limits: tuple[Limit, ...] = ()  # limits of scopes that no put may exceed
@@ -128,7 +132,7 @@ class PutPreparer:
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Put:
-        """Check and encode a put or, if the value is None, a delete.
+        """Validate and encode a put, or a delete if the value is None.
 
         Args:
             row_key: The path and the key, from `check_row_key`.
@@ -209,7 +213,7 @@ class PutPreparer:
         values_and_field_lists: Sequence[tuple[Mapping[str, Any], str | None]],
         file_model: Model | None,
     ) -> list[bytes | None]:
-        """Compute the vectors of values whose vectors are not stored.
+        """Embed values whose vectors are not stored.
 
         Args:
             values_and_field_lists: Each value, and the stored paths that it is searched by.
@@ -243,13 +247,13 @@ def are_small_enough_to_check_in_event_loop(values: Sequence[Any]) -> bool:
 
 
 def _convert_ttl(minutes: float) -> int:
-    """Check a time to live in minutes, and convert it to microseconds."""
+    """Validate a TTL in minutes, and convert it to microseconds."""
     check_number("ttl", minutes, "minutes, more than zero, or None", minimum=_MIN_TTL)
     return int(max(1, min(minutes * _MINUTE, _MAX_TTL)))
 
 
 def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
-    """Check the `index` option of a put, and return the paths in the option.
+    """Validate the `index` argument of a put, and return the paths that it lists.
 
     False gives an empty list.
     """
@@ -267,7 +271,7 @@ def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
 
 
 class VersionTimes(NamedTuple):
-    """The times of a version, in microseconds: first put of the key, put of the version, expiry.
+    """Timestamps of a version, in microseconds: first put of the key, put of the version, expiry.
 
     `first_id` is the id of the oldest version of the same item, or None if this version is the
     oldest. Lists of items are ordered by `first_id`.
@@ -308,7 +312,7 @@ class WriteTotals:
     byte_growth: int = 0
 
     def add_growth(self, namespace_key: int, items: int, size: int) -> None:
-        """Record that items and bytes were added to a namespace. Negative numbers mean removals."""
+        """Add to the item and byte counts of a namespace. Negative numbers mean removals."""
         self.items_by_namespace[namespace_key] += items
         self.bytes_by_namespace[namespace_key] += size
         self.item_growth += items
@@ -519,7 +523,7 @@ class ItemWriter:
     def _measure_and_encode_value_and_provenance(
         self, put: Put, version: int
     ) -> tuple[int, str | bytes, str | bytes | None]:
-        """Return the bytes of a value, and the stored forms of the value and its provenance."""
+        """Return the size of a value in bytes, the encoded value, and its encoded provenance."""
         text = put.text
         assert text is not None
         provenance = None
@@ -619,7 +623,7 @@ class ItemWriter:
         yield self.sql("increment_setting", "embedded")
 
     def record_failure(self, row: int, error: str) -> Flow[None]:
-        """Record another failed attempt to compute the vectors of a version."""
+        """Record another failed attempt to embed a version."""
         yield self._build_pending_statement(row, error)
 
     def _build_pending_statement(self, row: int, error: str) -> Statement:
@@ -627,7 +631,7 @@ class ItemWriter:
         return self.sql("add_pending", row, self.records.encode_text(error, ("pending", row)))
 
     def clear_embedding_errors(self) -> Flow[None]:
-        """Clear the recorded errors of failed embeddings, which may quote erased texts."""
+        """Clear recorded embedding errors, because they may quote erased texts."""
         rows = yield self.sql("pending_ids")
         parameters = [(self.records.encode_text("", ("pending", row)), row) for (row,) in rows]
         yield Statement(self.sql["set_pending_error"], parameters, execute_many=True)
@@ -637,8 +641,9 @@ class ItemWriter:
     def restart_ttls(
         self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]
     ) -> Flow[None]:
-        """Restart the time to live of items, counted from the current time."""
-        # The clock is read in the transaction, because an item may expire while the write waits.
+        """Refresh the TTL of items, counted from the current time."""
+        # The current time is read inside the transaction, because items may expire before the
+        # transaction starts.
         now = clock()
         yield Statement(self.sql["restart_ttl"], [(now, *key) for key in keys], execute_many=True)
 
@@ -664,7 +669,7 @@ class ItemWriter:
 
 
 def _is_within_limit(limit: Limit, items: int, size: int) -> bool:
-    """Return whether the counts of items and bytes are within a limit."""
+    """Return whether an item count and a size in bytes are within a limit."""
     return (limit.items is None or items <= limit.items) and (
         limit.bytes is None or size <= limit.bytes
     )

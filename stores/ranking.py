@@ -1,7 +1,7 @@
-"""Scores of the rows of a search, computed from words, vectors, and the context in the thread.
+"""Score the rows of a search by keywords, vectors, and context within the thread.
 
-The module uses only numpy, on dense arrays with one element for each of the n rows in scope. A
-score is a sum of parts:
+The module uses only numpy, with dense arrays that have one element for each of the n rows in scope.
+A score is a sum of parts:
 
     text         BM25 over the query's words, as a share of the best row's; words that are rare in
                  the language count more
@@ -158,10 +158,11 @@ DEFAULT: Final = Weights()
 
 
 class Term(NamedTuple):
-    """One word of a query, and the rows of the scope that contain the word."""
+    """A query term, and the rows in scope that contain it."""
 
     rows: Ints  # rows that contain the word, without duplicates
-    tf: Floats  # number of occurrences of the word in each of `rows`
+    # term frequency of the word in each of `rows`
+    tf: Floats
     # For each synonym of the word, the rows that contain the synonym, and its similarity to the
     # word.
     synonyms: Sequence[tuple[Ints, float]] = ()
@@ -231,7 +232,7 @@ class Ranked:
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
     def with_scores_comparable_between_searches(self) -> Ranked:
-        """Return the ranking with scores that are comparable between searches.
+        """Return the ranking, with scores normalised so that different searches can be compared.
 
         A score is odds / (1 + odds), where `odds` are the odds that the row is relevant to the
         query. The odds that the best row is relevant are `exp(evidence / _NATS_PER_LOGIT)`. If the
@@ -340,7 +341,7 @@ def rank_rows(
 
 
 def _divide_by_best(scores: Scores) -> Scores:
-    """Return the score of each row divided by the best score, 0 to 1."""
+    """Normalise scores to the range from 0 to 1 by dividing them by the best score."""
     best = max(float(scores.max(initial=0)), 1e-9)
     return np.asarray(np.maximum(scores, 0) / np.float32(best), np.float32)
 
@@ -393,7 +394,7 @@ def _score_threads_by_vectors(
 
 
 def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
-    """Scale cosines so that the mean is 0 and the highest is 1.
+    """Scale cosine similarities so that their mean becomes 0 and their maximum becomes 1.
 
     Cosines below the mean and NaN give 0.
 
@@ -438,7 +439,7 @@ def _compute_nearness(
 
 
 def inverse_document_frequency(count: int, rows: int) -> float:
-    """Return the inverse document frequency of a word that `count` of `rows` rows contain.
+    """Return the inverse document frequency of a word that occurs in `count` of `rows` rows.
 
     The result is above 0.
 
@@ -525,7 +526,7 @@ def compute_word_weight(term: Term, row_count: int) -> float:
 
 
 def _count_rows_with_word(term: Term, row_count: int) -> int:
-    """Return the number of rows that contain a word or, if none does, one of its synonyms."""
+    """Return the number of rows that contain a word, or one of its synonyms if no row does."""
     return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), row_count)
 
 
@@ -558,7 +559,7 @@ def iter_blocks_of_word_counts(
 def compute_length_penalty(
     lengths: Floats, weights: Weights = DEFAULT, mean: float | None = None
 ) -> Scores:
-    """Return BM25's length normalisation of each row, k1 * (1 - b + b * length / mean); float32."""
+    """Compute each row's BM25 length normalisation, k1 * (1 - b + b * length / mean); float32."""
     if mean is None:
         mean = float(np.mean(lengths)) if len(lengths) else 0.0
     relative = np.asarray(lengths, np.float32) / np.float32(mean if mean > 0 else 1)
@@ -591,7 +592,7 @@ def _score_rows_by_words(
     actor: Bools | None,
     weights: Weights,
 ) -> _WordScores:
-    """Score the rows by the words of the query."""
+    """Score the rows by how well they match the words of the query."""
     n = len(lengths)
     own_scores, score_sums = np.zeros(n, np.float32), np.zeros((2, n), np.float32)
     shared_scores, evidence_of_rows = score_sums
@@ -661,7 +662,8 @@ class RowContexts:
     # Index of the first row of each run. A run consists of all rows of one thread, or of
     # consecutive rows that belong to no thread.
     run_starts: NDArray[np.intp]
-    run_of_row: NDArray[np.intp]  # index of the run to which each row belongs
+    # for each row, the index of its run
+    run_of_row: NDArray[np.intp]
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]

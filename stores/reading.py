@@ -41,7 +41,8 @@ _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # number of rows to read per page when namespaces or past versions are read
 _PAGE_ROWS = 256
-# maximum rows for which an index is used; for more rows, reading in order is faster
+# maximum number of matching rows for which an index is used; for more rows, a scan in order is
+# faster
 _MAX_INDEX_ROWS = 2_000
 _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
@@ -50,10 +51,10 @@ _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
 
 def to_microseconds(moment: datetime) -> int:
-    """Return a time as microseconds since 1970.
+    """Convert a datetime to a Unix timestamp in microseconds.
 
     Raises:
-        ConfigurationError: It is not a datetime with a time zone.
+        ConfigurationError: The value is not a datetime with a time zone.
     """
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise ConfigurationError(
@@ -63,12 +64,12 @@ def to_microseconds(moment: datetime) -> int:
 
 
 def from_microseconds(microseconds: int) -> datetime:
-    """Return the time in UTC that is the given number of microseconds after 1970."""
+    """Convert a Unix timestamp in microseconds to a UTC datetime."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
-    """Check provenance, and return it as a JSON object without empty fields.
+    """Validate provenance, and return it as a JSON object without empty fields.
 
     The object is stored with the item, and filters on provenance are applied to it.
 
@@ -106,7 +107,7 @@ def provenance_from_json(fields: Mapping[str, Any]) -> Provenance:
 
 @dataclass(slots=True)
 class RecordCodec:
-    """Encodes and encrypts the parts of item rows, and decodes rows to items."""
+    """Encodes and encrypts fields of item rows, and decodes rows to items."""
 
     seal: Seal
     # Length in bytes of the scope's namespace prefix, which is removed from the namespaces of
@@ -159,7 +160,7 @@ class RecordCodec:
     # -- whole rows
 
     def decode_row_text(self, row: Row) -> str:
-        """Return the JSON text of the value in a row."""
+        """Return the value in a row as JSON text."""
         return self.decode_text(row[8], value_associated_data(row[1], row[2], row[3]))
 
     def decode_row_value(self, row: Row) -> dict[str, Any]:
@@ -231,7 +232,7 @@ class Selection:
 
     @property
     def sql_order(self) -> str:
-        """The SQL keyword for the order of creation, ascending or descending."""
+        """The SQL sort direction: `DESC` for newest first, otherwise empty."""
         return "DESC" if self.newest_first else ""
 
 
@@ -342,7 +343,7 @@ class ItemReader:
     # -- conditions and indexes
 
     def read_path_indexes(self) -> Flow[list[str]]:
-        """Return the paths that have an index, sorted."""
+        """Return the JSON paths that have an index, sorted."""
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX_PREFIX).replace("^", "") for (name,) in rows)
 
@@ -415,7 +416,7 @@ class ItemReader:
         as_of: int | None,
         hides_notes: bool = False,
     ) -> Flow[list[Namespace]]:
-        """Return the namespaces under a root that contain items, sorted and without duplicates.
+        """Return the distinct namespaces under a root that contain items, in sorted order.
 
         Args:
             root: The path of the scope.
@@ -466,7 +467,7 @@ class ItemReader:
 def build_path_index_name(path: str) -> str:
     """Return the name of the index on a path.
 
-    Capital letters are escaped, because SQLite ignores case in names.
+    Capital letters are escaped, because identifiers in SQLite are case-insensitive.
 
     >>> build_path_index_name("user.firstName")
     'store_path:user.first^Name'

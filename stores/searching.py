@@ -1,4 +1,4 @@
-"""Search with a query: the steps from the text of the query to ranked items."""
+"""Search with a query: the pipeline from the query text to ranked items."""
 
 from __future__ import annotations
 
@@ -44,19 +44,21 @@ from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
-# maximum limit and offset of a page, since SQLite counts in 64 bits
+# maximum limit and offset of a page, since SQLite integers have 64 bits
 _MAX_PAGE_ROWS: Final = 1 << 60
 _MAX_FLOAT: Final = sys.float_info.max
-# maximum number of characters of a query that are searched; the rest is ignored
+# maximum number of characters of a query that are used; the rest is ignored
 _MAX_QUERY_LENGTH: Final = 20_000
-# maximum number of distinct words of a query that are searched; the rest are ignored
+# maximum number of distinct query words that are used; further words are ignored
 _MAX_QUERY_WORDS: Final = 512
-_ROWS_PER_STATEMENT: Final = 256  # maximum number of rows that one statement reads
-# for each word of a query, its stem and its synonyms with their similarity
+# maximum number of rows read by one statement
+_ROWS_PER_STATEMENT: Final = 256
+# for each query word, its stem, and its synonyms with their similarities
 _QueryWords = dict[str, tuple[str, list[tuple[str, float]]]]
-# maximum share of messages that contain a name; a word that is more frequent is not a name
+# maximum fraction of messages in which a name may occur; a more frequent word is not treated as a
+# name
 _MAX_NAME_FREQUENCY: Final = 0.003
-# pronouns in a query that may refer to the person whom the rows are about
+# pronouns in a query that may refer to the person the rows are about
 _PERSONAL_PRONOUNS: Final = frozenset(
     (
         *("i", "me", "my", "mine", "myself", "you", "your", "yours"),
@@ -79,7 +81,8 @@ class SearchQuery:
 
     text: str
     mode: Mode = "hybrid"
-    context: bool = True  # whether the neighbours, speaker and date of a row affect its score
+    # whether a row's neighbours, speaker and date affect its score
+    context: bool = True
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = (
@@ -88,7 +91,8 @@ class SearchQuery:
         None
     )
     min_score: float | None = None  # lowest score of a result
-    # vector of the query; if it is None and `is_embedded` is true, only words are searched
+    # the query's vector; if it is None although `is_embedded` is true, the search uses keywords
+    # only
     vector: Floats | None = None
     is_embedded: bool = False
 
@@ -102,7 +106,7 @@ def build_query(
     during: Period | None = None,
     min_score: float | None = None,
 ) -> SearchQuery | None:
-    """Check the arguments of a search, and return the query, or None if the text is empty or blank.
+    """Validate search arguments, and return the query, or None if its text is empty or blank.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -129,7 +133,7 @@ def build_query(
 
 
 def _check_period_and_convert_to_seconds(during: Any) -> tuple[float, float]:
-    """Check a period, and return its start and end in seconds since 1970."""
+    """Validate a time range, and return its start and end as Unix timestamps in seconds."""
     if not isinstance(during, tuple | list) or len(during) != 2:
         raise ConfigurationError(
             f"during is {during!r:.80}; expected two datetimes, the start and the end of the period"
@@ -144,7 +148,7 @@ def _check_period_and_convert_to_seconds(during: Any) -> tuple[float, float]:
 
 
 def check_limit_and_offset(limit: Any, offset: Any) -> tuple[int, int]:
-    """Check the limit and the offset of a search, and return them."""
+    """Validate the limit and offset of a search, and return them."""
     for name, number in (("limit", limit), ("offset", offset)):
         check_number(name, number, "a whole number, zero or more", integer=True)
     return min(limit, _MAX_PAGE_ROWS), min(offset, _MAX_PAGE_ROWS)
@@ -156,7 +160,7 @@ class Searcher:
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._indexes, self._embeddings = parts.indexes, parts.preparer.embeddings
-        # function that hashes words with a key, or None if words are not hashed
+        # keyed hash function for words, or None if words are not hashed
         self._mask = parts.preparer.mask_word
 
     def search(
@@ -206,7 +210,7 @@ class Searcher:
     def explain_rank_of_item(
         self, selection: Selection, query: SearchQuery | None, path: bytes, key: str
     ) -> RankExplanation:
-        """Return the rank of an item for a query, and the reason for the rank."""
+        """Return an explanation of an item's rank for a query."""
         if query is None:
             raise ConfigurationError("why_not needs a query; pass a non-blank query=")
         read, reader = self._parts.database.read, self._parts.reader
@@ -393,7 +397,7 @@ class Searcher:
 
     @property
     def awaits_vectors(self) -> bool:
-        """Whether the vectors of queries come from a model in another process."""
+        """Whether query vectors are computed by a model in another process."""
         return self._embeddings.model is not None and not self._embeddings.in_process
 
     async def add_query_vector(
@@ -418,7 +422,7 @@ class Searcher:
         """
         if query.is_embedded:
             return query
-        # Open the file first, because the file records which model made its vectors.
+        # Open the file first, because it records which model computed its vectors.
         self._parts.database.connect()
         return replace(query, vector=run(self._embed_query(query, selection)), is_embedded=True)
 

@@ -57,7 +57,7 @@ _STRIDES: Final = (0.382, 0.236)
 _PRIOR_PAIRS: Final = 16
 # Default separation, assumed for a namespace in which no pairs of rows have been measured.
 _PRIOR: Final = 1.0
-# minimum standard deviation of cosines; smaller values are rounding errors
+# minimum standard deviation of cosine similarities; smaller values are due to rounding errors
 _MIN_SPREAD: Final = 1e-3
 # Two thresholds for the separation between related and random rows, in standard deviations. Below
 # the first threshold, `VectorCalibration.trust` is 0, so vectors have no weight in scores. Above
@@ -96,12 +96,12 @@ class SampleMoments(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean of the values, or 0 if there are none."""
+        """The mean of the values, or 0 if there are no values."""
         return self.total / self.size if self.size else 0.0
 
     @property
     def variance(self) -> float:
-        """The variance of the values, or 0 if there are none."""
+        """The variance of the values, or 0 if there are no values."""
         return max(self.squares / self.size - self.mean**2, 0.0) if self.size else 0.0
 
 
@@ -147,7 +147,7 @@ class VectorSeparation:
     words: SampleMoments = _NO_MOMENTS
 
     def merge(self, other: VectorSeparation) -> VectorSeparation:
-        """Return an object with the samples of both objects combined."""
+        """Return a new object with the samples of both objects."""
         return VectorSeparation(
             self.neighbours.merge(other.neighbours),
             self.sharing.merge(other.sharing),
@@ -288,7 +288,7 @@ def _select_evenly_spaced_pairs(row_pairs: Ints) -> Ints:
 
 
 def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
-    """Return pairs of rows that share a word which few of the rows have; int[pairs, 2].
+    """Return pairs of rows that share a rare word; int[pairs, 2].
 
     Args:
         words: The word of each entry, as a number; int[entries].

@@ -79,10 +79,10 @@ class Store(BaseStore):
         """Run several operations as one. If one is wrong, nothing is written.
 
         Reads see the state before the batch. If the batch contains several puts of one key, only
-        the last one is written. A `PutItem` has all options of `put`. langgraph's `PutOp` has no
-        provenance and no condition. A read restarts times to live if its `refresh_ttl` is true,
-        which is langgraph's default, unless the store was opened with `ttl={"refresh_on_read":
-        False}`.
+        the last one is written. A `PutItem` supports all options of `put`, whereas langgraph's
+        `PutOp` supports neither provenance nor conditions. A read refreshes the TTLs of the items
+        that it returns if its `refresh_ttl` is true (langgraph's default), unless the store was
+        opened with `ttl={"refresh_on_read": False}`.
 
         Args:
             ops: The operations.
@@ -149,7 +149,7 @@ class Store(BaseStore):
     # -- writing
 
     async def _write_puts(self, puts: Sequence[Put]) -> None:
-        """Compute the vectors of puts and write them."""
+        """Compute the vectors for puts, and write the puts."""
         model = await self._missing.embed_puts(puts)
         await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
@@ -311,8 +311,8 @@ class Store(BaseStore):
 
         Without a query, items are ordered by namespace and then by creation time. A put does not
         move items between pages: a new item comes last in its namespace, and a replaced item keeps
-        its position. Deleting an item moves every later item forward by one position. Pass the same
-        `as_of` for every page to read a list that does not change.
+        its position. Deleting an item moves every later item forward by one position. To page
+        through an unchanging snapshot, pass the same `as_of` for every page.
 
         Args:
             namespace_prefix: The first labels of the namespaces. `()` selects all items.
@@ -394,8 +394,8 @@ class Store(BaseStore):
     ) -> list[Namespace]:
         """Return the namespaces that contain items, sorted.
 
-        Without a prefix, or with a prefix that begins with `"*"`, the namespaces of perdure's own
-        notes are left out. `prefix=("perdure",)` lists them.
+        If there is no prefix, or if the prefix begins with `"*"`, perdure's internal namespaces are
+        omitted. `prefix=("perdure",)` lists them.
 
         Args:
             prefix: The labels that the namespaces begin with. `"*"` matches any one label.
@@ -449,7 +449,7 @@ class Store(BaseStore):
         )
 
     def _list_namespaces(self, op: ListNamespacesOp, as_of: datetime | None) -> list[Namespace]:
-        """Return the namespaces that meet the conditions of an operation."""
+        """Return the namespaces that match a `list_namespaces` operation."""
         conditions, depth, parts = tuple(op.match_conditions or ()), op.max_depth, self._parts
         for condition in conditions:
             check_match_condition(condition)
@@ -467,7 +467,7 @@ class Store(BaseStore):
     # -- versions
 
     def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
-        """Return every version of a key, oldest first, with the period in which each was valid."""
+        """Return every version of a key, oldest first, each with its validity period."""
         parts = self._parts
         arguments = parts.resolve_prefix(namespace), check_item_key(key), parts.now()
         return self.database.read(lambda: parts.reader.read_history(*arguments), snapshot=False)
@@ -544,7 +544,7 @@ class Store(BaseStore):
         checkpointer: ErasesMessages | None = None,
         threads: Collection[str] = (),
     ) -> Receipt:
-        """Erase items with all their versions, and remove their bytes from the file.
+        """Erase items and all their versions, and remove their data from the file.
 
         A key is erased with all its versions if the current version or any past version of the key
         meets all criteria. An SQLite file is rewritten with VACUUM to remove the bytes, and other
@@ -630,7 +630,7 @@ class Store(BaseStore):
     apending_embeddings = make_async_twin(pending_embeddings)
 
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
-        """Compute missing vectors, and return how many items got vectors.
+        """Compute missing vectors, and return how many items were embedded.
 
         If the embedder raises an error for an item's text, that item stays without vectors. Vectors
         are still computed for all other items.
@@ -652,7 +652,7 @@ class Store(BaseStore):
     # -- other views of it
 
     def without_refresh(self) -> Store:
-        """Return a handle of this store whose reads do not restart times to live."""
+        """Return a view of this store whose reads do not refresh TTLs."""
         ttl: Any = {**(self._parts.ttl or {}), "refresh_on_read": False}
         return Store(replace(self._parts, ttl=ttl))
 

@@ -1,8 +1,8 @@
-"""Analysis of texts and queries for search: tokens, languages, synonyms, typing errors and chunks.
+"""Text analysis for search: tokens, languages, synonyms, typing errors and chunks.
 
 A token is a stem ("running" and "runs" become "run"), a number, or a word in a non-Latin script. In
 scripts without spaces between words, a token is a pair of neighbouring characters. Emoji, currency
-signs and other symbols are tokens as well. A word that contains a symbol gives two tokens, one with
+signs and other symbols are also tokens. A word that contains a symbol gives two tokens, one with
 the symbol and one without it ("c#" and "c"). Stop words are kept in documents and dropped from
 queries. If a query consists only of stop words, it is searched as if they were ordinary words.
 
@@ -36,11 +36,11 @@ from perdure.errors import ConfigurationError
 
 SYNONYM_FILE: Final = "kin-en.npz"
 STOP_WORD_FILE: Final = "stop-words.vocab"
-# version of the analysis, stored with the tokens; tokens of another version are computed again
+# version of the text analysis, stored with the tokens; tokens from other versions are recomputed
 ANALYZER = "en-3"
 
-# maximum number of cached words, which take at most 8 MB; a new word takes 1 µs, a cached word 0.1
-# µs
+# maximum number of cached words, which take at most 8 MB; processing a new word takes 1 µs, a
+# cached word 0.1 µs
 _MEMO_SIZE = 1 << 16
 # maximum length of a word that is stemmed, in letters; a longer sequence of letters is not an
 # English word
@@ -59,7 +59,7 @@ _UNSPACED_RANGES = (
     "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
-# combining vowel signs and similar characters, which `\w` of regular expressions does not match
+# combining vowel signs and similar characters, which the regular expression `\w` does not match
 _COMBINING_SIGNS = "".join(
     chr(code) for code in range(0x0483, 0x1D00) if unicodedata.category(chr(code)) in ("Mn", "Mc")
 )
@@ -67,7 +67,7 @@ _WORD_PATTERN = rf"[^\W_](?:[^\W_]|[{_COMBINING_SIGNS}])*"
 _THOUSANDS_PATTERN = r"(?<=\d),\d{3}(?![^\W_])"  # "1,000" is one number
 _WORDS = re.compile(rf"{_WORD_PATTERN}(?:'{_WORD_PATTERN}|{_THOUSANDS_PATTERN})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_THOUSANDS_PATTERN}))*+")
-# matches words that contain a sign, such as c#, c++, .net, @ann, #tea and a*, and the signs $ and %
+# matches words that contain a sign (such as c#, c++, .net, @ann, #tea and a*) and the signs $ and %
 _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
@@ -102,7 +102,7 @@ _LETTER_VARIANTS = str.maketrans(
     | {"\u200b": " "}
 )
 _STEMMER_BY_SCRIPT = {0x04: "russian", 0x06: "arabic"}  # by the upper byte of their code points
-# content words in Japanese: katakana, long runs of hiragana, and kanji without endings
+# content words in Japanese: katakana, long runs of hiragana, and kanji without inflectional endings
 _CONTENT_RUNS = re.compile(r"[\u30a1-\u30ff]+|[\u3041-\u309f]{3,}|[^\s\u3041-\u30ff]+")
 _QUESTION_END = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
 
@@ -110,7 +110,7 @@ _local = threading.local()  # A stemmer has state, so each OS thread has its own
 
 
 def tokenize(text: str) -> list[str]:
-    """Return all tokens of a document, in order and with repetitions.
+    """Return all tokens of a document in order, including repeated ones.
 
     In a script without spaces between words, each pair of neighbouring characters is a token. Each
     single character is also a token, so that a one-character query finds the document.
@@ -145,9 +145,9 @@ def tokenize(text: str) -> list[str]:
 
 
 def tokenize_query(text: str) -> list[str]:
-    """Return the tokens that a search looks up, without duplicates.
+    """Return the tokens to search for, without duplicates.
 
-    Stop words are left out unless the query consists of stop words only. In a script without spaces
+    Stop words are dropped unless the query consists only of stop words. In a script without spaces
     between words, a token is a pair of neighbouring characters, or a single character that stands
     alone.
 
@@ -201,7 +201,7 @@ def extract_query_words_with_stems(text: str) -> dict[str, str]:
 
 
 def ends_with_question(text: str) -> bool:
-    """Return whether a text ends with a question mark, which quotes or brackets may follow.
+    """Return whether a text ends with a question mark, ignoring closing quotes and brackets.
 
     >>> ends_with_question("How was Rome?"), ends_with_question("Rome was warm.")
     (True, False)
@@ -354,12 +354,12 @@ def _lowercase_and_strip_accents(text: str) -> str:
 
 
 def _decompose(text: str) -> str:
-    """Return the text in lower case, with each accent as a separate character after its letter."""
+    """Convert text to lower case, and split each accented letter into the letter and its accent."""
     return unicodedata.normalize("NFKD", text).casefold().translate(_LETTER_VARIANTS)
 
 
 def _strip_contraction(word: str) -> str:
-    """Remove elided articles and contracted endings from a word, and commas from a number."""
+    """Strip elided articles and contracted endings from words, and commas from numbers."""
     if word.isalnum():
         return word
     word = _ELISION.sub("", word, count=1) if _ELISION.match(word) else word
@@ -432,7 +432,7 @@ _MIN_EDIT_SIMILARITY: Final = 0.7
 
 
 def find_synonyms(token: str) -> list[tuple[str, float]]:
-    """Return the stems that are nearest in meaning to a token, with similarities from 0 to 1.
+    """Return the stems closest in meaning to a token, with similarities from 0 to 1.
 
     >>> [stem for stem, _ in find_synonyms("buy")[:2]]
     ['purchas', 'bought']
@@ -471,7 +471,8 @@ FREQUENCY_FILE: Final = "common.npz"
 # Scale factor for stored word frequencies. A frequency is stored as an integer, its negated natural
 # logarithm times this factor.
 STEPS_PER_NAT: Final = 16
-_WORDS_PER_MESSAGE: Final = 15  # assumed number of words of an average message
+# assumed average number of words per message
+_WORDS_PER_MESSAGE: Final = 15
 
 
 @lru_cache(_MEMO_SIZE >> 2)
@@ -548,13 +549,13 @@ class Vocabulary(dict[str, int]):
 
 
 def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
-    """Return the words that a misspelt word may stand for, nearest first.
+    """Return likely corrections of a misspelt word, closest first.
 
-    Equally similar words are returned in alphabetical order. One edit is allowed, or two edits if
-    both words have at least six letters. A misspelt word and its correction must begin with the
-    same letter, with one exception: a correction may begin with a different letter if its last two
-    letters match and at least one of the two words has six letters or more. If both words are in
-    the English frequency list, one of them must be a prefix of the other.
+    Equally similar words are returned in alphabetical order. The edit distance must be at most 1,
+    or at most 2 if both words have at least six letters. A misspelt word and its correction must
+    begin with the same letter, with one exception: a correction may begin with a different letter
+    if its last two letters match and at least one of the two words has six letters or more. If both
+    words are in the English frequency list, one of them must be a prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -582,12 +583,12 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
 
 
 def compute_edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
-    """Return the edit distance of a word from each of the other words.
+    """Return the edit distance between a word and each of the other words.
 
-    An edit inserts, drops or changes a letter, or swaps two neighbouring letters.
+    An edit inserts, deletes or substitutes a letter, or transposes two adjacent letters.
 
     Source: optimal string alignment distance, Boytsov (2011), "Indexing methods for approximate
-    dictionary searching", section 2.2; computed for all words at once.
+    dictionary searching", section 2.2. The distances to all words are computed at once.
 
     >>> compute_edit_distances("receive", ["recieve", "receiver"]).tolist()
     [1, 1]
@@ -642,9 +643,9 @@ def split_into_chunks(
 ) -> list[str]:
     """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
 
-    A chunk ends at the end of a sentence if possible, otherwise at a space, otherwise anywhere.
-    Each chunk starts within the last few words of the preceding chunk. Because of this overlap, a
-    short passage at the boundary between two chunks is complete in at least one of them.
+    A chunk ends at a sentence boundary if possible, otherwise at a space, otherwise anywhere. Each
+    chunk starts within the last few words of the preceding chunk. Because of this overlap, a short
+    passage at the boundary between two chunks is complete in at least one of them.
 
     Args:
         text: The text. A short text is returned unchanged as the only chunk. A text without words
@@ -705,7 +706,7 @@ def _cut_text_at_units(
             chunks.append(text[units[start][0] : units[-1][1]])
             return chunks
         count = -(-(remaining - overlap) // (limit - overlap))
-        # All chunks have about the same size, so that the last one is not tiny.
+        # Divide the remaining text evenly, so that the last chunk is not tiny.
         size = -(-(remaining + (count - 1) * overlap) // count)
         last = start + size
         end = max(range(last - size // 4, last + 1), key=lambda at: (grade_cut(at), at))

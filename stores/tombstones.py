@@ -108,7 +108,7 @@ def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> i
 
 
 def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
-    """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
+    """Return the paths of all namespaces that may contain tombstones for a namespace's items.
 
     A scope is a store that is limited to a namespace prefix, and it stores its notes under this
     prefix. The database does not record which prefixes are scopes. Any prefix of a namespace may be
@@ -129,7 +129,7 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ItemContent:
-    """The content of one version of an item, which is compared with tombstones."""
+    """The content of an item version, for comparison with tombstones."""
 
     path: bytes
     text: str  # the value as JSON
@@ -209,7 +209,7 @@ class TombstoneReader:
     def _find_existing_tombstones(
         self, pairs: Sequence[tuple[bytes, str]]
     ) -> Flow[set[tuple[bytes, str]]]:
-        """Return which of the tombstones exist, as pairs of namespace path and key."""
+        """Return the (namespace path, key) pairs in `pairs` for which a tombstone exists."""
         if not pairs:
             return set()
         parameters = [(*pair, self.now) for pair in pairs]

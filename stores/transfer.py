@@ -1,4 +1,4 @@
-"""Export of item versions as JSON objects, and import of these objects or of other stores."""
+"""Export item versions as JSON objects, and import such objects or the items of another store."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ from perdure.stores.vectors import Model
 PAGE = 500
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000  # microseconds in a minute
-_VALUE_COLUMN: Final = 8  # index of the value in a row of the statement `history`
-_PAGE_BYTES: Final = 16 << 20  # maximum bytes of values in a page, except for a single larger value
-_MAX_VERSION = 1 << 60  # exclusive maximum of a version number; SQLite counts in 64 bits
+# column index of the value in a row returned by the `history` statement
+_VALUE_COLUMN: Final = 8
+# threshold in bytes; a page ends as soon as the total size of its values exceeds it
+_PAGE_BYTES: Final = 16 << 20
+# exclusive maximum of a version number, since SQLite integers have 64 bits
+_MAX_VERSION = 1 << 60
 _RowKey = tuple[bytes, str]  # path of a namespace, and a key
 
 
@@ -61,7 +64,7 @@ class ItemVersion(NamedTuple):
 
     @property
     def content(self) -> ItemContent:
-        """The content that is compared with tombstones."""
+        """The version's content, for comparison with tombstones."""
         return ItemContent(self.put.path, self.put.text or "", self.put.provenance)
 
 
@@ -80,9 +83,9 @@ class _ImportState:
     # Keys that have a version with the same number in the source and in this store, but with
     # different content. If the field is None, the import raises an error for the first such key.
     differing: set[_RowKey] | None
-    # keys that are refused because of a tombstone in this store
+    # keys that were not imported because this store has a tombstone for them
     refused: set[_RowKey] = field(default_factory=set)
-    # keys of the tombstones that this import has written
+    # keys of the tombstones written by this import
     imported_tombstones: set[_RowKey] = field(default_factory=set)
 
 
@@ -131,7 +134,7 @@ class Transfer:
     def _read_versions_page_and_last_key(
         self, path: bytes, after_key: str, includes_closed: bool
     ) -> Flow[tuple[list[Row], str | None]]:
-        """Return one page of versions of the keys after `after_key`, and the last key of the page.
+        """Return a page of versions of the keys after `after_key`, and the page's last key.
 
         The last key is None if there are no more keys.
         """
@@ -152,7 +155,7 @@ class Transfer:
         return versions, key
 
     def _build_item_version(self, row: Row) -> ItemVersion:
-        """Build an item version from a row of the statement `history`."""
+        """Build an item version from a row returned by the `history` statement."""
         _, path, key, version, created, since, until, expires, _, provenance, *rest = row
         ttl, searched, fields = rest
         records = self._parts.records
@@ -279,7 +282,7 @@ class Transfer:
     def _parse_line(
         self, item_name: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
     ) -> ItemVersion:
-        """Check one item of a source, and return it as a version."""
+        """Validate an item from an import source, and convert it to an `ItemVersion`."""
         if isinstance(line, ImportFailed):  # The source could not read the item.
             raise line
         preparer = self._parts.preparer
@@ -342,10 +345,10 @@ def _write_versions(
 ) -> Flow[_BatchResult]:
     """Write a batch of versions in one transaction.
 
-    Items with a tombstone in this store are refused. If an imported version has the same number as
-    a version in this store but different content, that version and all later versions of its key
-    are skipped, and the key is added to `state.differing`. If `state.differing` is None, such a
-    version raises an error instead.
+    Items for which this store has a tombstone are not imported. If an imported version has the same
+    number as a version in this store but different content, that version and all later versions of
+    its key are skipped, and the key is added to `state.differing`. If `state.differing` is None,
+    such a version raises an error instead.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))

@@ -14,11 +14,13 @@ from langgraph.store.base import get_text_at_path, tokenize_path
 
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 
-MAX_DEPTH = 64  # maximum nesting of objects and arrays in a value
+# maximum nesting depth of objects and arrays in a value
+MAX_DEPTH = 64
 # Maximum size of an integer in bits. A 13,000-bit integer has fewer than 4,300 decimal digits, the
 # most that Python parses.
 _MAX_INTEGER_BITS = 13_000
-MAX_BYTES = 16 << 20  # default maximum size of the JSON of a value; `open` has an option for it
+# default maximum size of a value's JSON, in bytes; an option of `open` overrides it
+MAX_BYTES = 16 << 20
 # Minimum similarity, from 0 to 1, at which an error message suggests a known name in place of an
 # unknown one. With a lower minimum, `$gte` would be suggested for `$regex`.
 _MIN_SIMILARITY: Final = 0.75
@@ -26,7 +28,8 @@ WHOLE = "$"  # langgraph's path of the whole value
 
 _EXACT_TYPES = frozenset((str, bool, int, type(None)))
 _CONTAINERS = (dict, list, tuple)
-_LONG_INTEGER = re.compile(r"\d{19}")  # orjson converts an integer of more than 64 bits to a float.
+# orjson converts integers that need more than 64 bits to floats.
+_LONG_INTEGER = re.compile(r"\d{19}")
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -51,7 +54,7 @@ def encode_value_as_json(value: Any, max_bytes: int = MAX_BYTES) -> str:
         raise InvalidValue(f"{WHOLE}{problem}")
     try:
         body = orjson.dumps(value)
-    # The value contains an integer of more than 64 bits, or text with lone surrogates.
+    # The value contains lone surrogates, or an integer that needs more than 64 bits.
     except TypeError:
         if problem := describe_part_that_is_not_json(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{problem}") from None
@@ -61,7 +64,7 @@ def encode_value_as_json(value: Any, max_bytes: int = MAX_BYTES) -> str:
 
 
 def check_value_size(size: int, max_bytes: int) -> None:
-    """Raise `InvalidValue` if a value has more bytes than are allowed."""
+    """Raise `InvalidValue` if a value exceeds the maximum size in bytes."""
     if size > max_bytes:
         raise InvalidValue(
             f"the value takes {size:,} bytes as JSON; at most {max_bytes:,} are allowed: "
@@ -73,7 +76,8 @@ def decode_json_value(text: str) -> dict[str, Any]:
     """Decode the JSON text of a value."""
     try:
         value: Any = orjson.loads(text)
-    except orjson.JSONDecodeError:  # orjson also refuses integers that exceed the range of floats.
+    # orjson also rejects integers that exceed the range of floats.
+    except orjson.JSONDecodeError:
         value = json.loads(text)
     exact = type(value) is dict and _EXACT_TYPES.issuperset(map(type, value.values()))
     if not exact and _LONG_INTEGER.search(text):
@@ -103,7 +107,7 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
 
 
 def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
-    """Describe the first part of a value that is not valid JSON, by its path and the problem.
+    """Return the path of the first part of a value that is not valid JSON, and the problem.
 
     Args:
         value: The value to check.
@@ -135,7 +139,7 @@ def describe_part_that_is_not_json(value: Any, depth: int = 0, *, thorough: bool
 
 
 def _describe_non_json_leaf(value: Any, thorough: bool) -> str:
-    """Describe why a value that is not a list or dict is not JSON. Empty if it is JSON."""
+    """Explain why a scalar value is not valid JSON, or return an empty string if it is valid."""
     if isinstance(value, str):
         return _describe_lone_surrogate(value) if thorough else ""
     if isinstance(value, int):  # includes bool
@@ -176,15 +180,16 @@ def _format_short_repr(value: Any) -> str:
     """Return the start of the `repr` of a value, or a substitute if `repr` fails."""
     try:
         return f"{value!r:.80}"
-    except Exception:  # The `__repr__` of a user's class may raise any error.
+    # The `__repr__` of a user-defined class can raise any exception.
+    except Exception:
         return object.__repr__(value)
 
 
 def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
-    """Return the non-empty texts at some paths of a value.
+    """Return the non-empty texts at the given paths of a value.
 
-    The paths have langgraph's syntax. `"$"` gives all text of the value as one string, and
-    `"parts[*].text"` gives one string for each part.
+    The paths have langgraph's syntax. `"$"` selects all text in the value as one string, and
+    `"parts[*].text"` selects one string per part.
 
     Args:
         value: The JSON object.

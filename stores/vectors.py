@@ -1,11 +1,11 @@
-"""Vectors: the embedding model, checks of its answers, the stored encoding, and similarity scores.
+"""Vectors: the embedding model, response validation, the stored encoding, and similarity scores.
 
-Only vectors of the same model can be compared. All similarity scores are exact unless there are
+Only vectors from the same model can be compared. All similarity scores are exact unless there are
 more vectors than a configurable limit. Above the limit, a search first compares sketches and
 computes exact scores only for the rows whose sketches are most similar to the query's sketch. A
 sketch is a short bit string that approximates a vector.
 
-A sketch has one bit for each dimension of a vector: the sign of the number in this dimension
+A sketch has one bit per dimension, the sign of the vector's component in this dimension
 (random-hyperplane hashing: Charikar, STOC 2002). Two sketches are compared by their Hamming
 distance, the number of bits in which they differ.
 """
@@ -26,14 +26,15 @@ from perdure.stores.values import parse_setting
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
-# number of rows that are converted to float32 at a time, so that they fit into the CPU cache
+# number of rows converted to float32 at a time, chosen so that they fit into the CPU cache
 _BLOCK_ROWS: Final = 1024
-# number of rows whose sketches are compared at a time, which limits memory
+# number of rows whose sketches are compared at a time, to limit memory use
 _SKETCH_BLOCK_ROWS: Final = 1 << 14
 # fraction of the rows that are scored exactly, namely those whose sketches are nearest to the
 # query's sketch
 _RESCORED_SHARE: Final = 0.01
-_MIN_RESCORED_ROWS: Final = 4_000  # minimum number of rows that are scored exactly
+# minimum number of rows for which exact scores are computed
+_MIN_RESCORED_ROWS: Final = 4_000
 _WORD_BITS: Final = 64  # number of bits in one word of a sketch
 
 
@@ -69,7 +70,7 @@ class Model:
 
     @property
     def vector_bytes(self) -> int:
-        """The number of bytes of one stored vector."""
+        """The size of one stored vector in bytes."""
         return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
     def build_mismatch_error(self, opened_with: Model) -> EmbedderMismatch:
@@ -93,7 +94,7 @@ class Model:
 
 
 def _is_valid_model_setting(setting: dict[str, Any]) -> bool:
-    """Return whether a setting has exactly the fields of a model, with valid values."""
+    """Return whether a setting has exactly the fields that describe a model, with valid values."""
     return (
         setting.keys() == {"name", "dims", "kind", "number"}
         and isinstance(setting["name"], str)
@@ -103,7 +104,7 @@ def _is_valid_model_setting(setting: dict[str, Any]) -> bool:
 
 
 def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floats:
-    """Check the answer of an embedding model, and return its vectors.
+    """Validate an embedding model's response, and return its vectors.
 
     Args:
         answer: The answer, which should be one vector for each text.
@@ -149,7 +150,7 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
 
 
 def _build_embedding_answer_error(model: str, problem: str, expected: str) -> EmbeddingFailed:
-    """Build the error for an unusable answer of an embedding model."""
+    """Build the error for an invalid response from an embedding model."""
     return EmbeddingFailed(
         f"the embedder {model!r} returned {problem}; expected {expected}. Correct the embedder, "
         "or open the store with another one"
@@ -169,7 +170,7 @@ def normalize_rows(rows: NDArray[np.float64]) -> Floats:
 
 
 def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
-    """Encode vectors `[n, dims]` as bytes. With `int8`, a float32 scale precedes each row."""
+    """Encode vectors `[n, dims]` as bytes. With `int8`, each row begins with a float32 scale."""
     if kind == "int8":
         scale = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
         whole = np.round(vectors / np.where(scale > 0, scale, 1)).astype(np.int8)
@@ -180,7 +181,7 @@ def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
 def encode_vector_groups(
     vectors: Floats, groups: Sequence[Sequence[str]], model: Model
 ) -> list[bytes | None]:
-    """Encode the vectors of each group of text chunks as bytes. An empty group gives None.
+    """Encode each group's vectors as one byte string, or as None if the group is empty.
 
     Args:
         vectors: The vectors of all chunks, in the order of the groups; float32[n, dims].
@@ -226,7 +227,7 @@ class VectorMatrix:
 
     @classmethod
     def concatenate(cls, parts: list[VectorMatrix]) -> VectorMatrix:
-        """Return one matrix with the rows of all matrices, in order."""
+        """Concatenate the rows of several matrices, in order."""
         scale = None
         if parts[0].scale is not None:
             scale = np.concatenate([part.scale for part in parts if part.scale is not None])
@@ -275,7 +276,7 @@ class VectorMatrix:
     def estimate_cosine_similarities(
         self, query: Floats, start: int, stop: int, exactly_scored_share: float
     ) -> Floats:
-        """Return approximate cosine similarities of the rows `start` to `stop`.
+        """Return approximate cosine similarities for rows `start` to `stop`.
 
         The exact similarity is computed for the rows whose sketches are nearest to the query's
         sketch. `exactly_scored_share` is the fraction of rows that are scored exactly.
@@ -300,7 +301,7 @@ class VectorMatrix:
     def _compute_hamming_distances(
         self, query_sketch: NDArray[np.uint64], start: int, stop: int
     ) -> NDArray[np.uint16]:
-        """Return the number of bits in which each row's sketch differs from the query's sketch."""
+        """Return the Hamming distance between each row's sketch and the query's sketch."""
         assert self.sketch is not None
         out = np.zeros(stop - start, np.uint16)
         differ = np.empty(_SKETCH_BLOCK_ROWS, np.uint64)

@@ -50,7 +50,7 @@ OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
 # maximum number of expired items swept, or of past versions removed, in one transaction
 _BATCH_ROWS: Final = 500
-# exclusive maximum of the number of days or versions in a retention rule
+# exclusive upper limit for the number of days or versions in a retention rule
 _MAX_RETENTION: Final = 1_000_000
 
 
@@ -131,7 +131,9 @@ class WholeStore(DatabaseOwner, Store):
         )
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> ExpiredItemSweeper:
-        """Start a thread that sweeps repeatedly, until `stop_ttl_sweeper` or `close` is called.
+        """Start an OS thread that periodically sweeps expired items.
+
+        The sweeper runs until `stop_ttl_sweeper` or `close` is called.
 
         Args:
             sweep_interval_minutes: The interval in minutes. None takes the configured interval, or
@@ -153,7 +155,7 @@ class WholeStore(DatabaseOwner, Store):
         return sweeper
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
-        """Stop the sweeper and wait for its thread.
+        """Stop the TTL sweeper and wait for its OS thread to end.
 
         Args:
             timeout: The maximum time to wait in seconds, or None to wait until the thread ends.
@@ -277,7 +279,7 @@ class WholeStore(DatabaseOwner, Store):
     adrop_index = make_async_twin(drop_index)
 
     def indexes(self) -> list[str]:
-        """Return the paths that have an index, sorted."""
+        """Return the JSON paths that have an index, sorted."""
         return self.database.read(self._parts.reader.read_path_indexes)
 
     aindexes = make_async_twin(indexes)
@@ -285,7 +287,7 @@ class WholeStore(DatabaseOwner, Store):
     def explain_query(
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
-        """Return the database's plan for a search, with the path indexes that it would use."""
+        """Return the query plan for a search, including the path indexes that it would use."""
         selection = self._parts.build_item_selection(namespace_prefix, filter)
         return self.database.read(lambda: self._parts.reader.read_query_plan(selection))
 
@@ -294,7 +296,7 @@ class WholeStore(DatabaseOwner, Store):
     # -- embeddings
 
     def check_embedder(self) -> None:
-        """Check that the stored vectors come from the embedder with which the store was opened.
+        """Verify that the stored vectors were computed by the store's current embedder.
 
         Raises:
             EmbedderMismatch: They come from another embedder, so a search by vectors would fail.
@@ -330,7 +332,7 @@ class WholeStore(DatabaseOwner, Store):
         return self._parts.runner.run(self._missing.reembed(progress))
 
     async def areembed(self, progress: Progress | None = None) -> int:
-        """Compute all vectors again; see `reembed`."""
+        """Recompute all vectors; see `reembed`."""
         return await self._parts.runner.arun(
             self._missing.reembed(progress), computes_in_thread=True
         )
@@ -349,10 +351,10 @@ class WholeStore(DatabaseOwner, Store):
     def export(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """Yield every item under a prefix as a JSON object, in order of namespace, key and version.
+        """Yield every item under a prefix as a JSON object, ordered by namespace, key and version.
 
-        Others may write meanwhile. Each key is read at one moment. Notes about memories, such as
-        tombstones, come after all other items.
+        Others may write meanwhile. Each key is read at one moment. Internal records about memories,
+        such as tombstones, are yielded after all other items.
 
         Args:
             namespace_prefix: The prefix.
@@ -376,14 +378,17 @@ class WholeStore(DatabaseOwner, Store):
         namespace: Namespace | None = None,
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Import the lines that `export` writes, or other JSON objects. The import can be repeated.
+        """Import items from the JSON objects that `export` yields, or from other JSON objects.
 
-        An exported version that exists already, or that is older than the existing one, is skipped.
-        If a line has neither a `namespace` nor a `value` field, its whole JSON object becomes the
-        value of an item in the namespace given by the argument `namespace`. The item's key is the
-        object's `key` field, or a hash of the object if it has no such field. A line that has a
-        `namespace` or `value` field may contain only fields that `export` writes. A memory that was
-        deleted or forgotten in this store is refused and named in the report; see `import_from`.
+        The import can be repeated.
+
+        An exported version is skipped if this store already contains it, or contains a newer
+        version of the item. If a line has neither a `namespace` nor a `value` field, its whole JSON
+        object becomes the value of an item in the namespace given by the argument `namespace`. The
+        item's key is the object's `key` field, or a hash of the object if it has no such field. A
+        line that has a `namespace` or `value` field may contain only fields that `export` writes. A
+        memory that was deleted or forgotten in this store is not imported, but listed in the
+        report; see `import_from`.
 
         Args:
             lines: JSON, one object per line. Empty lines are skipped.
@@ -417,14 +422,14 @@ class WholeStore(DatabaseOwner, Store):
         If the source is a perdure store, the versions, times and provenance of its items are also
         imported.
 
-        The source is only read. The import can be interrupted and repeated, because equal items are
-        skipped.
+        The source is only read. The import can be interrupted and run again, because identical
+        items are skipped.
 
         A memory that was deleted or forgotten in this store (see `perdure.memory.forget`) is
         refused with all its versions, even if it was changed in the source afterwards. The report
         names each refused memory. The tombstone in this store decides. A tombstone contains the
-        hash of a text that the item has or had, or of the message from which a turn was made. To
-        have the memory again, add it here.
+        hash of a current or past text of the item, or of the message from which a turn was created.
+        To have the memory again, add it here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
@@ -488,7 +493,7 @@ class WholeStore(DatabaseOwner, Store):
 
 
 class ExpiredItemSweeper(threading.Thread):
-    """A thread that calls a function at intervals until it is stopped."""
+    """An OS thread that calls a function at regular intervals until it is stopped."""
 
     def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
@@ -496,7 +501,7 @@ class ExpiredItemSweeper(threading.Thread):
         self._close_batch_of_expired_items, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
-        """Call the function until the thread is stopped."""
+        """Call the function at regular intervals until the OS thread is stopped."""
         while not self.stopped.wait(self._interval_s):
             try:
                 self._close_batch_of_expired_items()
