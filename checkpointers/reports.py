@@ -114,7 +114,7 @@ class ThreadStatus:
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The node of each task that has not ended.
+        """The node names of all unfinished tasks.
 
         If several tasks of the same node have not ended, the tuple contains the node's name once
         for each of these tasks.
@@ -123,7 +123,7 @@ class ThreadStatus:
 
     @property
     def interrupts(self) -> tuple[Any, ...]:
-        """The langgraph `Interrupt`s of all tasks that wait for an answer."""
+        """The LangGraph `Interrupt`s of all tasks that are waiting to be resumed."""
         return tuple(one for task in self.tasks if not task.done for one in task.interrupts)
 
     @property
@@ -201,7 +201,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChannelDifference:
-    """The difference between the values of a channel at two checkpoints.
+    """The difference between a channel's values at two checkpoints.
 
     Attributes:
         added: The elements that only the later value has, by their position in `history`. An
@@ -237,15 +237,17 @@ class StateDifference:
 
 @dataclass(frozen=True, slots=True)
 class ThreadUsage:
-    """The largest threads, and the number of threads created in each month."""
+    """Statistics on threads: the largest threads, and the number created in each month."""
 
-    largest: tuple[ThreadInfo, ...]  # the threads with the most bytes, largest first
-    by_month: Mapping[str, int]  # the number of existing threads by month, such as `"2026-11"`
+    # the largest threads by stored bytes, in descending order
+    largest: tuple[ThreadInfo, ...]
+    # number of existing threads by month of creation, with keys such as `"2026-11"`
+    by_month: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """Counts of the objects that a prune, a retention rule or a deletion has removed.
+    """Statistics of a removal: how many objects a prune, retention rule or deletion removed.
 
     The report of a dry run counts the objects that would be removed.
 
@@ -310,10 +312,10 @@ class ErasureReport:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """A rule that says which checkpoints of a thread are kept.
+    """A retention rule for the checkpoints of a thread.
 
-    A checkpoint is kept if one of the rules `last`, `days` and `turns` keeps it. The head of each
-    namespace is always kept. If the head was stored by a state update less than a day ago, the
+    A checkpoint is kept if at least one of `last`, `days` and `turns` applies to it. The head of
+    each namespace is always kept. If the head was stored by a state update less than a day ago, the
     checkpoint that was updated is also kept, because a run may still continue from it.
 
     Attributes:
@@ -335,7 +337,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """Counts of the objects that `import_from` has imported.
+    """Statistics of an import: how many objects `import_from` read, added and skipped.
 
     Attributes:
         threads: The number of threads that were read.

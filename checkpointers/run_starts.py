@@ -1,4 +1,4 @@
-"""Record when runs start, to tell when a message was added to a thread.
+"""Record the start times of runs, so that perdure can tell when a message was added to a thread.
 
 Each checkpoint stored by a langgraph run contains the start time of the run. The start time is
 taken just before the run loads its thread, which is the first thing a run does. A new input starts
@@ -40,7 +40,7 @@ _BETWEEN_GRAPHS: Final = "|"
 
 
 class LoadedRun(NamedTuple):
-    """The state that a run of this process found when it loaded its thread.
+    """A run of this process, with the state of the thread that the run loaded when it started.
 
     Attributes:
         started_at: The time before it loaded the thread, in seconds since 1970.
@@ -174,7 +174,7 @@ def find_messages_added_after(
 
 
 def _is_start_within(started_at: float | None, period: tuple[float, float]) -> bool:
-    """Return whether a run's start time is within a period. The start of the period is excluded."""
+    """Return whether a run started within the given period. The start of the period is excluded."""
     return started_at is not None and period[0] < started_at <= period[1]
 
 

@@ -1,4 +1,4 @@
-"""Wait for the writes of a run that are in progress, and refuse later writes of the run.
+"""Wait for a run's writes that are in progress, and reject any later ones.
 
 LangGraph starts a separate asyncio task for each checkpoint that a run stores. The asyncio tasks
 keep running if the run is cancelled, so a checkpoint may be stored after the run has ended. Before
@@ -60,7 +60,7 @@ class RunWrites:
             raise RunEnded("the run has ended, so its writes are no longer stored")
 
     def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
-        """Wrap a function that builds a flow, so that it raises RunEnded once the run has ended.
+        """Wrap a flow factory so that it raises RunEnded once the run has ended.
 
         A write may stay in the queue for longer than `close` waits. Therefore, when a queued write
         is about to be executed, the returned function checks again whether the run has ended.
@@ -73,7 +73,7 @@ class RunWrites:
         return make_if_open
 
     async def close(self, timeout_s: float) -> None:
-        """Wait until no write is in progress, and refuse all further writes.
+        """Wait until all writes in progress have finished, and reject any further writes.
 
         Args:
             timeout_s: How long to wait, in seconds.

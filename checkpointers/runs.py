@@ -1,9 +1,10 @@
 """Store the server's runs and their events in the checkpointer's database.
 
-The server accepts a run, a process claims the run, and the run ends or is cancelled. If the
-database has an encryption key, the events of a run and the columns `request`, `about` and `error`
-are encrypted. The request is deleted when the run has ended, unless a client may send it again. A
-run's result is not stored in the table of runs, because the last checkpoint of the run contains it.
+A run is accepted by the server, claimed by the process that executes it, and finally ended or
+cancelled. If the database has an encryption key, the events of a run and the columns `request`,
+`about` and `error` are encrypted. The request is deleted once the run has ended, unless a client
+could still retry it. A run's result is not stored in the table of runs, because the last checkpoint
+of the run contains it.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
     async def set_person(self, run: LiveRun, person: str) -> None:
-        """Store the person whose memories a run uses.
+        """Record the person whose memories a run uses.
 
         `set_person` is called when the run starts, because it is not known earlier whose memories
         the run uses. The transaction rereads the stored details of the run, because an erasure may
@@ -220,7 +221,7 @@ class RunTable(ServerTable):
     async def queue_delayed_run_that_is_due(
         self, run: LiveRun, owner_process: str, action_to_cancel_live_runs: str | None
     ) -> None:
-        """Queue a delayed run that is now due, unless another process has already queued it.
+        """Queue a delayed run that has become due, unless another process has already queued it.
 
         The queued run starts once all earlier runs of its thread have ended. If
         `action_to_cancel_live_runs` is given, the live runs of the thread are cancelled.
@@ -285,8 +286,8 @@ class RunTable(ServerTable):
     ) -> list[str]:
         """Cancel one run of a thread, or all its runs if `run_id_or_all` is `""`.
 
-        A run that is being executed is stopped by the process that executes it. A pending or
-        delayed run ends at once. With the action `rollback`, a pending or delayed run is deleted.
+        A run in progress is stopped by the process that is executing it. A pending or delayed run
+        ends at once. With the action `rollback`, a pending or delayed run is deleted.
 
         Returns:
             The ids of the cancelled runs. Runs that had ended before are left out.
@@ -359,7 +360,7 @@ class RunTable(ServerTable):
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
     async def count_removals(self, thread_keys: Sequence[int]) -> dict[int, int]:
-        """Return a dict from the key of each thread to its number of erasures.
+        """Return the number of erasures in each thread, keyed by thread key.
 
         Deleted threads are left out.
         """
@@ -439,16 +440,16 @@ class RunTable(ServerTable):
     async def list_live_runs(self) -> list[LiveRun]:
         """Return all running and pending runs, and all delayed runs that are now due.
 
-        The runs of each thread are sorted by the order of their execution.
+        The runs of each thread are sorted in execution order.
         """
         return [LiveRun(*row) for row in await self._read_rows("live_runs", time.time())]
 
     async def list_live_run_ids(self, thread_id: str) -> list[str]:
-        """Return the ids of a thread's running and pending runs, in the order of execution."""
+        """Return the ids of a thread's running and pending runs, in execution order."""
         return [run_id for (run_id,) in await self._read_rows("live_runs_of_thread", thread_id)]
 
     async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the sequence number, id and state of each run after number `seq`, in order."""
+        """Return the sequence number, id and state of each run after `seq`, in ascending order."""
         return [
             (row[0], row[1], row[2]) for row in await self._read_rows("runs_since", seq, thread_id)
         ]

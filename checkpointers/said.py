@@ -1,9 +1,9 @@
 """Track the progress of the transcript index, which makes messages searchable.
 
-The progress of a thread is the position up to which its messages have been indexed. The transcript
-index is stored in tables of the store, in the same database as the threads. A transaction that
-removes items from a thread also removes all messages of the thread from the transcript index. The
-next search then reindexes the messages that remain in the thread.
+A thread's progress is the position up to which its messages have been indexed. The transcript index
+is stored in tables of the store, in the same database as the threads. A transaction that removes
+items from a thread also removes all messages of the thread from the transcript index. The next
+search then reindexes the messages that remain in the thread.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_index_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | N
 def read_index_progress_and_unindexed_items_with_times(
     threads: ThreadReader, thread_id: str, index_path: bytes, channel: str = "messages"
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
-    """Read the items of a thread that are not indexed yet.
+    """Read a thread's items, such as messages, that have not been indexed yet.
 
     The result includes items of branches, and items that the thread's current state no longer
     contains.
@@ -109,7 +109,7 @@ def read_index_progress_and_unindexed_items_with_times(
 def _read_log_length_and_time_at_newest_checkpoints(
     threads: ThreadReader, thread_id: str, thread_key: int, channel: str, checkpoint_count: int
 ) -> Flow[list[tuple[int, float]]]:
-    """Read how many items the log of a channel had at each of the newest checkpoints.
+    """Read the length that a channel's log had at each of the newest checkpoints.
 
     Returns:
         The length of the log and the time of the checkpoint in seconds since 1970, oldest first.

@@ -1,10 +1,10 @@
-"""Implement langgraph's `BaseCheckpointSaver`, in blocking and asynchronous form.
+"""Implement LangGraph's `BaseCheckpointSaver`, with blocking and async methods.
 
-This module contains the methods that a run calls to get, list and put checkpoints and pending
-writes. The module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints.
-`writer`, `reader` and `listing` do not depend on a database driver. Blocking methods read from the
-database in the calling OS thread. Asynchronous methods read from it in a worker thread. All writes
-run in the database's writing thread.
+A run calls the methods in this module to get, list and store checkpoints and pending writes. The
+module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints. `writer`,
+`reader` and `listing` do not depend on a database driver. Blocking methods read from the database
+in the calling OS thread. Asynchronous methods read from it in a worker thread. All writes are
+executed in the database's writer thread.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _MAX_REMEMBERED: Final = 1024
 
 
 class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
-    """Implements langgraph's checkpoint saver on a database, which the saver owns and closes.
+    """Implements LangGraph's checkpoint saver on top of a database, which it owns and closes.
 
     Args:
         database: The database.
@@ -118,7 +118,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._create_codec_cache_reader_and_writer()
 
     def _create_codec_cache_reader_and_writer(self) -> None:
-        """Create the codec, cache, reader, writer and listing for the current serializer."""
+        """Create the codec, the cache and the other objects that depend on the serializer."""
         self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes, self._overlapped)
         parts = self._sql, self._seal, self._cache, self._codec, self._removals
@@ -128,7 +128,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._listing = Listing(self._reader, self.database)
 
     def _check_encryption_key_and_load_removal_key(self) -> Flow[None]:
-        """Check the encryption key of the database, and read the key of its removal records."""
+        """Verify the database's encryption key, and load the hash key of its removal records."""
         database, read_only = self.database, self.database.read_only
         yield from check_key_and_bind_seal(
             self._seal, database.path, database.tenant, read_only=read_only
@@ -151,7 +151,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     # -- reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that a config names, or the head of its thread and namespace.
+        """Return the checkpoint that a config refers to, by default the head of its namespace.
 
         Returns:
             The checkpoint with its metadata and pending writes, or None if it does not exist.
@@ -194,7 +194,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _find_cached_tuple(self, address: Address, epoch: object | None) -> CheckpointTuple | None:
-        """Return the head from the cache if it is still valid in this epoch, or None."""
+        """Return the cached head if it is still valid in this epoch, otherwise None."""
         if epoch is None:
             return None
         with collector_paused():
@@ -203,7 +203,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint.
 
-        If the config names the id of a checkpoint that is not a head, remember the checkpoint's
+        If the config contains the id of a checkpoint that is not a head, remember the checkpoint's
         address. If a run later stores a child of this checkpoint, the run has gone back to an
         earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
         """
@@ -221,7 +221,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _remember_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
-        """Record which removal was the newest when a run loaded a checkpoint."""
+        """Record which removal was the newest at the time when a run loaded a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
         self._removals.remember_newest_removal_number_for_run(
             config, configurable["thread_id"], configurable[REMOVALS_KEY]
@@ -277,7 +277,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the last stored value of each `DeltaChannel`, and the writes after this value."""
+        """Return the last stored value of each `DeltaChannel` and the writes made since then."""
         return self._read(lambda: self._reader.read_delta_history(parse_address(config), channels))
 
     aget_delta_channel_history = make_async_twin(get_delta_channel_history)
@@ -294,11 +294,12 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Store a checkpoint. Once `put` has returned, the checkpoint survives a crash.
 
         The config names the parent. The checkpoint becomes the head of its thread and namespace if
-        its parent is the head, or if it starts a run. A run starts with an input, an update, a
-        fork, or a resume from a checkpoint that was read by its id. If a later run of the thread
-        starts before the checkpoint is stored, the checkpoint becomes a branch. A channel that is
-        not in `new_versions` keeps its value from the parent checkpoint. If the value of a channel
-        is a list or dict, only the items that are not stored yet are written.
+        its parent is the current head, or if it is the first checkpoint of a run. A run starts with
+        an input, an update or a fork, or resumes from a checkpoint that was loaded by its id. If a
+        later run of the thread starts before the checkpoint is stored, the checkpoint becomes a
+        branch. A channel that is not in `new_versions` keeps its value from the parent checkpoint.
+        If the value of a channel is a list or dict, only the items that are not stored yet are
+        written.
 
         The new checkpoint's metadata inherits `user_id` and `owner` from the parent checkpoint.
         Neither of them is inherited if the config or the context of the run identifies another
@@ -341,7 +342,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
-        """Check the arguments of `put`, and build the request to store the checkpoint."""
+        """Validate the arguments of `put`, and build the request that stores the checkpoint."""
         address = parse_address(config)
         check_storable_text("the id of the checkpoint", checkpoint["id"])
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
@@ -362,12 +363,12 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Copy values of a run's context, such as `user_id`, into the metadata of its checkpoints.
 
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
-        may contain secrets. Memory nodes call this method with the names of the values that they
-        have read from the context. When the next checkpoint of the root graph is stored, the values
-        listed in `names` are copied from the context into the checkpoint's metadata. Only strings
-        of at most 4,096 characters are copied. A value from the context overrides a value with the
-        same name from `configurable`. Later checkpoints inherit the copied values, unless the
-        context of a later run overrides them.
+        may contain secrets. Memory nodes call this method with the names of the context values that
+        they have read. When the next checkpoint of the root graph is stored, the values listed in
+        `names` are copied from the context into the checkpoint's metadata. Only strings of at most
+        4,096 characters are copied. A value from the context overrides a value with the same name
+        from `configurable`. Later checkpoints inherit the copied values, unless the context of a
+        later run overrides them.
 
         Args:
             thread_id: The thread.
@@ -388,7 +389,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store the writes of a task with the checkpoint from which the task ran.
+        """Store a task's pending writes with the checkpoint from which the task was started.
 
         The first writes of a task are kept. A write to a special channel, such as an error or an
         interrupt, replaces the task's earlier write to the same channel.
@@ -421,7 +422,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str,
     ) -> TaskWrites:
-        """Check the arguments of `put_writes`, and build the request to store the writes."""
+        """Validate the arguments of `put_writes`, and build the request that stores the writes."""
         address = parse_address(config)
         check_storable_text("task_id", task_id)
         check_storable_text("task_path", task_path)
@@ -469,7 +470,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """Execute a write request without blocking the event loop.
 
-        Large values are encoded in another OS thread.
+        If the request has many values, they are encoded in another OS thread.
         """
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
@@ -531,7 +532,8 @@ def _remember_recent(recent: dict[Any, Any], key: Any, value: Any) -> None:
 
 def _count_elements_of_lists_and_dicts(values: Iterable[Any]) -> int:
     count = 0
-    # A loop is used because a generator is slower, and this function runs at every write.
+    # A loop is used because a generator expression is slower, and this function runs on every
+    # write.
     for value in values:
         if type(value) is list or type(value) is dict:
             count += len(value)

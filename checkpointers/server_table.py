@@ -23,7 +23,7 @@ class ServerTable:
         self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
 
     async def _read_rows(self, statement_name: str, *params: Any) -> list[Row]:
-        """Execute the SQL statement with this name, and return its rows."""
+        """Execute a named SQL statement, and return its rows."""
         sql = self._sql[statement_name]
         return await self._database.aread(lambda: fetch_rows(sql, *params), snapshot=False)
 
@@ -36,7 +36,7 @@ class ServerTable:
     ) -> list[list[Row]]:
         """Execute statements in one transaction, and return the rows of each statement.
 
-        The arguments `exclusive_names` and `deletes_rows` are explained in `Database.write`.
+        For `exclusive_names` and `deletes_rows`, see `Database.write`.
         """
 
         def flow() -> Flow[list[list[Row]]]:

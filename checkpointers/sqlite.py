@@ -24,10 +24,10 @@ _SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 
 
 class SQLiteCheckpointer(Checkpointer):
-    """Stores threads of langgraph in one SQLite file, for blocking and asynchronous code.
+    """Stores LangGraph threads in one SQLite file, with blocking and async methods.
 
     Every message of a conversation is stored only once, however many checkpoints contain the
-    message. Items that a run removes from its state stay readable through `history()`. Use the
+    message. Items that a run removes from its state can still be read with `history()`. Use the
     checkpointer in a `with` or `async with` statement, or call `close` after use. The first use
     opens the file.
 

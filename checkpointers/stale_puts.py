@@ -146,7 +146,7 @@ class StalePut:
     def build_from_newer_removals(
         cls, reader: CheckpointReader, request: CheckpointPut | TaskWrites
     ) -> Flow[StalePut | None]:
-        """Read the removal records that are newer than a request's state, and build the filter.
+        """Build a filter that removes from a request the data erased since its state was loaded.
 
         Returns:
             The filter for the request, or None if nothing has to be removed from it.
@@ -238,7 +238,7 @@ class StalePut:
         return self._remover.remove_messages_from(value, ValueContext(are_inputs, texts, tasks))
 
     def _ends_with_erased_tool_call(self, value: Any) -> bool:
-        """Return whether a value is a list whose last message calls tools and was erased."""
+        """Return whether a value is a list whose last message has tool calls and was erased."""
         value = value.value if type(value) is DeltaSnapshot else value
         last = value[-1] if isinstance(value, list) and value else None
         if not isinstance(last, AIMessage) or not last.tool_calls:
@@ -250,7 +250,7 @@ class StalePut:
     def remove_erased_messages_from_writes_and_check_if_task_waits(
         self, request: TaskWrites
     ) -> tuple[list[Write], bool]:
-        """Remove erased messages from the writes of a task.
+        """Remove erased messages from a task's writes.
 
         If the question of an interrupt quotes an erased message, the whole question is removed. If
         an answer to an interrupt quotes an erased message, the whole answer is removed.
@@ -323,7 +323,7 @@ def _check_checkpoints_not_deleted(
     deleted_hashes: frozenset[bytes],
     is_run: bool,
 ) -> Flow[None]:
-    """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
+    """Raise ThreadDeleted if the checkpoint that a request builds on was deleted with its thread.
 
     A request from a run of this process is also rejected if it refers to checkpoints, but none of
     them is stored. This happens in two cases. A run with durability `exit` stores no checkpoint

@@ -144,8 +144,8 @@ def _is_nested_task_path(path: str) -> bool:
     """Return whether a task path belongs to a called task, an error handler or a state update.
 
     A called task is a task that was started by another task while that task was running. A state
-    update is a call to langgraph's `update_state`. A task with a nested path is not one of the
-    tasks of the superstep.
+    update is a call to langgraph's `update_state`. A task with a nested path is not counted among
+    the tasks of the superstep.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 

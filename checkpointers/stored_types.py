@@ -1,8 +1,8 @@
-"""Let a program register its own classes, and aliases of renamed classes, with a checkpointer.
+"""Register a program's own classes, and aliases for renamed classes, with a checkpointer.
 
 For registered types and aliases, a checkpointer uses only the functions and classes that the
-program passed as `types` and `aliases`. A stored row never decides which module is imported or
-which function is called.
+program passed as `types` and `aliases`. The contents of a stored row never determine which module
+is imported or which function is called.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME: Final = "(module, qualified name), or text like 'module:Name'"
 
 @dataclass(frozen=True, slots=True)
 class StoredType(Generic[T]):
-    """Registers functions to dump and load values of a class that perdure cannot store itself.
+    """Registers functions that dump and load instances of a class that perdure cannot store itself.
 
     `StoredType(Fraction, str, Fraction)` stores a `Fraction` as text. Instances of subclasses are
     rejected, because they would be loaded as instances of the registered class itself. To store
@@ -82,11 +82,11 @@ class StoredType(Generic[T]):
         serde: SerializerProtocol,
         texts: Callable[[T], Iterable[str]] | None = None,
     ) -> StoredType[T]:
-        """Build a `StoredType` that stores values of one class with a serializer of langgraph.
+        """Build a `StoredType` that stores instances of one class with a LangGraph serializer.
 
-        A `JsonPlusSerializer` is replaced with a copy whose allowlist contains only this class.
-        With `pickle_fallback=True`, values are stored with pickle, which runs code from the
-        database when a value is read.
+        A `JsonPlusSerializer` is replaced with a copy that allows only this class. With
+        `pickle_fallback=True`, values are pickled, and loading a value can run code from the
+        database.
         """
         for method in ("dumps_typed", "loads_typed"):
             if not callable(getattr(serde, method, None)):
@@ -116,7 +116,7 @@ class StoredType(Generic[T]):
         return cls(stored, dump, load, texts)
 
     def dump_value(self, value: T) -> Any:
-        """Call `dump` and return its result. Raise TypeError with the reason if `dump` fails."""
+        """Call `dump` and return its result. If `dump` fails, raise TypeError with the reason."""
         try:
             return self.dump(value)
         except Exception as exc:
@@ -205,7 +205,7 @@ class StoredTypes:
 
     @property
     def encoded_names_of_searchable_types(self) -> list[bytes]:
-        """The stored class names of all types with a `texts` function, encoded as UTF-8."""
+        """The UTF-8-encoded stored class names of all types that have a `texts` function."""
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
         names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
         return [name.encode() for name in names]
@@ -274,7 +274,7 @@ class StoredTypes:
 
 
 def parse_class_name(description_in_error: str, name: Any) -> Name:
-    """Parse a class name, given as a pair or as text like 'module:Name', to a pair.
+    """Parse a class name, given as a pair or as a string such as 'module:Name', into a pair.
 
     Raises:
         ConfigurationError: The name is neither a pair of two texts nor text like 'module:Name'.
@@ -304,7 +304,7 @@ def replace_renamed_class_name(name: Name, new_names_by_old_name: Mapping[Name, 
 def _map_aliases_to_final_classes(
     aliases: Aliases, stored_name: Callable[[type], Name]
 ) -> dict[Name, type]:
-    """Follow chains of aliases, and return the class to which each alias finally leads.
+    """Resolve each alias to its final class, following chains of aliases.
 
     Raises:
         ConfigurationError: The aliases form a cycle, one name has two targets, or a target is not
@@ -356,7 +356,7 @@ def _follow_alias_chain(
 
 
 def _import_alias_target(old_name: Name, target_name: Name) -> type:
-    """Import the class that is the target of an alias."""
+    """Import the class to which an alias points."""
     try:
         importlib.import_module(target_name[0])
     except Exception as exc:

@@ -1,8 +1,8 @@
 """Copy threads within one database, and merge threads from one database into another database.
 
 Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
-with the key of the source and encrypted with the key of the target. Only metadata is decoded,
-because the target's metadata index is computed from it.
+with the source's key and re-encrypted with the target's key. Only metadata is decoded, because the
+target's metadata index is computed from it.
 
 In a merge, the following rules apply to a thread that exists in both databases. If both copies are
 equal, or if only the copy in the target has new checkpoints, nothing is changed. If only the copy
@@ -99,7 +99,7 @@ class TranscriptTree(NamedTuple):
 def read_transcript_tree(
     reader: CheckpointReader, thread_id: str, channel: str = "messages"
 ) -> Flow[TranscriptTree | None]:
-    """Read the transcripts of all branches of a thread. Return None for a thread without a head."""
+    """Read the transcripts of all branches of a thread. Return None if the thread has no head."""
     head = yield from reader.find_checkpoint(Address(thread_id, "", None))
     if head is None:
         return None
@@ -220,7 +220,8 @@ class _ThreadWriter:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.records, self.target_id, self.thread_key = records, target_id, thread_key
         self.keys = keys
-        self.logs: dict[int, int] = {}  # the new key of each log, by the log's key in the source
+        # the new key of each log, by its key in the source database
+        self.logs: dict[int, int] = {}
 
     def write_logs(self) -> Flow[None]:
         """Write all logs with their items, page by page."""
@@ -313,7 +314,7 @@ def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
 def _copy_references_and_transcripts_with_new_log_keys(
     snapshot: Snapshot, new_log_key_by_old_key: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Replace the log keys in a checkpoint's references and in its stored transcripts.
+    """Replace the log keys in a checkpoint's references and stored transcripts.
 
     Returns:
         The references by channel, and the stored transcripts by channel.
@@ -458,7 +459,7 @@ def build_thread_contents(records: ThreadRecords) -> ThreadContents:
 
 
 def _format_thread_ids(thread_ids: list[str]) -> str:
-    """Format a list of thread ids for a message.
+    """Format a list of thread ids for an error message.
 
     If there are more than `_MAX_NAMED_THREADS` ids, the text ends with the number of omitted ids.
     """

@@ -1,4 +1,4 @@
-"""Search, count, create, change and delete threads, with the data that the server stores.
+"""Search, count, create, update and delete threads, including the server's data about them.
 
 A search for threads executes one SELECT on the `threads` table for each page of results. The row of
 a thread contains a copy of its head's metadata, the client-supplied metadata, and the status of the
@@ -41,9 +41,9 @@ RunStatus = Literal["idle", "busy", "interrupted", "error"]
 SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "status"]
 # maximum number of rows that one SQL statement of a search returns
 _PAGE: Final = 2_000
-# maximum offset in SQL, which fits in 64 bits; no database has as many rows
+# maximum SQL OFFSET; it fits in 64 bits, and no database has that many rows
 _MAX_OFFSET: Final = 1 << 62
-# maximum number of metadata values of a query that become SQL conditions; other values are compared
+# maximum number of a query's metadata values that are tested in SQL; the other values are compared
 # in Python
 _MAX_TAGS: Final = 20
 # Maps each thread status to an SQL condition. The condition matches all threads with this status,
@@ -59,7 +59,7 @@ _BY_STATUS: Final[Mapping[str, str]] = {
 
 
 class TimeToLive(NamedTuple):
-    """The time for which a thread is kept without activity.
+    """A thread's TTL, measured from its last activity.
 
     Attributes:
         minutes: The number of minutes without activity after which the thread is deleted.
@@ -142,7 +142,7 @@ class ListedThread:
 
     @property
     def display_title(self) -> str:
-        """The title that a client set, or the title of the head if no client has set one."""
+        """The title set by a client, or the head's title if no client has set one."""
         metadata = (
             self.client.metadata
             if self.is_client_metadata_about_stored_conversation and self.client
@@ -191,7 +191,7 @@ class ThreadQuery:
 
 
 class ThreadList:
-    """Searches and changes the threads of a checkpointer, with the data that the server stores."""
+    """Searches and modifies a checkpointer's threads, including the server's data about them."""
 
     def __init__(self, saver: Checkpointer) -> None:
         self._saver, self._reader = saver, saver._reader
@@ -245,7 +245,7 @@ class ThreadList:
         limit: int,
         offset: int,
     ) -> Flow[list[T]]:
-        """Read pages of rows until enough threads match; see `search`."""
+        """Read pages of rows until enough matching threads are found; see `search`."""
         sql, params = append_conditions(self._sql["listed_threads"], self.build_conditions(query))
         sql += f" ORDER BY {_build_order_by(query)} LIMIT ? OFFSET ?"
         skipped_rows = min(offset, _MAX_OFFSET) if query.is_exact else 0
@@ -268,8 +268,8 @@ class ThreadList:
     def build_conditions(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
         """Yield each SQL condition of a query with its parameters."""
         if query.ids is not None:
-            # Leave out ids with a null character, which no thread has and which Postgres refuses as
-            # parameters.
+            # Omit ids with a null character, because no thread has such an id and Postgres rejects
+            # null characters in parameters.
             ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]
             yield f"t.thread_id IN ({', '.join('?' for _ in ids) or 'NULL'})", ids
         if query.status is not None:
@@ -290,7 +290,7 @@ class ThreadList:
             yield from map(self._build_search_key_condition, tags)
 
     def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
-        """Build the SQL condition that a row contains at least one of several search keys.
+        """Build an SQL condition that is true if a row contains any of the search keys.
 
         The condition is also true for rows without stored search keys.
         """
@@ -466,7 +466,7 @@ class ThreadList:
     aupdate = make_async_twin(update)
 
     def count_without_ttl(self) -> int:
-        """Count the threads that have no time to live."""
+        """Count the threads without a TTL."""
         ((count,),) = self._database.read(lambda: fetch_rows(self._sql["count_without_ttl"]))
         return int(count)
 
@@ -532,7 +532,7 @@ class ThreadList:
         client: ClientMetadata,
         last_run_status: RunStatus,
     ) -> None:
-        """Copy a thread with the given client metadata; see `Checkpointer.copy_thread`."""
+        """Copy a thread, and set the copy's client metadata; see `Checkpointer.copy_thread`."""
         copy_thread(
             self._saver._maintenance, source, target, checkpoint_id, client, last_run_status
         )

@@ -77,13 +77,13 @@ class ThreadRecords:
 
     @property
     def key_count(self) -> int:
-        """The number of keys needed to store a copy of the thread, with its namespaces and logs."""
+        """The number of row keys needed to copy the thread, its namespaces and its logs."""
         return 1 + len(self.logs) + len(self.namespaces)
 
     def read_items_page(
         self, reader: CheckpointReader, channel: str, log_key: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Return one page of the items in a range of a log, as pairs of position and bytes.
+        """Return one page of the items in a range of a log, as `(position, bytes)` pairs.
 
         Positions without an item are skipped.
         """
@@ -102,7 +102,7 @@ class ThreadRecords:
     def read_item_times(
         self, reader: CheckpointReader, log_key: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
-        """Return the time when each item in a range of a log was first stored, by position."""
+        """Return when each item in a range of a log was first stored, keyed by position."""
         if self.items is None:
             return (yield from reader.read_item_times(log_key, [(start, stop)]))
         return self.times[log_key]

@@ -1,4 +1,4 @@
-"""Read lists, heads, transcripts, checkpoints and sizes of threads, for perdure's own methods."""
+"""Read the lists, heads, transcripts, checkpoints and sizes of threads for perdure's own API."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ class ThreadReader:
     ) -> tuple[bool, bool]:
         """Return whether a value is a dict, and whether its items are known, given its reference.
 
-        The items of a `DeltaChannel` are unknown if its value is unknown, or if its snapshot is
-        neither a list nor a dict.
+        The items of a `DeltaChannel` count as unknown if its value is unknown, or if its snapshot
+        is neither a list nor a dict.
         """
         if value_ref is not None and value_ref[0] == DELTA and isinstance(value_ref[1], int):
             return value_ref[1] == DICT, False
@@ -317,7 +317,7 @@ class ThreadReader:
         return threads
 
     def list_largest(self, limit: int) -> Flow[list[ThreadInfo]]:
-        """Return the threads with the most bytes, largest first; see `Checkpointer.usage`."""
+        """Return the threads that use the most bytes, largest first; see `Checkpointer.usage`."""
         rows, threads = (yield self.sql("largest_threads", limit)), []
         for row in rows:
             threads.append((yield from self._build_thread_info(row)))
@@ -358,7 +358,7 @@ class ThreadReader:
         return head
 
     def read_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
-        """Read the heads of the threads in `rows`, with two SQL statements for all threads."""
+        """Read the heads of the threads in `rows`, using two SQL statements in total."""
         keys = json.dumps([row[0] for row in rows])
         head_rows, write_rows = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
         checkpoints = {thread_key: row for thread_key, *row in head_rows}
@@ -386,7 +386,7 @@ class ThreadReader:
         return heads
 
     def refresh_list_entry(self, row: Row) -> Flow[None]:
-        """Rebuild the title and the metadata in a thread's row from the thread's head."""
+        """Recompute the title and the metadata in a thread's row from the thread's head."""
         title, listed_metadata = None, dict[str, Any]()
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
             head = self.reader.decrypt_row(row[1], "", tuple(checkpoint))
@@ -462,7 +462,7 @@ class ThreadReader:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
         since = -_INFINITY
         if active_since is not None:
-            # Subtract a microsecond, because a stored time may have been rounded down.
+            # Subtract a microsecond to allow for stored times that were rounded down.
             since = check_has_time_zone("active_since", active_since).timestamp() - 1e-6
         prefix, last_key = check_storable_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
@@ -473,7 +473,7 @@ class ThreadReader:
         )
 
     def read_info(self, thread_id: str) -> Flow[ThreadInfo]:
-        """Return the size and the times of one thread; see `Checkpointer.thread`."""
+        """Return the size and timestamps of one thread; see `Checkpointer.thread`."""
         return (yield from self._build_thread_info((yield from self._read_thread_row(thread_id))))
 
     def shortest_unique_prefix(self, thread_id: str, min_length: int) -> Flow[str]:
@@ -485,7 +485,8 @@ class ThreadReader:
         """
         thread_id = check_thread_id(thread_id)
         [others] = yield self.sql("neighbouring_thread_ids", thread_id)
-        # In sorted order, the id with the longest common prefix is the previous or the next id.
+        # Among all other ids, the one with the longest common prefix is a neighbour of this id in
+        # sorted order.
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(min_length, shared + 1)]
 
@@ -528,7 +529,7 @@ class ThreadReader:
         )
 
     def find_idle_thread(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
-        """Return a thread if its last activity was before a given time, or else None.
+        """Return a thread if its last activity was before the given time, otherwise None.
 
         A thread with an unfinished run, or with a cron that is due again, is not idle.
         """
@@ -616,7 +617,7 @@ def _merge_positions_with_branch_flags(
 
 
 def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datetime:
-    """Convert seconds since 1970 to a time in UTC.
+    """Convert a Unix timestamp in seconds to a UTC datetime.
 
     Raises:
         CorruptRecord: The number is no valid time.

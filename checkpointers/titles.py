@@ -1,4 +1,4 @@
-"""Read the title, the model and the times that an import stored in a conversation's metadata."""
+"""Read the title, model and timestamps that an import stored in a conversation's metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TITLED: Final = "titled"
 def read_import_metadata(
     saver: Checkpointer, thread_id: str, head_metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the title, model and times that an import stored in a thread's metadata.
+    """Return the title, model and timestamps that an import stored in a thread's metadata.
 
     Args:
         saver: The checkpointer.
@@ -68,7 +68,7 @@ def read_existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
 def title(
     saver: Checkpointer, thread_id: str, import_metadata: Mapping[str, Any] | None = None
 ) -> str:
-    """Return the title of a thread to show to people.
+    """Return the display title of a thread.
 
     Args:
         saver: The checkpointer.

@@ -3,8 +3,8 @@
 Values that are not plain data become msgpack extension types. The msgpack extensions have the
 format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). An extension contains the
 list `[module, name, payload, ...]`. perdure's encoding differs from langgraph's in three ways.
-Class names are qualified names. Pydantic models are stored by their attributes and not by
-`model_dump()`. Tuples, bytearrays and dict keys inside a plain data class keep their types.
+Class names are qualified names. Pydantic models are encoded from their attributes, not with
+`model_dump()`. Inside a plain data class, tuples, bytearrays and dict keys keep their types.
 
 When a value is decoded, the constructor of a class is called only if the class is in `KNOWN` or is
 named in an allowlist. Instances of all other classes are rebuilt without running code of the class;
@@ -61,11 +61,12 @@ PACK: Final = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
-# the message of ormsgpack's error for lone surrogates
+# message of the error that ormsgpack raises for lone surrogates
 SURROGATES: Final = "string contains surrogates"
 _UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
-_MAX_LEVELS: Final = 254  # maximum depth of nested lists and dicts, which is a limit of ormsgpack
-# maximum depth of nested objects, because each level needs space on the stack of the OS thread
+# maximum nesting depth of lists and dicts that ormsgpack supports
+_MAX_LEVELS: Final = 254
+# maximum nesting depth of objects; each level uses space on the OS thread's stack
 _MAX_OBJECTS: Final = 100
 _TOO_DEEP: Final = (
     f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects are nested deeper "
@@ -135,7 +136,7 @@ def unpack_all(encoded: Sequence[bytes]) -> list[Any]:
 
 
 class TypeNotAllowed(TypeError):
-    """The allowlist does not contain a class, so instances of the class may not be rebuilt."""
+    """Instances of a class may not be rebuilt, because the class is not on the allowlist."""
 
     def __init__(self, name: Name) -> None:
         super().__init__(f"{name[0]}.{name[1]} is not on the allowlist")
@@ -143,7 +144,7 @@ class TypeNotAllowed(TypeError):
 
 
 class Allowlist:
-    """Decides which classes may be rebuilt, from the option `allowed_msgpack_modules`.
+    """Decides which classes may be rebuilt, based on the option `allowed_msgpack_modules`.
 
     The serializer option `allowed_msgpack_modules` names the classes that the checkpointer may
     rebuild. If the option is True or contains `LOADED`, the checkpointer may also rebuild every
@@ -181,7 +182,7 @@ class Allowlist:
 
 
 class DetachedFields(dict[str, Any]):
-    """The fields of an object whose class is not available in this process.
+    """A dict with the fields of an object whose class is not available in this process.
 
     When a `DetachedFields` is stored again, it is encoded as an instance of the original class,
     with the current entries of the dict as the instance's fields.
@@ -206,7 +207,7 @@ class DetachedFields(dict[str, Any]):
 
 
 class Converter:
-    """Converts one value, including all nested values, to msgpack or back.
+    """Encodes one value, including all nested values, as msgpack, or decodes it.
 
     Args:
         allowlist: The classes that may occur in the value.
@@ -343,7 +344,7 @@ class Converter:
         return self._encode_exactly(_PAIRS, [[*pair] for pair in value.items()])
 
     def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
-        """Encode an instance of a class in `KNOWN` as langgraph does.
+        """Encode an instance of a class in `KNOWN` in LangGraph's format.
 
         Values inside the instance are encoded by the `Converter` itself, not by langgraph.
         """
@@ -383,14 +384,14 @@ class Converter:
         return ormsgpack.Ext(code, self._pack_value([*name, payload, *further_parts]))
 
     def _encode_deque(self, value: deque[Any], name: Name) -> ormsgpack.Ext:
-        """Encode a deque as langgraph does, and add its `maxlen`, which langgraph drops."""
+        """Encode a deque in LangGraph's format, and add its `maxlen`, which LangGraph omits."""
         items = list(value)
         if value.maxlen is None:
             return ormsgpack.Ext(_SINGLE, self._pack_value([*name, items]))
         return ormsgpack.Ext(_POSITIONAL, self._pack_value([*name, [items, value.maxlen]]))
 
     def _encode_data_class_instance(self, value: Any) -> ormsgpack.Ext:
-        """Encode an instance of a plain data class as its class name and its attributes."""
+        """Encode an instance of a plain data class as its class name and attributes."""
         cls: Any = type(value)
         name, kind, fields = (
             class_name(cls),

@@ -1,6 +1,6 @@
 """Store the webhooks of runs in the checkpointer's database until they are delivered or fail.
 
-If the database has a key, the URL and the body of a webhook are encrypted.
+If the database is encrypted, the URL and body of each webhook are encrypted too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.storage.flow import Flow, Statement
 
 
 class WebhookTable(ServerTable):
-    """Reads and writes the table of webhooks in a checkpointer's database."""
+    """Reads and writes the webhooks table in a checkpointer's database."""
 
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
@@ -41,8 +41,8 @@ class WebhookTable(ServerTable):
     ) -> Statement:
         """Build the statement that stores the webhook of a run.
 
-        When executed, the statement stores nothing if this process no longer owns the run, if the
-        webhook is already stored, or if the run has a cancellation other than `known_cancel`.
+        The statement has no effect if this process no longer owns the run, if the webhook is
+        already stored, or if the run has been cancelled by a request other than `known_cancel`.
 
         Args:
             run: The run that ends.

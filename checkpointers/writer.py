@@ -1,4 +1,4 @@
-"""Plan and store checkpoints and pending writes.
+"""Build the write plans for checkpoints and pending writes, and execute them.
 
 Before storing a checkpoint, the writer plans the SQL statements and the thread's new head. It
 builds this plan from the checkpoint and the thread's cached head. The planned statements are
@@ -54,12 +54,13 @@ from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Stateme
 
 # minimum time in seconds between two updates of a thread's last-activity time, to save writes
 ACTIVITY_PRECISION_S: Final = 0.1
-_SEQ_MASK: Final = 0xFFFFFFFF  # the bits of a checkpoint's row key that contain the sequence number
+# bit mask for the sequence number in a checkpoint's row key
+_SEQ_MASK: Final = 0xFFFFFFFF
 _log = logging.getLogger("perdure")
 
 
 class DatabaseWrite(NamedTuple):
-    """The arguments of one call of `Database.write`.
+    """The arguments of a call to `Database.write`.
 
     Attributes:
         make_flow: A function that builds the flow of statements.
@@ -127,7 +128,7 @@ class CheckpointWriter:
                 try:
                     commit.record_whether_head_has_writes((yield GuardedRequest(commit.statements)))
                 except GuardFailed:
-                    # The cached head is outdated, so later puts must not be planned from it.
+                    # The cached head is stale, so later puts must not be based on it.
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
@@ -215,7 +216,7 @@ class CheckpointWriter:
             thread.lock.release()
 
     def _plan_new_thread(self, request: CheckpointPut | TaskWrites) -> Commit | None:
-        """Plan the first checkpoint of an uncached thread, assuming that the thread is new."""
+        """Build the write plan for an uncached thread, assuming that the thread is new."""
         if isinstance(request, TaskWrites) or request.address.checkpoint_id is not None:
             return None
         if self.removals.key is None:  # the database is not open yet
@@ -236,7 +237,7 @@ class CheckpointWriter:
         replaced: Snapshot | None = None,
         keys: list[int] | None = None,
     ) -> Commit | _MissingParts:
-        """Plan the rows of a checkpoint and the new head of its namespace.
+        """Build the write plan for a checkpoint, including the new head of its namespace.
 
         Args:
             put: The checkpoint to store.
@@ -350,7 +351,7 @@ class CheckpointWriter:
         version_token: int,
         now: float,
     ) -> Statement:
-        """Build the first statement of a put, which fails if the cached thread is outdated.
+        """Build the first statement of a put, which fails if the cached thread is stale.
 
         The statement also fails if a row that the put would create already exists.
         """
@@ -404,7 +405,7 @@ class CheckpointWriter:
     def _inherit_labels(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> dict[str, Any]:
-        """Add the labels of the parent to a checkpoint, and return the complete metadata.
+        """Add the parent's labels to a checkpoint, and return its complete metadata.
 
         If the checkpoint's encoded metadata already contains all inherited labels, the metadata is
         not encoded again.
@@ -439,7 +440,7 @@ class CheckpointWriter:
         head: Head,
         snapshot: Snapshot,
     ) -> list[Statement]:
-        """Build the statements that update a thread's list entry, which is its title and metadata.
+        """Build the statements that update the title and the metadata in a thread's list entry.
 
         A thread's list entry contains the metadata of the root namespace's head. A checkpoint on a
         branch does not change this metadata. Instead, the thread is marked as possibly waiting for
@@ -523,7 +524,7 @@ class CheckpointWriter:
         snapshot: Snapshot,
         additions: Additions,
     ) -> list[Statement]:
-        """Build statements that replace values in pending writes with references to the logs.
+        """Build statements that replace values in pending writes with references to log items.
 
         The pending writes belong to the tasks whose results the new checkpoint applies.
         """
@@ -557,7 +558,7 @@ class CheckpointWriter:
                 yield from self._build_filter_if_removals_are_newer(put, thread.newest_removal)
             )
         ) is not None:
-            # an erasure removes all views of a thread
+            # an erasure deletes all views of a thread, so a put to the views namespace is dropped
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
@@ -728,7 +729,7 @@ class CheckpointWriter:
     # -- pending writes
 
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
-        """Plan the writes of a task from cached data.
+        """Build the write plan for a task's pending writes from cached data.
 
         None is returned if the plan needs data that is not cached. A task's pending writes may be
         stored before the checkpoint that they belong to.

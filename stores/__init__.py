@@ -54,12 +54,13 @@ __all__ = [
     "embedder_from",
     "open_store",
 ]
-if find_spec("psycopg") is None:  # `import *` must not fail if psycopg is missing.
+# `import *` must also work if psycopg is not installed.
+if find_spec("psycopg") is None:
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the classes that need the extra `postgres` when they are first used."""
+    """Import the classes that need the `postgres` extra lazily, on first use."""
     if name == "PostgresStore":
         from perdure.stores.postgres import PostgresStore
 

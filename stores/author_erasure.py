@@ -1,4 +1,4 @@
-"""Erasure of the texts that one author wrote in items that several people share."""
+"""Erase the texts of one author from items shared by several people."""
 
 from __future__ import annotations
 

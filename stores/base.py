@@ -1,4 +1,4 @@
-"""Data classes of a store: provenance, items and their versions, reports and receipts."""
+"""Define the store's data classes: provenance, items, versions, reports and receipts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class FoundItem(SearchItem):
 
 @dataclass(frozen=True, slots=True)
 class VersionRetention:
-    """A retention rule, which says which closed versions of items are kept.
+    """A retention rule for the closed versions of items.
 
     A closed version is one that was replaced or deleted, or that has expired. It is kept if
     at least one of the rules `last` and `days` keeps it. The current version of a key is always
@@ -163,7 +163,7 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class RankExplanation:
-    """The rank of one item among the results of a query, and the reason for this rank."""
+    """The rank of one item in the results of a query, and why it has this rank."""
 
     reason: str
     # Rank of the item in the results, starting at 1, or None if the search excludes the item
@@ -207,7 +207,8 @@ class Receipt:
     # Number of messages removed from threads, counting each stored copy of a message
     messages: int
     keys: tuple[tuple[Namespace, str], ...]  # Namespace and key of each removed item
-    hashes: tuple[str, ...]  # BLAKE2b-128 of the JSON of each removed value, in hexadecimal
+    # BLAKE2b-128 hash of each removed value's JSON, in hexadecimal
+    hashes: tuple[str, ...]
     threads: tuple[str, ...]  # Ids of the threads from which messages were removed
     at: datetime  # Time of the erasure (UTC)
     # Whether no byte of the removed items is left in the database file or its WAL
@@ -224,7 +225,7 @@ class Receipt:
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:
-        """The namespaces of the erased items, without duplicates."""
+        """The distinct namespaces of the erased items."""
         return tuple(dict.fromkeys(namespace for namespace, _ in self.keys))
 
     def __add__(self, other: Receipt) -> Receipt:
@@ -265,7 +266,7 @@ class NamespaceSize:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """The largest namespaces, and the number of items created in each month."""
+    """Statistics on items: the largest namespaces, and the number created in each month."""
 
     largest: tuple[NamespaceSize, ...]  # The namespaces with the most bytes
     # Number of current items per month of creation, with keys like "2026-11"

@@ -1,10 +1,10 @@
-"""Embedders, built from an object, a function or the name of a model.
+"""Build embedders from an object, a function or a model name.
 
 A blocking model is called in a daemon thread. A call that never returns can be abandoned, because a
 daemon thread does not keep the process alive. If the caller is a coroutine, an async model is
 awaited in the event loop of the caller. For blocking callers, an async model runs on an event loop
-in a separate thread. All blocking callers share one event loop, because the connections of an async
-client belong to the loop on which they were opened.
+in a separate OS thread. All blocking callers share one event loop, because the connections of an
+async client belong to the loop on which they were opened.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from perdure.stores.vectors import Floats, Model, check_vectors, encode_vector_g
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
-# maximum number of cached vectors; they take 25 MB if a vector has 1536 numbers
+# maximum number of cached vectors; they take 25 MB if each has 1,536 dimensions
 CACHE_SIZE: Final = 4096
 _MAX_THREADS: Final = 8
-# maximum number of texts whose vectors are checked on the event loop; the check of more vectors
-# takes over 0.5 ms and runs in a thread
+# maximum number of vectors that are validated on the event loop; validating more would take over
+# 0.5 ms, so it is done in an OS thread
 _MAX_CHECKED_IN_LOOP: Final = 8
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """The interface of embedders, which turn texts into vectors.
+    """The interface of embedders, which compute the embedding vectors of texts.
 
     Attributes:
         name: The name of the model. It is recorded with the vectors, because only vectors of the
             same model can be compared.
-        dims: The length of a vector, or None if it is not known before the first vector.
+        dims: The number of dimensions, or None if it is unknown until the first vector.
 
     An embedder may have further members: `embed_query(text)` and `aembed_query(text)`, for models
     that treat queries differently; `in_process = True`, if it computes in this process and needs no
@@ -62,13 +62,13 @@ class Embedder(Protocol):
 
     @property
     def dims(self) -> int | None:
-        """The length of each vector, or None if it is not known yet."""
+        """The number of dimensions of each vector, or None if it is not known yet."""
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """Return the vectors of the texts, float32[len(texts), dims]."""
+        """Return the embeddings of the texts as a float32 array of shape (len(texts), dims)."""
 
     async def aembed(self, texts: Sequence[str]) -> Any:
-        """Return the vectors of the texts without blocking the event loop."""
+        """Return the embeddings of the texts without blocking the event loop."""
 
 
 EmbedderSpec = Embedder | Embeddings | Callable[[list[str]], Any] | str
@@ -131,7 +131,7 @@ def _check_embedder_options(
 
 
 def _init_langchain_embedder(model_id: str) -> Embeddings:
-    """Initialise an embedder of langchain from "provider:model"."""
+    """Initialise a LangChain embedder from a "provider:model" string."""
     if importlib.util.find_spec("langchain") is None:
         raise MissingDependency(
             f"the embedder {model_id!r} needs langchain, which is not installed: run pip install "
@@ -143,7 +143,7 @@ def _init_langchain_embedder(model_id: str) -> Embeddings:
         raise MissingDependency(
             f"the embedder {model_id!r} needs another package ({exc}); install it"
         ) from exc
-    # The provider may raise any error, for example because a key is missing.
+    # The provider can raise any exception, for example because an API key is missing.
     except Exception as exc:
         raise ConfigurationError(
             f"langchain cannot create the embedder {model_id!r}: {exc}"
@@ -151,7 +151,7 @@ def _init_langchain_embedder(model_id: str) -> Embeddings:
 
 
 def _find_model_name(spec: Any) -> str:
-    """Return the name by which the store records a model."""
+    """Return the name under which the store records an embedding model."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
@@ -164,7 +164,7 @@ def _find_model_name(spec: Any) -> str:
 
 
 class _EmbedFunction(NamedTuple):
-    """A function of a model that embeds a list of texts or a single text."""
+    """A model's embedding function, which takes either a list of texts or a single text."""
 
     # A function that embeds texts. It returns the vectors, or an awaitable that resolves to them.
     call: Callable[[Any], Any]
@@ -212,13 +212,13 @@ def _find_document_and_query_embed_functions(model: Any) -> tuple[_EmbedFunction
 
 
 class CheckedEmbedder:
-    """An embedder that checks the answers of a model and normalises its vectors to length 1.
+    """An embedder that validates a model's responses and normalises its vectors to unit length.
 
     If the model returns an unusable answer, `EmbeddingFailed` is raised.
 
-    Texts are sent to the model in batches, each text once. The most recently used vectors are
-    cached, with separate entries for queries and documents. Several OS threads and event loops may
-    use one object. `embedder_from` builds one.
+    Texts are deduplicated and sent to the model in batches. The most recently used vectors are
+    cached, separately for queries and documents. Several OS threads and event loops can share
+    an instance. `embedder_from` builds one.
     """
 
     def __init__(
@@ -239,11 +239,11 @@ class CheckedEmbedder:
 
     @property
     def dims(self) -> int | None:
-        """The length of a vector, or None if it is not known before the first vector."""
+        """The number of dimensions, or None if it is unknown until the first vector."""
         return self._dims
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Return the vectors of texts to be stored, float32[len(texts), dims].
+        """Return the float32 embeddings of texts to be stored, one row per text.
 
         Raises:
             EmbeddingFailed: The model raised an error, took too long, or returned a wrong answer.
@@ -256,20 +256,20 @@ class CheckedEmbedder:
         )
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
-        """Return the vectors of texts; see `embed`."""
+        """Return the embeddings of texts; see `embed`."""
         return await arun_flow(
             self._embed_batches(texts, is_query=False), partial(self._acall_model, self._documents)
         )
 
     def embed_query(self, text: str) -> Floats:
-        """Return the vector of a query, float32[dims]. Raises the errors of `embed`."""
+        """Return the embedding of a query as a float32 array. Raises the errors of `embed`."""
         rows = run_flow(
             self._embed_batches([text], is_query=True), partial(self._call_model, self._queries)
         )
         return rows[0]  # type: ignore[no-any-return]
 
     async def aembed_query(self, text: str) -> Floats:
-        """Return the vector of a query; see `embed_query`."""
+        """Return the embedding of a query; see `embed_query`."""
         rows = await arun_flow(
             self._embed_batches([text], is_query=True), partial(self._acall_model, self._queries)
         )
@@ -289,7 +289,7 @@ class CheckedEmbedder:
     def _embed_batches(
         self, texts: Sequence[str], *, is_query: bool
     ) -> Generator[list[str], Floats, Floats]:
-        """Yield batches of texts, receive their vectors, and return the vectors of all texts."""
+        """Yield batches of texts, receive their vectors, and return all vectors."""
         original, texts = texts, list(texts)
         if isinstance(original, str) or not all(isinstance(text, str) for text in texts):
             raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
@@ -305,7 +305,7 @@ class CheckedEmbedder:
         return np.stack([vector_of_text[text] for text in texts])
 
     def _get_cached_vectors(self, texts: Sequence[str], is_query: bool) -> dict[str, Floats]:
-        """Return the cached vectors of texts, and mark them as recently used."""
+        """Return the cached embeddings of texts, and mark them as recently used."""
         with self._lock:
             cached = {
                 text: self._cache.pop((text, is_query), None) for text in dict.fromkeys(texts)
@@ -328,7 +328,7 @@ class CheckedEmbedder:
     # -- calls of the model
 
     def _call_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
-        """Return the vectors of one batch of texts, and block until the model has answered."""
+        """Return the embeddings of one batch of texts, blocking until the model has responded."""
         if self._in_process:
             return self._request_vectors(function, texts)
         with self._convert_model_errors():
@@ -337,7 +337,7 @@ class CheckedEmbedder:
             )
 
     async def _acall_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
-        """Return the vectors of one batch of texts without blocking the event loop."""
+        """Return the embeddings of one batch of texts without blocking the event loop."""
         with self._convert_model_errors():
             if function.acall is None:
                 future = self._submit_call(function, texts, is_async=True)
@@ -351,12 +351,12 @@ class CheckedEmbedder:
             return self._check_returned_vectors(function, texts, answer)
 
     def _submit_call(self, function: _EmbedFunction, texts: list[str], *, is_async: bool) -> Any:
-        """Start a call of the model in a daemon thread, and return a future of the result."""
+        """Start a model call in a daemon thread, and return a future for its result."""
         call = partial(contextvars.copy_context().run, self._request_vectors, function, texts)
         return self._threads.submit(call, is_async=is_async)
 
     def _request_vectors(self, function: _EmbedFunction, texts: list[str]) -> Floats:
-        """Call the model in the current thread, and return the checked vectors."""
+        """Call the model in the current OS thread, and return the validated embeddings."""
         argument = texts[0] if function.takes_one_text else texts
         with self._convert_model_errors():
             try:
@@ -375,7 +375,7 @@ class CheckedEmbedder:
 
     @contextmanager
     def _convert_model_errors(self) -> Iterator[None]:
-        """Raise every error of the model as `EmbeddingFailed`."""
+        """Convert every error that the model raises to `EmbeddingFailed`."""
         try:
             yield
         except EmbeddingFailed:
@@ -392,8 +392,9 @@ class CheckedEmbedder:
     def _check_returned_vectors(
         self, function: _EmbedFunction, texts: list[str], answer: Any
     ) -> Floats:
-        """Check the answer of the model, and return its vectors."""
-        with self._lock:  # Two threads may receive their first answers at the same time.
+        """Validate the model's response, and return the vectors that it contains."""
+        # Two OS threads can receive the model's first responses at the same time.
+        with self._lock:
             rows = [answer] if function.takes_one_text else answer
             vectors = check_vectors(rows, len(texts), self._dims, self.name)
             self._dims = vectors.shape[1]
@@ -415,9 +416,8 @@ _loop_lock = threading.Lock()
 def _get_embedding_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop that runs async models for blocking callers. Start it if needed."""
     with _loop_lock:
-        return _start_event_loop_of_process(
-            os.getpid()
-        )  # A forked process needs its own event loop.
+        # A forked process needs its own event loop, because OS threads do not survive a fork.
+        return _start_event_loop_of_process(os.getpid())
 
 
 @cache
@@ -453,16 +453,16 @@ class StoreEmbedder:
 
     @property
     def stores_vectors(self) -> bool:
-        """Whether vectors are stored with an item."""
+        """Whether each item's vectors are stored with the item."""
         return self.model is not None and self.embed_quickly is None
 
     def adopt_encoding(self, file_model: Model) -> None:
-        """Use the vector encoding of the file, unless the caller has chosen an encoding."""
+        """Adopt the file's vector encoding, unless the caller has specified an encoding."""
         if self.accepts_any_kind and self.model is not None and self.model.name == file_model.name:
             self.model = replace(self.model, kind=file_model.kind)
 
     def split_texts(self, texts: Sequence[str]) -> list[str]:
-        """Return the chunks of texts, each of which is embedded separately."""
+        """Split the texts into chunks, each of which is embedded separately."""
         return [piece for text in texts for piece in split_into_chunks(text)]
 
     def computes_vectors_in_searches(self, recorded_model: Model) -> bool:
@@ -476,7 +476,7 @@ class StoreEmbedder:
     def derive_vectors(
         self, rows: Sequence[Sequence[str]], file_model: Model | None
     ) -> list[bytes | None]:
-        """Return the encoded vectors of each row's texts, or None if they cannot be computed."""
+        """Return the encoded embeddings of each row's texts, or None if they cannot be computed."""
         if (
             self.embed_quickly is None
             or file_model is None

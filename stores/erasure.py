@@ -1,4 +1,4 @@
-"""Erasure of items with all their versions, words and vectors, and of their source messages."""
+"""Erase items, including all their versions, indexed words, embeddings and source messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ErasedMessages(Protocol):
 
     @property
     def cancelled(self) -> tuple[str, ...]:
-        """The tasks that were cancelled because they quoted a message."""
+        """The tasks that were cancelled because they quoted an erased message."""
 
 
 class ErasesMessages(Protocol):
@@ -52,7 +52,7 @@ class _Criteria(NamedTuple):
 
 @dataclass(slots=True)
 class _RowsToErase:
-    """All versions of the selected keys, and the ids of their source messages by thread."""
+    """All versions of the selected keys, and their source messages' ids, grouped by thread."""
 
     rows: list[Row] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
@@ -144,7 +144,7 @@ def forget(
 def _erase_messages(
     checkpointer: ErasesMessages | None, messages: Mapping[str, set[str] | None]
 ) -> list[tuple[str, ErasedMessages]]:
-    """Erase messages from each thread, in the order of the thread ids, and return the reports."""
+    """Erase messages from each thread, in order of thread id, and return the reports."""
     if checkpointer is None:
         return []
     return [
@@ -162,7 +162,7 @@ def _build_receipt(
     is_scrubbed: bool,
     cancelled: tuple[str, ...] = (),
 ) -> Receipt:
-    """Build the receipt for the erased rows and messages."""
+    """Build the receipt for an erasure of rows and messages."""
     closed_count = sum(row[6] is not None for row in erased.rows)
     keys = sorted({(row[1], row[2]) for row in erased.rows})
     parts_of_rows = (part for row in erased.rows for part in row[8:10] if part is not None)
@@ -183,7 +183,7 @@ def _build_receipt(
 
 
 def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
-    """Find all versions of the keys that meet the criteria, and their source messages."""
+    """Find all versions of the keys that match the criteria, and their source messages."""
     prefix, records = criteria.selection.prefix, parts.records
     if criteria.key is None:
         rows = yield parts.sql("all_versions", *prefix_range(prefix))
@@ -206,7 +206,7 @@ def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToE
 
 
 def _erase_rows_and_return_them(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
-    """Erase all versions of the keys that meet the criteria, in one transaction."""
+    """Erase all versions of the keys that match the criteria, in one transaction."""
     sql = parts.sql
     found_rows = yield from _find_rows_to_erase(parts, criteria)
     ids = [(row[0],) for row in found_rows.rows]
@@ -231,7 +231,7 @@ def _erase_rows_and_return_them(parts: StoreParts, criteria: _Criteria) -> Flow[
 def _has_no_criterion(
     prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
 ) -> bool:
-    """Check the criteria of `forget`, and return whether none of them is set.
+    """Validate the criteria of `forget`, and return whether none of them is set.
 
     Raises:
         ConfigurationError: A criterion is empty, which would select everything, or a key is given

@@ -1,4 +1,4 @@
-"""SQL conditions that preselect the rows which a filter may match.
+"""Build SQL conditions that preselect the rows that could match a filter.
 
 The SQL condition for a filter may select too many rows, but never misses a row that the filter
 matches. `Filter.matches` then checks each row that the SQL condition has selected. A comparison is
@@ -43,13 +43,13 @@ _MAX_EXACT_INTEGER = 2**53
 _MAX_NUMBER = 1e300
 # matches the characters at which SQLite truncates a string: NUL and lone surrogates
 TRUNCATING = re.compile(r"[\x00\ud800-\udfff]")
-# characters that labels of SQLite's JSON paths cannot contain
+# characters that cannot appear in labels of SQLite JSON paths
 _UNSAFE_LABEL = re.compile(r'["\\\x00-\x1f\x7f\ud800-\udfff]')
 _IDENTIFIER_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 class Condition(NamedTuple):
-    """A boolean SQL expression with its parameters, and the indexed paths that it can use."""
+    """A boolean SQL expression with its parameters, and the paths whose indexes it can use."""
 
     text: str
     params: tuple[Any, ...] = ()
@@ -73,7 +73,7 @@ _UNKNOWN = Condition("TRUE")
 def build_condition(
     filter: Filter, location: JSONLocation, indexed_paths: Collection[str] = ()
 ) -> Condition:
-    """Build a condition that holds for each row that a filter matches, and for few other rows.
+    """Build a condition that is true for every row that a filter matches, and for few others.
 
     Args:
         filter: The parsed filter, which caches the condition.
@@ -128,7 +128,7 @@ def check_index_path(path: object) -> str:
 
 
 def _is_indexable(path: object) -> TypeGuard[str]:
-    """Return whether a path consists of identifiers joined by dots."""
+    """Return whether a path consists of dot-separated identifiers."""
     if not isinstance(path, str) or path.count(".") >= MAX_STEPS:
         return False
     return bool(_IDENTIFIER_PATH.fullmatch(path))
@@ -173,7 +173,7 @@ def _build_node_condition(
 
 
 def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condition:
-    """Build the condition for an operator and its operand."""
+    """Build the SQL condition for a comparison operator and its operand."""
     match name:
         case "$eq":
             return _build_equality(operand, location)
@@ -235,7 +235,7 @@ def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
 def _join_with_and(parts: Sequence[Condition]) -> Condition:
     """Join conditions with AND.
 
-    Conditions that would make the SQL expression too long are left out.
+    Conditions that would make the SQL expression too long are omitted.
     """
     chosen: list[Condition] = []
     length = 0
@@ -258,7 +258,7 @@ def join_with_or(parts: Sequence[Condition]) -> Condition:
 
 
 def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
-    """Join conditions with a conjunction, such as " AND "."""
+    """Join SQL conditions with an operator such as " AND "."""
     if len(parts) < 2:
         return parts[0] if parts else _UNKNOWN
     params = tuple(value for part in parts for value in part.params)
@@ -269,7 +269,7 @@ def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
 
 
 def build_index_expression(path: str, column: str) -> str:
-    """Build the SQL expression to index so that filters on `path` can use the index.
+    """Build the SQL expression for an index that filters on `path` can use.
 
     The expression reads the field named exactly `path`, dots included. If this field is missing or
     null, the expression follows the path into nested objects.
@@ -319,7 +319,7 @@ class JSONLocation(NamedTuple):
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
     def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
-        """Return the condition that the value at this location equals one of `keys`.
+        """Return an SQL condition that is true if the value at this location is one of `keys`.
 
         If `keys` contains 1, the condition is also true for the JSON value `true`, because SQLite's
         `json_extract` returns 1 for `true`.
@@ -376,7 +376,7 @@ def _build_path_suffixes(key: str) -> tuple[str, ...]:
 
 
 def _format_path_step(step: Step, ascii_only: bool) -> str:
-    """Format a step of a path in SQLite's syntax."""
+    """Format one step of a path in SQLite's JSON path syntax."""
     if isinstance(step, int):
         return f"[{step}]" if step >= 0 else f"[#{step}]"
     return f".{json.dumps(step, ensure_ascii=ascii_only)}"

@@ -22,8 +22,8 @@ condition with `$ne`, `$nin` or `$not` also holds for a missing field. For examp
 1}}` holds if the field `a` is missing, because `{"a": {"$eq": 1}}` does not hold.
 
 `$gt`, `$gte`, `$lt` and `$lte` hold only if the value has the same type as the operand. Numbers are
-compared by size and strings by code point, so ISO dates of one format compare as dates. Infinities
-compare with numbers. A comparison with NaN never holds.
+compared by size and strings by code point, so ISO dates in the same format are compared
+chronologically. Infinities compare with numbers. A comparison with NaN never holds.
 
 `$contains` holds if an array has an element that equals the operand, or if a string contains the
 operand.
@@ -107,9 +107,9 @@ class Mark(Enum):
 _MISSING: Final = Mark.MISSING
 ANY_ELEMENT: Final = Mark.ANY_ELEMENT
 
-# step of a path: a label, a position in an array, or ANY_ELEMENT
+# one step of a path: an object key, an array index, or ANY_ELEMENT
 Step: TypeAlias = str | int | Mark
-# function that tests a JSON value or _MISSING and never raises an error
+# predicate that tests a JSON value or _MISSING, and never raises an error
 _Predicate: TypeAlias = Callable[[Any], bool]
 _FilterPath: TypeAlias = tuple[str | int, ...]
 
@@ -197,7 +197,7 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
 
 
 def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[int]) -> Any:
-    """Copy a part of a filter as plain JSON. Members of enumerations are replaced by their values.
+    """Copy a part of a filter as plain JSON. Enum members are replaced with their values.
 
     Args:
         value: The part.
@@ -246,7 +246,7 @@ def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float
 def _parse_document(
     filter: dict[str, Any], path: _FilterPath, fields: Sequence[str] | None = None
 ) -> Node:
-    """Parse a mapping of fields and logical operators."""
+    """Parse a filter that maps fields and logical operators to conditions."""
     parts: list[Node] = []
     for key, value in filter.items():
         key_path = (*path, key)
@@ -300,7 +300,7 @@ def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
 
 
 def _parse_operator(name: str, operand: Any, path: _FilterPath) -> Node:
-    """Parse an operator of a field with its operand."""
+    """Parse a field's filter operator and its operand."""
     operator_path = (*path, name)
     if name in _LOGICAL_OPERATORS:
         return _parse_logical(name, operand, operator_path, _parse_condition)
@@ -374,10 +374,10 @@ def _format_filter_path(path: _FilterPath) -> str:
 
 
 def _format_short_repr(value: object) -> str:
-    """Return the representation of a value, cut to 80 characters."""
+    """Return the `repr` of a value, truncated to 80 characters."""
     try:
         text = repr(value)
-    # `repr` fails for integers with too many digits and for deep nesting.
+    # `repr` fails for integers with too many digits and for deeply nested values.
     except (ValueError, RecursionError):
         text = type(value).__name__
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -522,7 +522,8 @@ def _compile_membership(operands: Sequence[Any]) -> _Predicate:
     unhashable = [value for value in operands if isinstance(value, _UNHASHABLE_OR_BOOL)]
     members = frozenset(value for value in operands if not isinstance(value, _UNHASHABLE_OR_BOOL))
 
-    def is_member(value: Any) -> bool:  # In a frozenset, 1 and 1.0 are the same element.
+    # 1 equals 1.0, so a frozenset treats both as the same element.
+    def is_member(value: Any) -> bool:
         if isinstance(value, _UNHASHABLE_OR_BOOL):
             return any(_is_equal_json(value, one) for one in unhashable)
         return value in members

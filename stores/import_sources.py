@@ -1,4 +1,4 @@
-"""Sources of imports: JSON Lines, any store with langgraph's interface, and langgraph's tables.
+"""Read imports from JSON Lines, any store with LangGraph's interface, or LangGraph's tables.
 
 For each item, a source yields a name to use in error messages, and the item as a JSON object.
 """
@@ -25,7 +25,8 @@ from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.tombstones import ROOT
 from perdure.stores.values import decode_json_value, suggest_name
 
-PAGE = 500  # number of items or namespaces that are read at a time
+# number of items or namespaces read per page
+PAGE = 500
 TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
 """The fields of a line with times."""
 STORE_TABLES: Final = ("store",)
@@ -152,7 +153,7 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
 def iter_langgraph_items(
     path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VALUE_BYTES
 ) -> Lines:
-    """Yield the items of langgraph's own store, read from a file or a Postgres DSN.
+    """Yield the items of LangGraph's own store, read from an SQLite file or a Postgres database.
 
     Raises:
         ConfigurationError: The path is not a file.
@@ -220,7 +221,7 @@ def _iter_page_items(path: str, read_page: Callable[..., list[Row]]) -> Lines:
 
 
 def _ttl_columns(columns: set[str]) -> str:
-    """Return the SQL columns of an item's time to live. Tables of older versions lack them."""
+    """Return the SQL columns that contain an item's TTL. Tables of older versions lack them."""
     has_ttl = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"
 
@@ -261,7 +262,7 @@ def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
 
 
 def _parse_time(stored: str | datetime) -> datetime:
-    """Return a stored time as a datetime. Timestamps of SQLite have no zone and are in UTC."""
+    """Return a stored time as a datetime. SQLite timestamps have no time zone and are in UTC."""
     stored = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
     return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
 

@@ -1,10 +1,11 @@
-"""Search index of one namespace: its items, words and vectors as arrays, in memory and encoded.
+"""Search index of one namespace: arrays of its items, words and vectors, in memory and encoded.
 
 Rows are appended as items are put. The words of new rows are appended to an unsorted list, which
 every search scans in full. Once this list has grown too long, `NamespaceIndex.compact` merges its
 words into the sorted postings. The postings are an inverted index: for each word, they contain the
-rows in which the word occurs. A search works on an `IndexView`, which does not change while the
-index changes. The encoded form of an index consists of a header in JSON, the arrays, and the words.
+rows in which the word occurs. A search works on an `IndexView`, a snapshot that is not affected by
+later changes to the index. The encoded form of an index consists of a header in JSON, the arrays,
+and the words.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from perdure.stores.vectors import (
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
-# rows that contain a word, without duplicates, and the number of occurrences in each row
+# distinct rows that contain a word, and the word's term frequency in each row
 WordHits = tuple[Ints, Floats]
 
 # if a filter selects less than a quarter of the rows, only the vectors of the selected rows are
@@ -52,10 +53,10 @@ NO_HITS: Final[WordHits] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW_DTYPE: Final = np.dtype(
     [
         ("id", "<i8"),
-        ("expires", "<i8"),  # microseconds since 1970
-        ("since", "<i8"),  # time of the put, microseconds since 1970
+        ("expires", "<i8"),  # Unix timestamp of the expiry, in microseconds
+        ("since", "<i8"),  # Unix timestamp of the put, in microseconds
         ("position", "<f8"),
-        ("at", "<f8"),  # time of the message, seconds since 1970; NaN if unknown
+        ("at", "<f8"),  # Unix timestamp of the message, in seconds; NaN if unknown
         # number that the index assigned to the item's thread, or -1 if the item belongs to no
         # thread
         ("thread", "<i4"),
@@ -83,8 +84,8 @@ _FORMAT_VERSION: Final = 3  # version of the encoded form of an index
 _ALIGNMENT: Final = 8  # alignment in bytes; each encoded array starts at a multiple of this number
 # size in bytes of the integer at the start of an encoded index that gives the header length
 _LENGTH_BYTES: Final = 8
-# maximum bytes of an encoded index; a larger index is not stored. SQLite's limit for a value is
-# 10^9 bytes.
+# maximum size of an encoded index in bytes; a larger index is not stored. SQLite's limit for a
+# value is 10^9 bytes.
 _MAX_ENCODED_BYTES: Final = 1 << 29
 
 
@@ -99,9 +100,9 @@ class IndexedItem(NamedTuple):
     thread: str | None
     position: float  # position in the thread
     actor: str | None  # the speaker
-    sent_at: float  # time of the message, seconds since 1970; NaN if unknown
-    expires: int  # microseconds since 1970
-    put_at: int  # time of the put, microseconds since 1970
+    sent_at: float  # Unix timestamp of the message, in seconds; NaN if unknown
+    expires: int  # Unix timestamp of the expiry, in microseconds
+    put_at: int  # Unix timestamp of the put, in microseconds
 
 
 class _Sample(NamedTuple):
@@ -112,7 +113,7 @@ class _Sample(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """The part of a namespace that an index already contains."""
+    """The part of a namespace that an index covers."""
 
     newest: int  # highest id that was read
     items: int  # number of current items, including items that are excluded from search
@@ -158,7 +159,7 @@ class NamespaceIndex:
 
     @property
     def nbytes(self) -> int:
-        """The approximate size of the index in memory, in bytes."""
+        """The approximate in-memory size of the index, in bytes."""
         total = 3 * self.rows.nbytes + sum(map(len, self._recent_vectors))
         total += sum(array.nbytes for array in (*self.postings, *self._recent))
         if self.vectors is not None:
@@ -235,7 +236,7 @@ class NamespaceIndex:
         self._compact_if_needed()
 
     def _compact_if_needed(self) -> None:
-        """Drop the cached view, and compact the index if many entries are unsorted or removed."""
+        """Discard the cached view. Compact the index if many entries are unsorted or removed."""
         self._view = None
         recent_words, vectors = len(self._recent[0]), len(self._recent_owners)
         sorted_words = len(self.postings.rows)
@@ -292,7 +293,7 @@ class NamespaceIndex:
         self._reset_unsorted_words_vectors_and_cached_view()
 
     def _combine_vectors(self, positions: NDArray[np.int32]) -> Vectors | None:
-        """Return the vectors of all rows that have a position, in the order of the positions."""
+        """Return the vectors of all rows that have a position, ordered by position."""
         parts = self._get_sorted_and_recent_vectors()
         if not parts:
             return None
@@ -350,11 +351,11 @@ class NamespaceIndex:
         return list(rows["id"][is_expiring].tolist())
 
     def _is_view_valid(self, now: int) -> bool:
-        """Return whether a view is cached and is valid at the time `now`."""
+        """Return whether a view is cached and still valid at the time `now`."""
         return self._view is not None and self._view_bounds[0] <= now < self._view_bounds[1]
 
     def update_expiries(self, expiries: Mapping[int, int]) -> None:
-        """Replace the expiry of each item whose id is a key of `expiries`."""
+        """Set a new expiry time for each item whose id is in `expiries`."""
         for row, number in self._find_rows_by_id(expiries):
             self.rows["expires"][row] = expiries[number]
         self._view = None
@@ -369,7 +370,7 @@ class NamespaceIndex:
         return list(self.rows["id"][lacks_vector].tolist())
 
     def get_view(self, now: int) -> IndexView:
-        """Return a view of the items that have not expired at the time `now`, in microseconds."""
+        """Return a view of the items unexpired at `now`, a Unix timestamp in microseconds."""
         if self._view is not None and self._is_view_valid(now):
             return self._view
         rows, parts = self.rows, self._get_sorted_and_recent_vectors()
@@ -508,13 +509,14 @@ def _renumber_used_names_without_gaps(
 
 
 class Postings(NamedTuple):
-    """The inverted index: for each word, the rows that contain the word."""
+    """The inverted index, which maps each word to the rows that contain it."""
 
     # For each word, the index of the word's first entry in `rows`, followed by the length of
     # `rows`.
     starts: Ints
     rows: Rows  # rows that contain each word, ascending
-    counts: NDArray[np.uint8]  # number of occurrences of the word in each row
+    # term frequency of the word in each row
+    counts: NDArray[np.uint8]
 
 
 class Vectors(NamedTuple):
@@ -529,7 +531,7 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The rows of a search. The rows of a thread are adjacent, in the order of the thread."""
+    """The rows of a search. The rows of each thread are adjacent and in the thread's order."""
 
     rows: NDArray[Any]  # rows of `ROW_DTYPE`
 
@@ -554,7 +556,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class IndexView:
-    """An immutable view of an index at one moment, with all or some of its rows."""
+    """An immutable snapshot of an index, with all or some of its rows."""
 
     # Numbers of the index rows in the view. The rows of a thread are adjacent, in the order of
     # their messages.
@@ -611,7 +613,7 @@ class IndexView:
         return positions[is_present].astype(np.int64), counts[is_present].astype(np.float32)
 
     def frequent_words(self, min_share: float) -> list[str]:
-        """Return the words that occur in at least the given share of the index's rows."""
+        """Return the words that occur in at least the given fraction of the index's rows."""
         # Copy the words of the vocabulary, because another OS thread may add words while this
         # method counts the rows of each word.
         words = list(self.vocabulary)
@@ -621,7 +623,7 @@ class IndexView:
         return [words[number] for number in numbers.tolist()]
 
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
-        """Return the best similarity of each row's vectors to the query; NaN means no vectors."""
+        """Return each row's highest similarity to the query, or NaN if the row has no vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
         # If the view is a small part of the index, compare the query only with the vectors of the
         # view's rows. A search by sketches finds the most similar rows of the whole index, and a
@@ -723,7 +725,7 @@ def encode_index_or_none_if_too_large(
     covered: Coverage,
     computation_fingerprint: Sequence[Any],
 ) -> bytes | None:
-    """Compact and encode an index, or return None if it is too large to store.
+    """Compact and encode an index, or return None if it is too large to be stored.
 
     The bytes are encrypted if the file is.
     """
@@ -759,7 +761,7 @@ def encode_index_or_none_if_too_large(
 def _decode_index_body_or_none_if_outdated(
     body: bytes, model: Model | None, approximate_above: int, computation_fingerprint: Sequence[Any]
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """Build an index from its decrypted bytes. Vectors of another model are left out.
+    """Decode an index from its decrypted bytes. Vectors of another model are left out.
 
     Returns:
         The index and its coverage, or None if words or vectors were computed in another way.

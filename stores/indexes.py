@@ -1,12 +1,12 @@
-"""Search indexes of all namespaces of a store: loading, updating, caching and merging them.
+"""Load, update, cache and merge the search indexes of a store's namespaces.
 
-Each namespace has a counter that increases with every change of its items. A search first compares
-a namespace's counter with the value recorded in its index. If the counter has increased since the
-index was updated, the search adds the items that are newer than the index, and drops the items that
-have been replaced or deleted. An index that is not in memory is read from the database, where
-indexes are stored in encoded form. If the stored index lacks many items, the search stores the
-updated index in the background. If all indexes together exceed a maximum size in bytes, the least
-recently searched indexes are evicted from memory.
+Each namespace has a counter that is incremented on every change to its items. A search first
+compares a namespace's counter with the value recorded in its index. If the counter has increased
+since the index was updated, the search adds the items that are newer than the index, and drops the
+items that have been replaced or deleted. An index that is not in memory is read from the database,
+where indexes are stored in encoded form. If the stored index lacks many items, the search stores
+the updated index in the background. If all indexes together exceed a maximum size in bytes, the
+least recently searched indexes are evicted from memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _ReadView = Callable[[bytes, IndexView], Any]
 class QueryTerms(NamedTuple):
     """The words and the vector of a query."""
 
-    # words of the query in the form of the index, each with its synonyms
+    # words of the query, normalised as in the index, each with its synonyms
     words: Mapping[str, Sequence[str]]
     vector: Floats | None = None
     model: Model | None = None  # the model of the vector
@@ -94,7 +94,7 @@ class QueryTerms(NamedTuple):
     def compute_cosines(
         self, view: IndexView, file_model: Model | None, approximate_above: int
     ) -> Floats | None:
-        """Return the similarity of each row to the query's vector, or None without vectors."""
+        """Return each row's similarity to the query, or None if no vectors are available."""
         if self.vector is None or self.model is None or file_model is None:
             return None
         if self.model != file_model:
@@ -111,8 +111,8 @@ class CandidatePool:
     thread_count: int  # number of threads
     # Maps each word of the query that occurs in any row to the rows that contain it.
     terms: dict[str, WordHits]
-    # similarity of each row to the query: NaN for a row without a vector; None if no vectors are
-    # comparable
+    # similarity of each row to the query, with NaN for a row without a vector; None if no vectors
+    # can be compared
     cosines: Floats | None
     # how much more similar the vectors of related rows are than those of random rows
     separation: VectorSeparation
@@ -126,7 +126,7 @@ class CandidatePool:
         return np.asarray(self.candidates.rows["id"])
 
     def find_word(self, word: str, stem: str) -> WordHits:
-        """Return the rows that contain a word or its stem, and the count in each row."""
+        """Return the rows that contain a word or its stem, with the term frequency in each row."""
         hits, stem_hits = self.terms.get(word), self.terms.get(stem)
         if hits is None or stem_hits is None or word == stem:
             return hits or stem_hits or NO_HITS
@@ -205,26 +205,29 @@ class _CachedIndex:
         self.index: NamespaceIndex | None = None
         self.coverage = Coverage(0, 0, -1, 0)
         self.changes = self.model_number = -1
-        # number of items that the stored index lacks, or contains without their vectors
+        # number of items that are missing from the stored index, or are stored in it without
+        # vectors
         self.unsaved = 0
         self.expired_until = 0
 
 
 @dataclass(eq=False)
 class Indexes:
-    """The indexes of a store's namespaces. Several OS threads may use the object at once."""
+    """The indexes of a store's namespaces. Several OS threads can use an instance at once."""
 
     reader: ItemReader
     preparer: PutPreparer
-    # maximum bytes of all cached indexes; the most recently searched index always stays
+    # maximum total size of the cached indexes in bytes; the most recently searched index is never
+    # evicted
     budget: int
     approximate_above: int
     # Callback that writes to the database in the background, or None if the store is read-only.
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
     # Callback that runs after an erasure by this process or by another process.
     on_erasure: Callable[[], None]
-    warned_lacking: bool = False  # whether the warning about missing vectors was logged
-    # guards the cache; code that holds the lock must not read from the database
+    # whether the warning about missing vectors has been logged
+    warned_lacking: bool = False
+    # guards the cache; do not read from the database while holding the lock
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cached: OrderedDict[_Key, _CachedIndex] = field(default_factory=OrderedDict)
     _nbytes: int = 0
@@ -236,11 +239,11 @@ class Indexes:
     # -- loading
 
     def load_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
-        """Load the rows of a selection, with the data by which a query ranks them.
+        """Load the selected rows, with the data used to rank them for a query.
 
         A search as of a past time ranks the current items and the versions that have been replaced
-        or deleted since that time. If words of the query may be misspelt, the indexes are read a
-        second time for similar words.
+        or deleted since that time. If the query may contain misspelt words, the indexes are read
+        again to find similar words.
 
         Raises:
             SnapshotOutdated: Another thread has read a newer state.
@@ -306,7 +309,7 @@ class Indexes:
         results = []
         total = 0
         for path, load_view in sources:
-            # If the indexes loaded so far exceed the budget, further indexes are not cached.
+            # Once the loaded indexes exceed the memory budget, do not cache any more of them.
             view = yield from load_view(may_cache=total <= self.budget)
             total += view.nbytes
             if chosen_ids is not None:
@@ -367,7 +370,7 @@ class Indexes:
             cached.erasures = state.erasures
 
     def _get_cached_index(self, key: _Key, state: _State, *, may_cache: bool) -> _CachedIndex:
-        """Return the cached index of a namespace, or a new one.
+        """Return a namespace's cached index, or create a new one.
 
         A new index is added to the cache only if `may_cache` is true.
         """
@@ -385,7 +388,7 @@ class Indexes:
             return cached
 
     def _record_index_size(self, key: _Key, cached: _CachedIndex, nbytes: int) -> None:
-        """Record the size of an index, and drop other indexes if the total exceeds the budget."""
+        """Record the size of an index, and evict other indexes if the total exceeds the budget."""
         with self._lock:
             if self._cached.get(key) is not cached:
                 return
@@ -404,7 +407,7 @@ class Indexes:
         *,
         may_cache: bool,
     ) -> Flow[IndexView]:
-        """Load a view of the items of a namespace, at present or at a time in the past."""
+        """Load a view of a namespace's items, as they are now or as of a past time."""
         key = (namespace.path, False)
         cached = self._get_cached_index(key, state, may_cache=may_cache)
         with cached.lock:
@@ -500,14 +503,14 @@ class Indexes:
     def _update_index(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[None]:
-        """Read the changes of a namespace since the index was last updated."""
+        """Update the index with the changes made to a namespace since the last update."""
         newest, items, embedded, _ = cached.coverage
         added, is_complete = 0, False
         while not is_complete:
             rows = yield self.sql(
                 "search_data_since", state.number, namespace.namespace_key, newest, _PAGE_ROWS
             )
-            # Rows of items that are excluded from search have only an id.
+            # For items that are excluded from search, the row contains only the id.
             entries = self._build_indexed_items(
                 [row for row in rows if row[8] is not None], state.model
             )
@@ -573,7 +576,7 @@ class Indexes:
     def _add_missing_vectors_and_count_items(
         self, index: NamespaceIndex, model_number: int
     ) -> Flow[int]:
-        """Add vectors that were stored after their items, and return the number of items."""
+        """Add vectors that were stored later than their items, and count these items."""
         ids = index.ids_without_vectors()
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
@@ -646,7 +649,7 @@ class Indexes:
     def _save_index(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> None:
-        """Write the index to the file, unless an erasure happens before the write."""
+        """Write the index to the database, unless data is erased before the write."""
         assert self.write_in_background is not None
         form, coverage = (
             self.preparer.build_fingerprint_of_index_computation(state.model),
@@ -747,7 +750,7 @@ def _merge_rows_by_word(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dic
 
 
 def _merge_pools(parts: Sequence[CandidatePool]) -> CandidatePool:
-    """Concatenate the pools of several namespaces into one pool."""
+    """Merge the candidate pools of several namespaces into one pool."""
     if len(parts) == 1:
         return parts[0]
     row_arrays, cosines = [np.empty(0, ROW_DTYPE)], [np.empty(0, np.float32)]

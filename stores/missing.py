@@ -20,7 +20,8 @@ from perdure.stores.puts import Put
 from perdure.stores.values import extract_texts
 from perdure.stores.vectors import Floats, Model, encode_vector_groups
 
-BATCH_SIZE = 256  # number of items that are embedded at a time
+# number of items embedded per batch
+BATCH_SIZE = 256
 # maximum number of failed attempts to embed an item; after that, puts no longer retry the item
 _MAX_RETRIED_ATTEMPTS = 3
 
