@@ -195,18 +195,18 @@ class StaticEmbedder:
     if it is in a language other than English (see `perdure.stores.text.detect_language`), or if all
     its tokens have zero rows in the table. A zero vector is not similar to any other vector. The
     table also has rows for word pieces of other languages, but these vectors carry no meaning. The
-    rows of the most frequent punctuation marks are zero, so these marks have no effect. The vector
-    depends on no other text. The order of words does not count. Long texts are not truncated, but
-    their vectors are averages that carry little meaning. Therefore, split long texts into chunks
-    (see `perdure.stores.text`), and embed each chunk.
+    rows of the most frequent punctuation marks are zero, so these marks have no effect. A text's
+    vector does not depend on any other text, and it does not depend on the order of words. Long
+    texts are not truncated, but their vectors are averages that carry little meaning. Therefore,
+    split long texts into chunks (see `perdure.stores.text`), and embed each chunk.
 
-    The table is loaded once per process, on first use, in about 15 ms. OS threads may share an
-    object.
+    The table is loaded once per process, on first use, in about 15 ms. An embedder can be shared
+    between OS threads.
     """
 
     name = NAME
     dims = DIMS
-    # fast enough to compute vectors during searches, so a store does not save them
+    # the embedder is fast enough to compute vectors during searches, so a store does not save them
     quick = True
     in_process = True  # the embedder runs in this process, so it needs no time limit
 

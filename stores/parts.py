@@ -434,7 +434,7 @@ class StoreParts:
         return self.preparer.prepare_put(row_key, value, index, ttl, *options)
 
     def prepare_batch(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
-        """Check and encode puts and deletes.
+        """Validate and encode puts and deletes.
 
         If several operations have the same key, only the last one is applied.
         """

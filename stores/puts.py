@@ -41,10 +41,10 @@ IndexOption = Literal[False] | list[str] | None
 # maximum number of values that are validated on the event loop; more values are validated in
 # another OS thread
 _MAX_BRIEF_VALUES = 16
-# maximum cost of values that are validated on the event loop, which blocks it for at most 0.2 ms;
-# the cost of a value depends on its characters and elements
+# maximum total cost of values to validate on the event loop, so that the loop is blocked for at
+# most 0.2 ms; the cost grows with the number of characters and elements
 _BRIEF_COST = 20_000
-# base cost of a list or dict, to which each element adds 1
+# base cost of validating a list or dict, to which each element adds 1
 _CONTAINER_COST = 100
 _CONTAINERS = (dict, list, tuple)
 _MINUTE = 60_000_000  # microseconds in a minute

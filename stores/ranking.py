@@ -396,7 +396,7 @@ def _score_threads_by_vectors(
 def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
     """Scale cosine similarities so that their mean becomes 0 and their maximum becomes 1.
 
-    Cosines below the mean and NaN give 0.
+    Cosine similarities that are NaN or below the mean become 0.
 
     With many embedders, even unrelated texts have a high cosine similarity. Subtracting the mean
     over all rows makes the results comparable between embedders and between scopes. If all cosines
@@ -441,7 +441,7 @@ def _compute_nearness(
 def inverse_document_frequency(count: int, rows: int) -> float:
     """Return the inverse document frequency of a word that occurs in `count` of `rows` rows.
 
-    The result is above 0.
+    The result is always positive.
 
     Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009),
     eq. 3.3, with the 1 inside the logarithm that Lucene's BM25Similarity adds.
@@ -662,7 +662,7 @@ class RowContexts:
     # Index of the first row of each run. A run consists of all rows of one thread, or of
     # consecutive rows that belong to no thread.
     run_starts: NDArray[np.intp]
-    # for each row, the index of its run
+    # for each row, the index of the run it belongs to
     run_of_row: NDArray[np.intp]
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]

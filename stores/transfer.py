@@ -109,9 +109,11 @@ class Transfer:
     def iter_item_versions(
         self, namespace_prefix: Namespace, *, includes_closed: bool
     ) -> Iterator[ItemVersion]:
-        """Yield every version of every item under a prefix. Each key is read at one moment.
+        """Yield every version of every item under a prefix.
 
-        Notes about memories come after all other items. If both an item and its tombstone exist,
+        All versions of a key are read from one snapshot.
+
+        Internal records about memories come after all other items. If both an item and its tombstone exist,
         the item was put again, so an import must read the item before the tombstone. Namespace
         paths do not contain the prefix of this store.
         """

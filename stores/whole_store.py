@@ -353,8 +353,8 @@ class WholeStore(DatabaseOwner, Store):
     ) -> Iterator[dict[str, Any]]:
         """Yield every item under a prefix as a JSON object, ordered by namespace, key and version.
 
-        Others may write meanwhile. Each key is read at one moment. Internal records about memories,
-        such as tombstones, are yielded after all other items.
+        Concurrent writes are allowed. All versions of a key are read from one snapshot. Internal
+        records about memories, such as tombstones, are yielded after all other items.
 
         Args:
             namespace_prefix: The prefix.
@@ -427,9 +427,9 @@ class WholeStore(DatabaseOwner, Store):
 
         A memory that was deleted or forgotten in this store (see `perdure.memory.forget`) is
         refused with all its versions, even if it was changed in the source afterwards. The report
-        names each refused memory. The tombstone in this store decides. A tombstone contains the
-        hash of a current or past text of the item, or of the message from which a turn was created.
-        To have the memory again, add it here.
+        names each refused memory. A tombstone in this store takes precedence over the source. A
+        tombstone contains the hash of a current or past text of the item, or of the message from
+        which a turn was created. To restore such a memory, add it to this store again.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
