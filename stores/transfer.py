@@ -113,9 +113,9 @@ class Transfer:
 
         All versions of a key are read from one snapshot.
 
-        Internal records about memories come after all other items. If both an item and its tombstone exist,
-        the item was put again, so an import must read the item before the tombstone. Namespace
-        paths do not contain the prefix of this store.
+        Internal records about memories come after all other items. If both an item and its
+        tombstone exist, the item was put again, so an import must read the item before the
+        tombstone. Namespace paths do not contain the prefix of this store.
         """
         database = self._parts.database
         paths = database.read(
