@@ -43,11 +43,11 @@ class LoadedRun(NamedTuple):
     """A run of this process, with the state of the thread that the run loaded when it started.
 
     Attributes:
-        started_at: The time before it loaded the thread, in seconds since 1970.
-        checkpoint_id: The checkpoint that it has loaded; None for a new thread.
+        started_at: Unix timestamp in seconds, taken just before the run loaded the thread.
+        checkpoint_id: The id of the checkpoint that the run loaded, or None for a new thread.
         has_writes: Whether the checkpoint has pending writes of an earlier run.
-        is_addressed: Whether the config of the run names a checkpoint_id.
-        has_input: Whether it is known to have started with an input of its own.
+        is_addressed: Whether the run's config contains a checkpoint_id.
+        has_input: Whether the run is known to have started with an input of its own.
     """
 
     started_at: float

@@ -278,7 +278,7 @@ class RunTable(ServerTable):
         await self._write_statements([*take_over, claim], None)
 
     async def release_runs(self, owner: str) -> None:
-        """Release all runs of a process, so that other processes can execute these runs."""
+        """Release all runs of a process, so that other processes can execute them."""
         await self._write_statements([self._sql("release_runs", owner)], None)
 
     async def cancel_runs_and_list_their_ids(

@@ -1,7 +1,7 @@
 """Determine which tasks of a thread run next or wait for an answer, without needing the graph.
 
-The channels in a checkpoint show which nodes are triggered. Each pending write contains the path of
-its task, which langgraph passes to `put_writes`.
+The channels in a checkpoint show which nodes are triggered. Each pending write contains its task's
+path, which LangGraph passes to `put_writes`.
 """
 
 from __future__ import annotations

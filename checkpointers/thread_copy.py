@@ -431,7 +431,7 @@ class ThreadContents:
 def build_thread_contents(records: ThreadRecords) -> ThreadContents:
     """Build the `ThreadContents` of a thread, for comparing two copies of the thread.
 
-    The thread's items must have been read into `records`.
+    Call this function only after the thread's items have been read into `records`.
     """
     names = {log: name for log, name, *_ in records.logs}
     checkpoints, heads, writes = [], {}, {}

@@ -553,7 +553,7 @@ def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple
 
 
 def _build_order_by(query: ThreadQuery) -> str:
-    """Return the ORDER BY expressions for the sort order of a query."""
+    """Return the ORDER BY expressions for a query's sort order."""
     direction = "ASC" if query.sort_order == "asc" else "DESC"
     if query.sort_by in ("thread_id", "created_at"):
         return f"t.{query.sort_by} {direction}, t.updated_at DESC, t.thread_key DESC"

@@ -96,5 +96,5 @@ class WebhookTable(ServerTable):
         return await self._database.awrite(flow, exclusive_names=(run_id,))
 
     async def delete(self, run_id: str) -> None:
-        """Delete the webhook of a run, after its delivery or after the last failed attempt."""
+        """Delete a run's webhook after it has been delivered or its last attempt has failed."""
         await self._write_statements([self._sql("drop_webhook", run_id)], (run_id,))

@@ -504,7 +504,7 @@ class CheckpointWriter:
         return statements
 
     def _build_checkpoint_row(self, address: Address, snapshot: Snapshot, now: float) -> Row:
-        """Build a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
+        """Build the row tuple `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
         row = (
             snapshot.key,
             pack_id(snapshot.checkpoint_id),

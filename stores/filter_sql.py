@@ -200,7 +200,7 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
 
 
 def _build_equality(value: Any, location: JSONLocation) -> Condition:
-    """Build the condition that a value is equal to an operand."""
+    """Build the SQL condition that a value equals an operand."""
     if (key := _convert_to_sql_value_if_exact(value)) is not None:
         return location.equals_any_of_condition([key])
     bounds = _compute_lowest_and_highest_sql_value(value)

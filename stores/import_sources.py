@@ -213,7 +213,7 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
 
 
 def _iter_page_items(path: str, read_page: Callable[..., list[Row]]) -> Lines:
-    """Yield the items of a table that is read in pages."""
+    """Yield the items of a table, reading it in pages."""
     last_key: Row = ("", "")
     while rows := read_page(*last_key, PAGE):
         last_key = rows[-1][:2]

@@ -124,7 +124,7 @@ class Coverage(NamedTuple):
 
 
 class NamespaceIndex:
-    """The search data of the items of one namespace.
+    """The search index of one namespace's items.
 
     The object is not safe for use by several OS threads.
 

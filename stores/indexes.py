@@ -561,7 +561,7 @@ class Indexes:
     def _load_index(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Load the index from the file, or return an empty index if the file has no usable one."""
+        """Load the stored index, or return an empty index if there is no usable one."""
         for (body,) in (yield self.sql("get_search_index", namespace.namespace_key)):
             form = self.preparer.build_fingerprint_of_index_computation(state.model)
             source = self.records.seal, namespace.path, body
@@ -688,7 +688,7 @@ def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordH
 
 
 def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
-    """Return the words of a query that may be misspelt.
+    """Return the query words that could be misspelt.
 
     A word may be misspelt if neither the word nor one of its synonyms occurs in any row.
     """
