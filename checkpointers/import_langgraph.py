@@ -173,8 +173,8 @@ class _SQLiteFile:
         for task, path, channel, kind, value in write_rows:
             if not all(isinstance(text, str) for text in (task, path, channel)):
                 raise CorruptRecord(
-                    f"{label}: the task, path or channel of a write is not text; the file was "
-                    "damaged"
+                    f"{label}: the file is damaged, because the task, path or channel of a pending "
+                    "write is not a string"
                 )
             rows.append((task, path, channel, self._decode_typed_value(label, kind, value)))
         checkpoint = self._decode_typed_value(label, name, blob)

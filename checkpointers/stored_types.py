@@ -160,8 +160,10 @@ class StoredTypes:
                 )
             if stored_type.cls in self.by_class or stored_type.stored_name in self._by_name:
                 raise ConfigurationError(
-                    f"types registers {_format_name(stored_type.stored_name)} twice, for "
-                    f"{stored_type.cls.__qualname__}; register each class once, under a unique name"
+                    "types contains two registrations of "
+                    f"{_format_name(stored_type.stored_name)}, one of them for "
+                    f"{stored_type.cls.__qualname__}; register each class once, under a unique "
+                    "name"
                 )
             self.by_class[stored_type.cls] = self._by_name[stored_type.stored_name] = stored_type
         self._targets = _map_aliases_to_final_classes(aliases, self._stored_name)

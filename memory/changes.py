@@ -568,8 +568,8 @@ class MemoryWriter:
                 return ChangePlan(outcomes=[Outcome("unchanged", memory_key, UNCHANGED_REASON)])
             if on_conflict is None:
                 raise ConfigurationError(
-                    f"the key {key!r} is that of another memory in {self.namespace!r}; use another "
-                    "key, or supersede that memory"
+                    f"the key {key!r} is already used by another memory in {self.namespace!r}; "
+                    "use a different key, or supersede that memory"
                 )
             return await self._plan_revision(
                 existing, memory, provenance, on_conflict, None, counter_puts

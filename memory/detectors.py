@@ -190,7 +190,10 @@ def phone_numbers(region: str) -> Detector:
         ConfigurationError: The region is unknown.
     """
     if find_spec("phonenumbers") is None:
-        raise MissingDependency("phone_numbers needs: pip install '.[privacy]' in a checkout")
+        raise MissingDependency(
+            "phone_numbers needs an additional package; run pip install '.[privacy]' in a "
+            "checkout of perdure"
+        )
     check_choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
     return lambda text: phones(text, region)
 

@@ -45,7 +45,7 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
         _parse_day_or_time("until", end, is_end=True) if end else _END,
     )
     if not period[0] < period[1]:
-        raise InvalidValue(f"until is {end!r}, which is not after since, {start!r}")
+        raise InvalidValue(f"until={end!r} must be later than since={start!r}")
     return period
 
 

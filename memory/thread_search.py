@@ -243,9 +243,9 @@ class TranscriptSearch:
         if location is None or location != store_location:
             raise ConfigurationError(
                 f"the store is in {store.database.path!r}, and the threads are in "
-                f"{saver.database.path!r}; expected both in one database that is not in memory, "
-                "because the index is deleted with its threads; use SQLiteStore.open(path of the "
-                "threads)"
+                f"{saver.database.path!r}; expected both in one database on disk, so that a thread "
+                "is deleted together with its index entries; open the store with "
+                "SQLiteStore.open(path of the threads)"
             )
         search: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
             saver, store

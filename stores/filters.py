@@ -256,7 +256,7 @@ def _parse_document(
             )
         elif key in OPERATORS:
             advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
-            raise _build_filter_error(key_path, "a field, $and, $or or $not", key, advice)
+            raise _build_filter_error(key_path, "a field name, $and, $or or $not", key, advice)
         elif key.startswith("$"):
             raise _build_unknown_name_error(path, "operator", key, OPERATORS)
         elif fields is not None and parse_path(key)[0] not in fields:

@@ -144,7 +144,8 @@ class RecordCodec:
         if isinstance(stored, str) and not self.is_encrypted:
             return stored
         raise CorruptRecord(
-            f"the row {associated_data!r} holds a {type(stored).__name__}: it was damaged"
+            f"the row {associated_data!r} is damaged: its value has the type "
+            f"{type(stored).__name__}"
         )
 
     def encode_vectors(self, vectors: bytes | None, row: int) -> bytes | None:

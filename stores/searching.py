@@ -136,7 +136,8 @@ def _check_period_and_convert_to_seconds(during: Any) -> tuple[float, float]:
     """Validate a time range, and return its start and end as Unix timestamps in seconds."""
     if not isinstance(during, tuple | list) or len(during) != 2:
         raise ConfigurationError(
-            f"during is {during!r:.80}; expected two datetimes, the start and the end of the period"
+            f"the argument during is {during!r:.80}; expected two datetimes, the start and the "
+            "end of the period"
         )
     start, end = map(to_microseconds, during)
     if start >= end:

@@ -313,7 +313,7 @@ class Transfer:
             raise ImportFailed(f"{item_name}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
             raise ImportFailed(
-                f"{item_name}: {exc}; expected a line as `export` writes it"
+                f"{item_name}: {exc}; expected a line in the format that `export` writes"
             ) from exc
 
 

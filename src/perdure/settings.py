@@ -362,10 +362,9 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
         value, source = settings.get(name, ("", ""))
         if _is_untrusted_file(source) and is_dsn(value):
             raise ConfigurationError(
-                f"{name} is a DSN in {source!r}, whose author would receive your threads and "
-                f"memories. If you trust the file, set PERDURE_{name.upper()}, or "
-                f"PERDURE_CONFIG={source}"
-                f"{alternative}"
+                f"{name} is a DSN in the file {source!r}, so your threads and memories would be "
+                "sent to a database that the author of the file has chosen. If you trust the "
+                f"file, set PERDURE_{name.upper()}, or PERDURE_CONFIG={source}{alternative}"
             )
 
     graphs, source = settings.get("graphs", ("", ""))

@@ -293,7 +293,7 @@ def test_copy_fails_if_message_is_erased_during_copy(
         return compare(*args)
 
     monkeypatch.setattr(DatabaseCopy, "_find_differing_owners", erase_and_compare)
-    with pytest.raises(ImportFailed, match="something was erased from"):
+    with pytest.raises(ImportFailed, match="data was erased from"):
         copy_database(old, new)
 
 

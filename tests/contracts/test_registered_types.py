@@ -248,10 +248,10 @@ class Count(int):
 
 
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "one type twice": (lambda: [SHEET, SHEET], "twice"),
+    "one type twice": (lambda: [SHEET, SHEET], "types contains two registrations of"),
     "one name twice": (
         lambda: [SHEET, dataclasses.replace(FRACTION, name=SHEET.stored_name)],
-        "twice, for Fraction",
+        "types contains two registrations of .*, one of them for Fraction",
     ),
     "no list": (lambda: SHEET, "types is .*; expected a list"),
     "no StoredType": (lambda: [Sheet], "types contains .*; expected StoredType"),

@@ -109,7 +109,7 @@ def test_concurrent_inserts_of_one_text_store_it_once(tmp_path: Path) -> None:
 def test_insert_with_a_taken_key_is_refused_unless_the_text_is_equal(store: Any) -> None:
     collection = Collection(store)
     outcomes = [collection.insert(TEA, config=ANN, key="drink").change for _ in range(2)]
-    with pytest.raises(ConfigurationError, match="'drink' is that of another memory"):
+    with pytest.raises(ConfigurationError, match="'drink' is already used by another memory"):
         collection.insert(GHENT, config=ANN, key="drink")
 
     assert outcomes == ["added", "unchanged"]

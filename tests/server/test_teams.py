@@ -536,8 +536,10 @@ def test_mcp_tools_use_teams_of_user(office: Office) -> None:
             told = use_tool(office, user, "recall", query="tea box", min_score=0, team=name)
             assert find_secret_words(told) == []
             told = use_tool(office, user, "remember", text="The kettle is Kayak", team=name)
-            assert "may not reach" in told
-            assert "may not reach" in use_tool(office, user, "forget", key="k", team=name)
+            assert "is not allowed to access" in told
+            assert "is not allowed to access" in use_tool(
+                office, user, "forget", key="k", team=name
+            )
     kept = use_tool(office, "bob", "remember", text="The kettle is Kayak", team="red")
     key = kept.removeprefix("Kept. Its id is ").removesuffix(".")
     [item] = [each for each in office.items("teams") if each.key == key]

@@ -194,8 +194,8 @@ class _ChatSession:
         if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_OPTIONAL_NODES}:
             raise ConfigurationError(
                 f"the thread {self.thread_id!r} belongs to {graph}, and "
-                f"{describe_status(head.status)}. Finish its run in the program that runs that "
-                "graph, with None as the input, before you chat here"
+                f"{describe_status(head.status)}. Before you chat here, finish the run in the "
+                "program that runs this graph: invoke the graph with None as the input"
             )
         self.config["metadata"] = {
             name: value for name, value in head.metadata.items() if name in _INHERITED_METADATA

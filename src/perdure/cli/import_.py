@@ -367,10 +367,10 @@ class _FilesReader:
             raise ImportFailed(f"{label!r} is not UTF-8 text: {location}byte {exc.start}") from exc
         if not is_any:
             raise ImportFailed(
-                f"{label!r} {reason or 'holds no conversations'}; expected an export of ChatGPT or "
-                "Claude (ZIP, folder, conversations.json), of Open WebUI or LibreChat, a session "
-                "of Claude Code or Codex, a shared link's JSON, JSONL of messages, or a database "
-                "of langgraph or of perdure"
+                f"{label!r} {reason or 'holds no conversations'}; expected one of these: an "
+                "export of ChatGPT or Claude (ZIP, folder, conversations.json); an export of "
+                "Open WebUI or LibreChat; a session of Claude Code or Codex; the JSON of a "
+                "shared link; a JSONL file of messages; a database of LangGraph or perdure"
             )
 
     def _read_conversations_or_find_reason(

@@ -668,10 +668,9 @@ class DatabaseCopy:
                 continue
             if source.read_removals() - target.read_removals():
                 raise ImportFailed(
-                    f"something was erased from {self._source_path} while it was copied, and "
-                    f"{self._marked_database.path} may still contain it; delete "
-                    f"{self._marked_database.path}, and copy "
-                    "again into an empty database"
+                    f"data was erased from {self._source_path} during the copy, and the copy "
+                    f"{self._marked_database.path} may still contain this data; delete "
+                    f"{self._marked_database.path}, and copy again into an empty database"
                 )
 
     def _check_target_can_store_names(self, source: Tables, target: Tables) -> None:

@@ -222,8 +222,8 @@ def permit_and_build_filter_for_own_data(
         namespace = (*(namespace or ("*",)), user)
     if len(namespace) < 2 or namespace[1] != user:
         raise Forbidden(
-            f"{user!r} may not reach the namespace {namespace!r}; expected a label followed by "
-            f"the user, such as ('memories', {user!r})"
+            f"{user!r} is not allowed to access the namespace {namespace!r}; expected a label "
+            f"followed by the user, such as ('memories', {user!r})"
         )
     action_arguments["namespace"] = namespace
     return {}

@@ -65,8 +65,8 @@ async def permit_person(
     """
     if user != call.identity.person and not call.identity.is_admin:
         raise Forbidden(
-            f"{call.identity.user!r} may not access the data of another person; name yourself, or "
-            "use the key of an admin"
+            f"{call.identity.user!r} is not allowed to access the data of another person; pass "
+            "your own user name, or use the key of an admin"
         )
     await call.authorize_arguments({"metadata": {}})
     owners_are_people = getattr(call._access, "owners_are_people", True)
@@ -88,8 +88,8 @@ async def permit_person(
             call, store_action, namespace
         ):
             raise Forbidden(
-                f"{call.identity.user!r} may not reach the namespace {namespace!r} of the person; "
-                "ask an admin"
+                f"{call.identity.user!r} is not allowed to access the namespace {namespace!r} of "
+                "the person; ask an admin"
             )
     readable_namespaces = [
         namespace

@@ -314,8 +314,8 @@ async def _search_by_values(
             return matching[offset:]
     if len(threads) > MAX_THREADS_READ:
         raise ConfigurationError(
-            f"more than {MAX_THREADS_READ} threads match the other conditions, and a search by "
-            f"values reads at most {MAX_THREADS_READ}; add metadata, ids or a status to the search"
+            f"a search by values reads at most {MAX_THREADS_READ} threads, but more threads match "
+            "the remaining conditions; add metadata, ids or a status to the search"
         )
     return matching[offset:]
 

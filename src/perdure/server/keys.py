@@ -171,8 +171,8 @@ class KeysFileAccess:
         tenants = {entry.tenant for entry in self._keys if entry.user == person}
         if tenants and identity.tenant not in tenants:
             raise Forbidden(
-                f"{person!r:.80} has no key in the tenant of {identity.user!r}; name a user "
-                "of this tenant"
+                f"{person!r:.80} has no key in the tenant of {identity.user!r}; pass a user "
+                "who has an API key in this tenant"
             )
 
     async def _reload_if_stale(self) -> None:

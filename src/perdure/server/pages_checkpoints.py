@@ -334,7 +334,7 @@ async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form(
         return redirect_to("/ui/prune", id=target.id, **rule_fields)
     if (retention := rule.retention) is None:
         raise ConfigurationError(
-            "no rule is set, so nothing was pruned; fill in last, days or turns"
+            "no pruning rule is set, so nothing was pruned; set 'last', 'days' or 'turns'"
         )
     await target.call.threads.prune(target.id, retention)
     return redirect_to("/ui/checkpoints", id=target.id)

@@ -103,8 +103,8 @@ def check_team_access(identity: Identity, action: str, namespace: Sequence[str])
     if len(namespace) < 2 or namespace[1] not in identity.teams:
         own_namespaces = ", ".join(repr((TEAMS, team)) for team in sorted(identity.teams)) or "none"
         raise Forbidden(
-            f"{identity.person!r} may not reach the namespace {tuple(namespace)!r}; the namespaces "
-            f"of the user's teams are: {own_namespaces}"
+            f"{identity.person!r} is not allowed to access the namespace {tuple(namespace)!r}; "
+            f"the namespaces of the user's teams are: {own_namespaces}"
         )
 
 
@@ -121,8 +121,8 @@ def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
     foreign_teams = sorted({*names} - identity.teams)
     if foreign_teams:
         raise Forbidden(
-            f"{identity.person!r} is not in the team {foreign_teams[0]!r:.80}, which the config or "
-            "the context of the run names; remove the team"
+            f"{identity.person!r} is not in the team {foreign_teams[0]!r:.80}, but the run's "
+            "config or context names this team; remove it from the config or context"
         )
 
 

@@ -275,9 +275,9 @@ def _build_tracer(exporters: str) -> Tracer:
             ]
             if not exporter_entries:
                 raise ConfigurationError(
-                    f"OTEL_TRACES_EXPORTER names {name!r}, but no installed package has this "
-                    "exporter; install it, for otlp by "
-                    "pip install opentelemetry-exporter-otlp-proto-http"
+                    f"OTEL_TRACES_EXPORTER is {name!r}, but no installed package provides this "
+                    "exporter; install the package (for otlp, run "
+                    "pip install opentelemetry-exporter-otlp-proto-http)"
                 )
             provider.add_span_processor(BatchSpanProcessor(exporter_entries[0].load()()))
         trace.set_tracer_provider(provider)

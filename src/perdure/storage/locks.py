@@ -445,7 +445,7 @@ class NamedLock:
         timeout_s: float | None,
     ) -> None:
         if not isinstance(name, str):
-            raise ConfigurationError(f"the name of a lock is {name!r}; expected text")
+            raise ConfigurationError(f"the lock name is {name!r}; expected a string")
         is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
         if timeout_s is not None and not (is_number and 0 <= timeout_s <= threading.TIMEOUT_MAX):
             raise ConfigurationError(

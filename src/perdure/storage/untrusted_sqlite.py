@@ -164,8 +164,8 @@ def _check_table_has_expected_sql(
             created[1].definitions ^ expected.definitions or created[1].options ^ expected.options
         )
         raise NotADatabase(
-            f"the table {name!r} of {path!r} is not the one that this version of perdure creates, "
-            f"so it is not read: they differ in {min(difference)!r:.200}"
+            f"the table {name!r} of {path!r} is not read, because its definition differs from the "
+            f"one that this version of perdure creates, in {min(difference)!r:.200}"
         )
 
 
@@ -229,8 +229,8 @@ class UntrustedFileGuard:
             companion = real_path + suffix
             if os.path.lexists(companion) and not stat.S_ISREG(os.lstat(companion).st_mode):
                 raise NotADatabase(
-                    f"{companion!r} is not a regular file, so {self._path!r} is not read, because "
-                    f"SQLite would open both; remove {companion!r}"
+                    f"{self._path!r} is not read, because SQLite would also open {companion!r}, "
+                    f"which is not a regular file; remove {companion!r}"
                 )
         with self._lock:
             self._identity = self._identity or (status.st_dev, status.st_ino)
