@@ -58,9 +58,10 @@ def choose_head_and_detect_run_overlap(
 ) -> tuple[Head, bool]:
     """Return the namespace's head after a checkpoint has been stored, and whether two runs overlap.
 
-    If the new checkpoint does not become the head, two runs of the thread overlap. Runs also
-    overlap if a new checkpoint with the source `input` replaces a head that its run has not read. A
-    run that deliberately continues from an earlier checkpoint does not count as overlapping.
+    If the new checkpoint does not become the head, two runs of the thread overlap, unless the
+    thread was rewound. In the root namespace, runs also overlap if a new checkpoint with the source
+    `input` replaces a head that its run has not read. A run that deliberately continues from an
+    earlier checkpoint does not count as overlapping.
 
     Args:
         put: The put.

@@ -264,10 +264,10 @@ class CheckpointPut:
     ) -> None:
         """Detach this request from the cache and from mutable messages.
 
-        Call this method before the transaction runs, because the cached thread and the message
-        objects could change in the meantime. References to log items are replaced with the items
-        themselves, unless the cached thread has the given key and generation. Messages are replaced
-        with copies that are decoded from their encodings.
+        Call this method when a transaction plans the request again, because the cached thread and
+        the message objects may have changed since the request was encoded. References to log items
+        are replaced with the items themselves, unless the cached thread has the given key and
+        generation. Messages are replaced with copies that are decoded from their encodings.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = replace_log_ranges_by_items_if_outdated(

@@ -235,19 +235,19 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, most recently stored first.
+        """Yield the checkpoints of a thread or of all threads.
 
-        Each checkpoint is read from the database only when the iterator reaches it. The head of a
-        namespace comes first. If the config contains no thread id, all threads are listed, one
-        after another.
+        Each checkpoint is read from the database only when the iterator reaches it. Within a
+        namespace, the head comes first, followed by the other checkpoints, newest first. If
+        `config` is None, the checkpoints of all threads are listed, thread by thread.
 
         Args:
             config: Names the thread and perhaps one `checkpoint_ns`. Without a namespace, all
                 namespaces of the thread are listed. None means all threads.
             filter: Metadata values that must all match. Texts, numbers and booleans are indexed. A
                 key with dots also names a value in a nested dict: `"user.access-level"`.
-            before: Only checkpoints that were put before this one. An id of another namespace is
-                compared with the ids, which sort by time.
+            before: List only checkpoints that were stored before this one. If the id belongs to
+                another namespace, list the checkpoints whose ids sort before it. Ids sort by time.
             limit: The maximum number of checkpoints.
         """
         max_count = None if limit is None else max(limit, 0)

@@ -358,7 +358,11 @@ class ThreadReader:
         return head
 
     def read_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
-        """Read the heads of the threads in `rows`, using two SQL statements in total."""
+        """Read the heads of the threads in `rows`.
+
+        Two SQL statements read the data of all threads. A thread without a stored title needs
+        further statements.
+        """
         keys = json.dumps([row[0] for row in rows])
         head_rows, write_rows = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
         checkpoints = {thread_key: row for thread_key, *row in head_rows}

@@ -3,8 +3,9 @@
 Before storing a checkpoint, the writer plans the SQL statements and the thread's new head. It
 builds this plan from the checkpoint and the thread's cached head. The planned statements are
 executed in one transaction, provided that the stored thread has not changed since it was cached. If
-the thread has changed or was not cached, the transaction reads the thread, builds a new plan, and
-executes that plan. See docs/decisions/0022.
+the thread has changed, the transaction reads the thread, builds a new plan, and executes that plan.
+A first checkpoint in a thread that is not cached is planned as if the thread were new. See
+docs/decisions/0022.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Text analysis for search: tokens, languages, synonyms, typing errors and chunks.
 
-A token is a stem ("running" and "runs" become "run"), a number, or a word in a non-Latin script. In
-scripts without spaces between words, a token is a pair of neighbouring characters. Emoji, currency
+A token is a stem ("running" and "runs" become "run"), a number, or a word in a script without a
+stemmer. In Chinese, Japanese, Korean and similar scripts, a token is a pair of neighbouring
+characters. Emoji, currency
 signs and other symbols are also tokens. A word that contains a symbol gives two tokens, one with
 the symbol and one without it ("c#" and "c"). Stop words are kept in documents and dropped from
 queries. If a query consists only of stop words, it is searched as if they were ordinary words.
@@ -173,10 +174,10 @@ def tokenize_query(text: str) -> list[str]:
 
 
 def extract_query_words_with_stems(text: str) -> dict[str, str]:
-    """Return the query words that are used for ranking, each with its stem.
+    """Map each token that is used for ranking to its stem in the language of the query.
 
-    The result contains the words that `tokenize_query` returns, except the stop words of the
-    query's language. Words are stemmed by the rules of the query's language. Chinese and Japanese
+    The result contains the tokens of `tokenize_query`, except the stop words of the query's
+    language. Chinese and Japanese
     text is split at function words, and the parts in between are used as words. In Japanese, the
     grammatical endings of words are removed.
 
@@ -213,8 +214,8 @@ def detect_language(text: str) -> str:
     """Return the language whose stop words occur most often in a text.
 
     Returns:
-        The name of the language's Snowball stemmer, `ENGLISH` if the text has no stop words of
-        other languages, or `NON_LATIN` if most letters are of another script.
+        The name of the language's Snowball stemmer, `ENGLISH` if the text has too few stop
+        words of another language, or `NON_LATIN` if most letters are of another script.
 
     >>> texts = ["Wie heißt mein Hund?", "The man died in the war", "犬"]
     >>> [detect_language(text) for text in texts]
@@ -392,7 +393,8 @@ def _is_unspaced(word: str) -> bool:
 class _TokenMemo(dict[str, str]):
     """A cache of the token of each word. The cache is emptied when it is full.
 
-    The token of an English, Russian or Arabic word is its stem. Any other word is its own token.
+    The token of a word in ASCII letters is its English stem, and the token of a Cyrillic or Arabic
+    word is its Russian or Arabic stem. Any other word is its own token.
     """
 
     def __missing__(self, word: str) -> str:
