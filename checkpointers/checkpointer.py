@@ -218,7 +218,7 @@ class Checkpointer(CheckpointSaver):
         filter: Mapping[str, Any] | None = None,
         waiting: bool = False,
     ) -> _List[ThreadHead]:
-        """Return the heads of one page of threads, latest activity first.
+        """Return one page of threads, each as its head, in descending order of last activity.
 
         `heads` is cheaper than `threads`, which also returns sizes and counts.
 

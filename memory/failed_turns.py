@@ -24,8 +24,8 @@ class FailedTurns:
     """
 
     def __init__(self) -> None:
-        # Failure times, latest last. A key is a run, or a pair of a thread id and a human message
-        # id.
+        # Maps each failed run, or each pair (thread id, human message id), to the time of its
+        # latest failure. New entries are appended at the end.
         self._failed_at: dict[Any, float] = {}
 
     def record_failure(self, messages: Messages) -> None:

@@ -175,7 +175,8 @@ def _find_position_of_answer_with_usage(
 def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
     """Return the position after the newest response to a request without the summary.
 
-    For a request without the summary, the reported token usage includes the summarised messages.
+    If a request was sent before the summary existed, its reported token usage still includes the
+    messages that have been summarised since then.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

@@ -96,8 +96,8 @@ _UNFINISHED: Final = (
 # Fraction of the trigger at which a summary is written in the background. A turn that reaches the
 # full trigger waits for the summary.
 _BACKGROUND_SHARE: Final = 0.75
-# Maximum length, in characters, of a turn's question when only part of the turn is summarised and
-# the question is sent to the model along with that part. A longer question is shortened in the
+# Maximum number of characters of a turn's question if only a part of the turn is summarised. The
+# question is then sent to the model together with this part. A longer question is shortened in the
 # middle.
 _MAX_QUESTION_CHARS: Final = 2_000
 

@@ -130,8 +130,8 @@ class SummaryRequest:
 
         If a long conversation takes several requests, `next_request_tokens` is the number of tokens
         available in the next request for the returned summary and further messages. The returned
-        summary must not use more than half of them. `next_request_tokens` is None for the last
-        request.
+        summary must not use more than half of these tokens. `next_request_tokens` is None for the
+        last request.
         """
         words = (
             WORDS

@@ -613,7 +613,7 @@ class OperationRunner:
     ) -> Any:
         """Write the puts of a request by calling `write`, a method of the database.
 
-        Writes to the same namespace, or to scopes with the same limit, run one after another.
+        Writes to the same namespace, or to scopes that share a limit, are serialized.
         """
         puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}

@@ -271,7 +271,9 @@ def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
 
 
 class VersionTimes(NamedTuple):
-    """Timestamps of a version, in microseconds: first put of the key, put of the version, expiry.
+    """When an item was first stored, when this version was stored, and when it expires.
+
+    All times are Unix timestamps in microseconds.
 
     `first_id` is the id of the oldest version of the same item, or None if this version is the
     oldest. Lists of items are ordered by `first_id`.

@@ -239,8 +239,8 @@ def measure_how_vectors_separate_related_rows(
         thread_codes[first_rows] >= 0
     )
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    # Sort the pairs of neighbouring rows by row index. Until here, they are ordered by thread
-    # number, which may differ between processes.
+    # Sort the pairs of neighbouring rows by row index. Up to this point, they are ordered
+    # by the number of the conversation thread, which may differ between processes.
     neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])

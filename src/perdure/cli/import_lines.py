@@ -205,7 +205,7 @@ def _add_messages_and_branches(
     *,
     derive_ids_from_times: bool = False,
 ) -> None:
-    """Add the messages of an object, including those on its branches, to a conversation.
+    """Add all messages of an exported JSON object, with those of its branches, to a conversation.
 
     Args:
         thread: The conversation that gets the messages.

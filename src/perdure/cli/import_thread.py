@@ -608,7 +608,8 @@ class ThreadImport:
 def _get_text_and_check_if_document(message: BaseMessage) -> tuple[str, bool]:
     """Return the text of a message, and whether the message is a document.
 
-    Document messages can be found by search, but no memories are extracted from them.
+    Messages that contain documents can be found by search, but no memories are extracted from
+    them.
     """
     return message.text, message.response_metadata.get(SEARCHED) is True
 

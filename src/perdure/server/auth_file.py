@@ -61,7 +61,7 @@ class HandlerUser(dict[str, Any]):
 
 
 class _ActingUser:
-    """Wraps an Auth file's user object, and adds the attribute `acting_for`.
+    """Wraps the user object that an application's `Auth` handler returned, and adds `acting_for`.
 
     `_ActingUser` is used for user objects that are not dicts.
 

@@ -98,8 +98,8 @@ async def show_checkpoints(
 def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
     """Compute how to draw the tree of checkpoints beside the rows of a table.
 
-    A lane is a vertical line in the drawing, from a checkpoint's row down to its parent's row. If
-    several checkpoints have the same parent, their lanes meet in the parent's row.
+    A lane is a vertical line in the drawing, from a checkpoint's row down to its parent's row. In
+    the drawing, the lanes of checkpoints with the same parent join at the row of the parent.
 
     Args:
         infos: The checkpoints, newest first.

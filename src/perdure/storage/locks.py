@@ -191,7 +191,7 @@ class ProcessLocks(Protocol):
 
 
 class FileLocks(ProcessLocks):
-    """Locks on bytes of a file, one for each name.
+    """Named locks, each of which is a lock on one byte of a shared file.
 
     Args:
         path: The file. It is created when it is first needed, and is never removed.
