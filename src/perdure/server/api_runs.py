@@ -231,7 +231,7 @@ async def list_runs(
         list[RunField] | None, Query(), BeforeValidator(parse_repeated_or_json_array_parameter)
     ] = None,
 ) -> Response:
-    """List the runs of a thread, newest first."""
+    """List a thread's runs, newest first."""
     await call.permit_thread(thread_id)
     run_list = map(build_run_json, await runs.list_runs(call.identity.tenant, thread_id))
     page = [run for run in run_list if status in (None, run["status"])][offset : offset + limit]
@@ -316,7 +316,7 @@ async def cancel_run(
 async def delete_run(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, run_id: PathId
 ) -> None:
-    """Delete a run that has ended. The messages and checkpoints of the run stay in its thread."""
+    """Delete a run that has ended. The run's messages and checkpoints remain in its thread."""
     run = await get_permitted_run(call, runs, thread_id, run_id)
     if run.status in LIVE_STATES:
         raise Refused(f"run {run_id!r} has not ended; cancel it first", 409)
@@ -357,7 +357,7 @@ async def check_run_request_and_get_start_function(
     due: DueCron | None = None,
     author: str | None = None,
 ) -> Callable[[], Awaitable[Run]]:
-    """Check a request for a run, and return the function that starts the run.
+    """Validate a request for a run, and return a function that starts the run.
 
     Nothing is written to the database until the returned function is called.
 
@@ -419,7 +419,7 @@ async def check_run_request_and_get_start_function(
         await get_checkpoint(call, build_checkpoint_config(thread_id, checkpoint))
 
     async def start() -> Run:
-        """Create the thread if needed, and start the run."""
+        """Create the thread if it does not exist, and start the run."""
         thread = permitted_thread
         if may_create:
             thread = await threads.get_or_create_row(thread_id, body.metadata)
@@ -552,7 +552,7 @@ async def require_valid_credentials_of_same_user(connection: HTTPConnection) -> 
 
 
 def _build_stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
-    """Return a response that streams the events of a run, with headers that name the run."""
+    """Return a response that streams a run's events, with headers that identify the run."""
     path = _run_path(run)
     return build_event_stream(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
@@ -567,7 +567,7 @@ async def _iter_frames(
     *,
     is_new: bool = False,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the frames of a run's events, and at the end an error if the run failed.
+    """Yield a run's events as server-sent event frames, followed by an error if the run failed.
 
     Args:
         run: The run.
@@ -620,7 +620,7 @@ async def _iter_frames(
 async def _reply_with_output(
     run: Run, runs: Runs, request: Request, *, cancels: bool = False
 ) -> Response:
-    """Wait until the run has ended, and reply with its output.
+    """Wait until the run has ended, and respond with its output.
 
     If `cancels` is true, the run is cancelled if the client disconnects before the run has ended.
     """
@@ -741,7 +741,7 @@ class RunEvents:
                         run.output_event = run.log.newest
 
     def _iter_events_of_stream_part(self, stream_mode: str, data: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the name and data of each event that is sent for a stream part in a stream mode."""
+        """Yield the name and data of each event to send for one part of a graph stream."""
         match stream_mode:
             case "messages-tuple":
                 yield "messages", data

@@ -98,7 +98,7 @@ async def get_state(
         list[str] | None, Query(), BeforeValidator(parse_repeated_or_json_array_parameter)
     ] = None,
 ) -> Response:
-    """Return the newest state of a thread, or the state at a checkpoint."""
+    """Return a thread's latest state, or its state at the given checkpoint."""
     checkpoint = {"checkpoint_id": checkpoint_id}
     body = StateQuery(checkpoint=checkpoint, subgraphs=subgraphs, select=select)
     return await get_state_at(call, runs, thread_id, body)
@@ -232,7 +232,7 @@ async def update_thread_state(
     config: RunnableConfig,
     supersteps: Sequence[Superstep],
 ) -> RunnableConfig:
-    """Apply updates to the state of a thread, and return the config of the new checkpoint.
+    """Apply updates to a thread's state, and return the config of the new checkpoint.
 
     Args:
         call: The call of the client.
@@ -289,7 +289,7 @@ async def update_thread_state(
 
 @asynccontextmanager
 async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
-    """Open the compiled graph of a thread, or yield None if the graph is not served."""
+    """Yield the thread's compiled graph, or None if this server does not serve the graph."""
     name, graphs = thread.metadata.get("graph_id", ""), runs.graphs
     if name not in graphs:
         yield None
@@ -315,7 +315,8 @@ def _suppress_reducer_errors() -> Iterator[None]:
         yield
     except PerdureError:
         raise
-    except Exception as exc:  # A reducer that a user wrote may raise any exception.
+    # A user-defined reducer can raise any exception.
+    except Exception as exc:
         # Log only the type of the error, because its text may contain the user's content.
         _LOGGER.warning(
             "a state is shown without its pending writes, because they cannot be applied (%s)",
@@ -326,7 +327,7 @@ def _suppress_reducer_errors() -> Iterator[None]:
 def _choose_sender_and_person(
     runs: Runs, call: Call, thread: ListedThread
 ) -> tuple[Sender, Person]:
-    """Return the sender of an update, and the person of the thread.
+    """Return the user who sent an update and the person to whom the thread belongs.
 
     The person is the user whose memories the thread's runs use. A sender who is neither the person
     nor allowed to act for the person may add messages to the thread, but no memories are extracted
@@ -352,7 +353,7 @@ def build_checkpoint_config(
 
 
 async def get_checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
-    """Return the checkpoint of a config, or None if the thread has no checkpoint.
+    """Return the checkpoint that a config refers to, or None if the thread has no checkpoints.
 
     Raises:
         UnknownCheckpoint: The config names a checkpoint that does not exist.
@@ -391,9 +392,9 @@ def _build_config_for_new_checkpoint(
 
 
 def build_state_json(state: StateSnapshot) -> dict[str, Any]:
-    """Return a state in the form of langgraph's API.
+    """Return a thread state in the format of the LangGraph API.
 
-    If the thread has no state, the field `checkpoint` is None.
+    If the thread has no state, `checkpoint` is None.
     """
     checkpoint_id = state.config["configurable"].get("checkpoint_id")
     return {
@@ -421,7 +422,7 @@ def build_checkpoint_ref(config: Mapping[str, Any] | None) -> dict[str, Any] | N
 
 
 def _select_state_fields(state: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
-    """Return only those fields of a state that `select` names.
+    """Return only the fields of a state that are listed in `select`.
 
     For example, `values.messages` selects the channel `messages`.
     """
@@ -448,8 +449,8 @@ async def _read_state_without_graph(
 ) -> StateSnapshot:
     """Build a `StateSnapshot` for a checkpoint of a graph that this server does not serve.
 
-    As in langgraph, the state of the newest checkpoint lists the remaining tasks, and the state of
-    an older checkpoint lists the completed tasks.
+    As in LangGraph, `next` lists only the unfinished tasks for the latest checkpoint. For an older
+    checkpoint, `next` also lists the tasks that have completed.
     """
     if checkpoint is None:
         return StateSnapshot({}, (), config, None, None, None, (), ())

@@ -89,8 +89,8 @@ async def get_item(
 ) -> Response:
     """Return an item, or null if it does not exist.
 
-    The labels of the namespace are joined by dots. If a label itself contains a dot, the client
-    sends one parameter `namespace` for each label.
+    In the request, the namespace is written as its labels, joined by dots. If a label itself
+    contains a dot, the client must send one `namespace` parameter per label instead.
     """
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
     arguments = await _permit_arguments(call, labels, {"key": key})
@@ -109,7 +109,10 @@ async def delete_item(call: CurrentCall, body: ItemKey) -> None:
 @routes.post("/store/items/search")
 @set_required_action("store:search")
 async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
-    """Search the items under a prefix that match a filter. With a query, sort by relevance."""
+    """Search for items under a namespace prefix that match a filter.
+
+    With a query, the items are sorted by relevance.
+    """
     field_names = {"filter", "limit", "offset", "query"}
     arguments = await _permit_arguments(
         call, body.namespace_prefix, body.model_dump(include=field_names)

@@ -53,7 +53,7 @@ _PATH_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
 
 
 class Lifetime(BaseModel):
-    """The minutes without activity after which a thread is deleted or reduced to its last state."""
+    """The minutes of inactivity after which a thread is deleted or reduced to its last state."""
 
     ttl: float = Field(gt=0, le=_LONGEST_TTL)
     strategy: Literal["delete", "keep_latest"] = "delete"
@@ -153,7 +153,7 @@ async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) ->
 async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
     """List the threads that match the filters.
 
-    Threads are sorted by their latest activity, newest first, unless the request specifies another
+    Threads are sorted by last activity, most recent first, unless the request specifies another
     order.
     """
     filters = await _apply_auth_handlers_to_filters(call, body)
@@ -191,7 +191,7 @@ async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
 @routes.post("/threads/prune")
 @set_required_action("threads:delete")
 async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dict[str, int]:
-    """Delete threads, or all their checkpoints except the newest. Unknown ids are skipped."""
+    """Delete threads, or only their older checkpoints. Unknown ids are skipped."""
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
         with suppress(UnknownThread):
@@ -209,7 +209,7 @@ async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dic
 async def get_thread(
     call: CurrentCall, thread_id: PathId, include: Literal["ttl"] | None = None
 ) -> Response:
-    """Return a thread. The reply always includes the time to live if the thread has one."""
+    """Return a thread. The response always includes the thread's TTL if it has one."""
     return await _reply_with_values(call, await call.permit_thread(thread_id))
 
 
@@ -255,7 +255,7 @@ async def delete_thread(
 
 
 async def find_erasable_memory_namespaces(call: Call) -> list[Namespace]:
-    """Return the namespaces in which the caller may erase the memories of a thread.
+    """Return the namespaces from which the caller is permitted to erase a thread's memories.
 
     Raises:
         Forbidden: The caller may not erase memories.
@@ -294,9 +294,9 @@ async def _apply_auth_handlers_to_filters(call: Call, body: ThreadFilters) -> JS
 async def _search_by_values(
     call: Call, query: ThreadQuery, values: JSONObject, limit: int, offset: int
 ) -> list[Thread]:
-    """Return one page of the threads whose state contains the requested values.
+    """Return one page of threads whose state contains the requested values.
 
-    Each returned thread includes the values of its state.
+    Each thread is returned together with its state values.
 
     Raises:
         ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions.
@@ -321,7 +321,7 @@ async def _search_by_values(
 
 
 def _get_by_path(value: Any, path: str) -> Any:
-    """Return the value at a path in JSON, or None if there is no such value."""
+    """Return the value at the given path in a JSON value, or None if the path does not exist."""
     for index, name in _PATH_STEP.findall(path):
         try:
             value = value[int(index)] if index and isinstance(value, list) else value[name]
@@ -336,7 +336,7 @@ async def _reply_with_values(call: Call, thread: Thread) -> Response:
 
 
 async def _add_state_values(call: Call, thread: Thread) -> Thread:
-    """Return a thread with the values of its newest state."""
+    """Return a copy of the thread with the values of its latest state."""
     checkpoint = await call.saver.aget_tuple(build_checkpoint_config(thread["thread_id"]))
     values = (
         exclude_internal_channels(await arun(read_channel_values(call.saver, checkpoint)))

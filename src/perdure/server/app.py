@@ -69,7 +69,7 @@ routes, metrics_routes = APIRouter(), APIRouter()
 @routes.get("/ui", include_in_schema=False)
 @public
 async def redirect_to_first_page() -> RedirectResponse:
-    """Redirect to the first page, the list of threads."""
+    """Redirect to the list of threads, which is the start page."""
     return RedirectResponse("/ui/threads")
 
 
@@ -83,7 +83,7 @@ async def report_health() -> dict[str, bool]:
 @routes.get("/info")
 @public
 async def describe_server(request: Request) -> dict[str, Any]:
-    """Return the versions and features of the server, in the format of langgraph's server."""
+    """Return the server's versions and features, in the format of the LangGraph server."""
     paths = request.app.openapi()["paths"]
     return {
         "version": __version__,
@@ -101,7 +101,7 @@ async def describe_server(request: Request) -> dict[str, Any]:
 @routes.get("/docs", include_in_schema=False)
 @public
 async def show_api_docs(request: Request) -> Response:
-    """Show the REST paths that `/openapi.json` describes."""
+    """Show the REST paths that `/openapi.json` documents."""
     openapi = request.app.openapi()
     schemas = openapi["components"]["schemas"]
     return render_page(request, "docs.html", paths=openapi["paths"], schemas=schemas)
@@ -110,7 +110,7 @@ async def show_api_docs(request: Request) -> Response:
 @metrics_routes.get("/metrics", include_in_schema=False)
 @set_required_action("admin")
 async def export_metrics(call: CurrentCall, request: Request) -> Response:
-    """Return the metrics in the text format of Prometheus."""
+    """Return the metrics in the Prometheus text format."""
     await call.authorize_arguments()
     text = await request.app.state.telemetry.render_metrics(
         await request.app.state.databases.get_or_open_database(None)
@@ -210,8 +210,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=JSONReply,
-        # FastAPI's own telemetry is turned off, because its records would contain paths and
-        # queries.
+        # Disable FastAPI's own telemetry, because it would record paths and query strings.
         telemetry={"tracing": False, "metrics": False, "logs": False},
         max_body_size=limits.body_bytes,
     )
@@ -284,7 +283,7 @@ def _collect_first_path_segments(app: FastAPI) -> frozenset[str]:
 
 
 def _require_action_of_each_endpoint(app: FastAPI) -> None:
-    """Raise TypeError if an endpoint does not declare its action."""
+    """Raise TypeError if an endpoint does not declare the action that it performs."""
     for context in iter_route_contexts(app.routes):
         is_api_route = isinstance(context.original_route, APIRoute | APIWebSocketRoute)
         if is_api_route and not hasattr(context.endpoint, "action"):

@@ -1,4 +1,4 @@
-"""Serve assistants over HTTP for langgraph's SDK.
+"""Serve assistants over HTTP to clients that use the LangGraph SDK.
 
 An assistant is a graph with a versioned configuration. Each served graph has a default assistant,
 which cannot be changed. User-created assistants are stored in the database.
@@ -87,7 +87,7 @@ class Assistants:
     async def get(self, assistant_id: str) -> Assistant:
         """Return an assistant by its id.
 
-        The id may also be the name of a graph, which selects the default assistant of that graph.
+        The id can also be a graph name, which stands for the graph's default assistant.
 
         Raises:
             UnknownAssistant: The assistant does not exist, or the caller has no access to it.
@@ -163,7 +163,7 @@ class Assistants:
         ]
 
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
-        """Make another version of an assistant the latest one; see `update`."""
+        """Make the given version of an assistant its latest version; see `update`."""
         key = self._require_changeable_assistant(assistant_id)
         if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
@@ -171,7 +171,7 @@ class Assistants:
         return await self.get(key)
 
     async def delete(self, assistant_id: str) -> None:
-        """Delete an assistant with all its versions; see `update`."""
+        """Delete an assistant and all its versions; see `update`."""
         key = self._require_changeable_assistant(assistant_id)
         await self.get(assistant_id)
         await self._table.delete(key)
@@ -262,9 +262,9 @@ def unknown_assistant_error(
 
 
 async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
-    """Return the assistant of a new run, in its latest version; see `RunRequest.with_assistant`.
+    """Return the latest version of the assistant for a new run; see `RunRequest.with_assistant`.
 
-    A default assistant needs no permission other than the permission for the run. A default
+    To use a default assistant, the caller needs only the permission to create the run. A default
     assistant is returned without its metadata, which records the assistant's creator and must not
     be copied to the run.
 
@@ -290,10 +290,10 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
 
 
 async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
-    """Return the id of the assistant of the thread's last run, or of the default assistant.
+    """Return the id of the assistant that the thread's last run used, or a default assistant's id.
 
-    If the caller may not read the assistant of the last run, or if that assistant was deleted or
-    now belongs to another graph, the default assistant of the thread's graph is chosen.
+    Fall back to the default assistant of the thread's graph if the caller has no permission to read
+    the last run's assistant, or if that assistant was deleted or now belongs to another graph.
     """
     graph_id: str = thread["metadata"].get("graph_id") or ""
     last_assistant_id = thread["metadata"].get("assistant_id")
@@ -316,7 +316,7 @@ def _canonicalize_id(assistant_id: str) -> str:
 
 
 def _build_assistant(row: AssistantRow) -> Assistant:
-    """Return a stored assistant in the form of langgraph's API."""
+    """Return a stored assistant in the format of the LangGraph API."""
     updated_at = row.latest_since or row.created_at
     return {
         "assistant_id": row.assistant_id,
@@ -328,7 +328,7 @@ def _build_assistant(row: AssistantRow) -> Assistant:
 
 
 def _build_default_assistant(name: str) -> Assistant:
-    """Return the default assistant of a graph in the form of langgraph's API."""
+    """Return a graph's default assistant in the format of the LangGraph API."""
     return {
         **_DEFAULT_FIELDS,
         "assistant_id": default_assistant_id(name),
@@ -381,7 +381,7 @@ class AssistantChange(WithoutNulls):
     description: str = ""
 
     def stored_fields(self) -> dict[str, Any]:
-        """Return those fields of the request that are stored with the assistant."""
+        """Return the request fields that are stored with the assistant."""
         return self.model_dump(include={"graph_id", *_DEFAULT_FIELDS}, exclude_unset=True)
 
 
@@ -435,7 +435,7 @@ PermittedAssistants = Annotated[Assistants, Depends(permit_assistant)]
 async def open_assistant_graph(
     call: CurrentCall, runs: ServerRuns, assistants: PermittedAssistants, assistant_id: PathId
 ) -> AsyncIterator[tuple[str, Graph]]:
-    """Yield the name and the graph of an assistant."""
+    """Yield the graph name and the graph of an assistant."""
     assistant = await assistants.get(assistant_id)
     graph_args, user = (
         (assistant["graph_id"], call.saver, call.store, assistant["config"]),
@@ -451,7 +451,7 @@ OpenedGraph = Annotated[tuple[str, Graph], Depends(open_assistant_graph)]
 @routes.post("")
 @set_required_action("assistants:create")
 async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssistant) -> Response:
-    """Create version 1 of an assistant of a graph."""
+    """Create an assistant for a graph, as version 1."""
     content, assistant_id = (
         {**deepcopy(_DEFAULT_FIELDS), **body.stored_fields()},
         str(body.assistant_id),
@@ -469,7 +469,7 @@ async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssista
 async def search_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantSearch) -> Response:
     """List the assistants that match the filters.
 
-    The header `X-Pagination-Next` of the reply contains the offset of the next page.
+    The `X-Pagination-Next` response header contains the offset of the next page.
     """
     assistants = await _search_permitted(call, runs, body)
     response = await build_json_reply(body.build_page_rows(assistants))
@@ -522,7 +522,7 @@ async def delete_assistant(
     assistant_id: PathId,
     delete_threads: bool = False,
 ) -> None:
-    """Delete an assistant with all its versions.
+    """Delete an assistant and all its versions.
 
     The assistant's threads are deleted too if the request asks for it.
     """
@@ -558,14 +558,14 @@ async def list_assistant_versions(
 async def set_latest_version(
     assistants: PermittedAssistants, assistant_id: PathId, body: Version
 ) -> Response:
-    """Make another version of an assistant the latest one."""
+    """Make the given version of an assistant its latest version."""
     return await build_json_reply(await assistants.set_latest(assistant_id, body.version))
 
 
 @routes.get("/{assistant_id}/graph")
 @set_required_action("assistants:read")
 async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> dict[str, Any]:
-    """Return the nodes and edges of the graph."""
+    """Return the graph's nodes and edges."""
     return (await opened[1].aget_graph(xray=xray)).to_json()
 
 
@@ -585,14 +585,14 @@ async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
 async def get_assistant_subgraphs(
     opened: OpenedGraph, namespace: PathId | None = None, recurse: bool = False
 ) -> dict[str, Any]:
-    """Return a dict of the schemas of all subgraphs, or of the subgraphs in one namespace."""
+    """Return the schemas of all subgraphs, or of the subgraphs in one namespace, as a dict."""
     graph_id, graph = opened
     subgraphs = graph.aget_subgraphs(namespace=namespace, recurse=recurse)
     return {name: _build_schemas(graph_id, subgraph) async for name, subgraph in subgraphs}
 
 
 def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
-    """Return the schemas of a graph in the form of langgraph's API."""
+    """Return a graph's schemas in the format of the LangGraph API."""
     output = _build_schema_or_none_if_unsupported(graph.get_output_jsonschema)
     return {
         "graph_id": graph_id,

@@ -87,7 +87,7 @@ class _ActingUser:
 
 
 def _build_user_object_for_handlers(identity: Identity) -> Any:
-    """Return the user object for authorization handlers.
+    """Return the user object that is passed to authorization handlers.
 
     The user object is the one that the authentication handler returned, with the additional field
     `acting_for`. This field is the person on whose behalf the user sends the request, or None.
@@ -101,8 +101,8 @@ def _build_user_object_for_handlers(identity: Identity) -> Any:
 class AuthFileAccess:
     """Authenticates and authorizes requests with the handlers that an Auth file defines.
 
-    Perdure adds to langgraph's interface the permissions `perdure:admin` and `perdure:act`, the
-    fields `tenant` and `teams` of a user, and the field `acting_for` of `ctx.user`.
+    Perdure extends LangGraph's `Auth` interface with two permissions, `perdure:admin` and
+    `perdure:act`, and with three fields: a user's `tenant` and `teams`, and `ctx.user.acting_for`.
 
     Args:
         path: The file and the name of its `Auth`, such as `"./auth.py:auth"`.
@@ -234,7 +234,7 @@ async def _await_handler(result: Awaitable[Any]) -> Any:
 
 
 async def _read_json_body(connection: HTTPConnection) -> Any:
-    """Return the JSON body of a request, or None if the request has no valid JSON."""
+    """Return the decoded JSON body of a request, or None if the request has no valid JSON."""
     if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
         with suppress(ValueError):
             # Ignore invalid JSON here, because the endpoint reports it later.
@@ -247,7 +247,7 @@ def _find_authentication_and_authorization_handlers(
 ) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
     """Return the handlers of an `Auth`.
 
-    An `Auth` has no public method that returns its handlers, so private attributes are read.
+    `Auth` has no public method that returns its handlers, so read its private attributes.
 
     Source: langgraph_sdk/auth/__init__.py. A comment in that file says that langgraph's API server
     reads the private attributes.

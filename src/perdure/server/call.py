@@ -64,10 +64,10 @@ class LiveRuns(Protocol):
     """The interface through which `Threads` accesses the runs in this process."""
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
-        """Return whether a run of a thread has not ended, even if the thread was deleted."""
+        """Return whether a thread has an unfinished run, even if the thread was deleted."""
 
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
-        """Forget the runs and the events of a deleted thread."""
+        """Discard a deleted thread's runs and events from the server's memory."""
 
 
 class Call:
@@ -148,7 +148,7 @@ class Call:
         return arguments
 
     async def permit_thread(self, thread_id: str, **arguments: Any) -> Thread:
-        """Check that the action on a thread is permitted, and return the thread.
+        """Check that the user may perform the action on a thread, and return the thread.
 
         Raises:
             Forbidden: See `authorize_arguments`.
@@ -194,7 +194,7 @@ class Call:
     async def authorize_and_build_namespace_arguments(
         self, arguments: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Check that the action is permitted, and return arguments that select the memories."""
+        """Check that the action is permitted, and return arguments that select memories."""
         permitted = await self.authorize_arguments({"namespace": self.memories, **arguments})
         template, config = escape_namespace_as_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
@@ -211,7 +211,7 @@ class Call:
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
     def with_identity(self, identity: Identity) -> Call:
-        """Return this request with another identity, such as one that acts for a person."""
+        """Return a copy of this call with another identity, such as one that acts for a person."""
         return Call(identity, self.action, self._access, self._databases, self._runs)
 
     def without_acting_for(self) -> Call:
@@ -220,7 +220,7 @@ class Call:
 
     @property
     def access(self) -> Access:
-        """Return the rules that decide which actions are permitted."""
+        """Return the authorization rules."""
         return self._access
 
     async def may_use_thread(self, action: Action, thread: Mapping[str, Any]) -> bool:
@@ -238,7 +238,7 @@ class Call:
 
     @property
     def filter(self) -> Filter:
-        """Return the filter that the metadata of threads and assistants must meet."""
+        """Return the metadata filter that threads and assistants must match to be accessible."""
         self._require_database()
         return self._filter
 
@@ -275,7 +275,7 @@ class Call:
     ) -> ThreadHits:
         """Search the transcripts of threads.
 
-        Return no hits if the search of transcripts is turned off.
+        Return no hits if transcript search is disabled.
         """
         if not (self._databases.search_threads and text.strip()):
             return ThreadHits()
@@ -288,7 +288,7 @@ class Call:
         hides_perdure_namespaces: bool = False,
         **options: Any,
     ) -> list[Any]:
-        """List or search the store, and leave out namespaces that the caller may not see.
+        """List or search the store, omitting namespaces that the caller is not permitted to see.
 
         Namespaces for perdure's internal data are shown only to admins. A team's namespaces are
         shown to its members and to admins.
@@ -328,7 +328,7 @@ class Call:
         return visible[offset:visible_limit]
 
     def _is_visible(self, namespace: Sequence[str]) -> bool:
-        """Return whether a namespace is shown in a list of all namespaces."""
+        """Return whether a namespace is included when all namespaces are listed."""
         return not is_internal_namespace(namespace) and may_see_namespace(self.identity, namespace)
 
     def find_author_to_record_in_team_namespace(self, namespace: Sequence[str]) -> str | None:
@@ -356,7 +356,10 @@ class Call:
 
 
 def is_internal_namespace(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace contains internal data of perdure, which users may not write."""
+    """Return whether a namespace is reserved for perdure's internal data.
+
+    Users cannot write to these namespaces.
+    """
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
@@ -407,7 +410,7 @@ class Page(BaseModel):
 
 
 class SortedPage(Page):
-    """The fields in the body of a search that set its limit, offset, order and selected fields."""
+    """The search request fields that control the limit, offset, sort order and returned fields."""
 
     sort_by: str
     sort_order: Literal["asc", "desc"] = "desc"

@@ -1,4 +1,4 @@
-"""Serve the custom application that `http.app` in a `langgraph.json` names.
+"""Serve the custom application that `http.app` in a `langgraph.json` specifies.
 
 If a request's path does not belong to perdure, the server identifies the user and passes the
 request on to the custom application. Before passing on a request, the server checks its host name,
@@ -71,7 +71,7 @@ class CustomApp:
         self._state: dict[str, Any] = {}
 
     def run_lifespan(self) -> AbstractAsyncContextManager[Any]:
-        """Return a context manager that runs startup and shutdown of the application."""
+        """Return a context manager that runs the application's startup and shutdown handlers."""
         return self._app.router.lifespan_context(self._app)
 
     def set_state(self, state: dict[str, Any] | None) -> None:

@@ -31,7 +31,7 @@ _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
 class OpenDatabase(NamedTuple):
-    """The checkpointer and the store of a database, or of one of its tenants."""
+    """A database's checkpointer and store, or those of one of its tenants."""
 
     saver: Checkpointer
     store: WholeStore
@@ -39,7 +39,7 @@ class OpenDatabase(NamedTuple):
 
 @dataclass(frozen=True)
 class DatabaseOptions:
-    """Options for the databases of a server, from the sections of a `langgraph.json`.
+    """Database options for a server, read from a `langgraph.json`.
 
     Attributes:
         store: The options `index` and `ttl` with which stores are opened.
@@ -79,18 +79,19 @@ class Databases:
         self._settings, self._instrument = settings, instrument
         self._options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
-        # The tenants are sorted by their last use. The most recently used tenant comes last.
+        # Maps each tenant to its open database, in order of last use, with the most recently used
+        # tenant last.
         self._open_databases: dict[str | None, OpenDatabase] = {}
         self._uses = Counter[str | None]()
 
     @property
     def search_threads(self) -> bool:
-        """Return whether the transcripts of threads can be searched."""
+        """Return whether transcript search is enabled."""
         return self._settings.search_threads
 
     @property
     def thread_ttl(self) -> TimeToLive | None:
-        """Return the time to live of new threads, or None."""
+        """Return the TTL for new threads, or None if they do not expire."""
         return self._options.thread_ttl
 
     async def get_or_open_database(self, tenant: str | None) -> OpenDatabase:
@@ -119,7 +120,7 @@ class Databases:
         return database
 
     def is_open(self, tenant: str | None, database: OpenDatabase) -> bool:
-        """Return whether the database is the one that is currently open for the tenant."""
+        """Return whether the given database is the one currently open for the tenant."""
         return self._open_databases.get(tenant) is database
 
     @contextmanager
@@ -136,7 +137,7 @@ class Databases:
         await self._close_tenants(*self._open_databases)
 
     async def _open_database(self, tenant: str | None) -> OpenDatabase:
-        """Open the database of a tenant, and check its embedder."""
+        """Open a tenant's database, and check that its embeddings match the configured embedder."""
         database = self._create_saver_and_store(tenant)
         try:
             if "index" in self._options.store:
@@ -175,13 +176,13 @@ class Databases:
         return OpenDatabase(saver_class.open(db, **saver_args), store_class.open(db, **store_args))
 
     async def _close_tenants(self, *tenants: str | None) -> None:
-        """Close the checkpointers and stores of tenants."""
+        """Close the tenants' checkpointers and stores."""
         for part in chain(*map(self._open_databases.pop, tenants)):
             await part.aclose()
 
 
 def _choose_checkpointer_and_store_classes(db: str) -> tuple[Any, Any]:
-    """Return the classes of the checkpointer and of the store for a database."""
+    """Return the checkpointer class and the store class for a database."""
     if is_dsn(db):
         from perdure.checkpointers.postgres import PostgresCheckpointer
         from perdure.stores.postgres import PostgresStore

@@ -37,7 +37,8 @@ class ErasureCounts:
 
     def __init__(self, table: RemovalTable) -> None:
         self._table = table
-        self._readers = Counter[int]()  # The number of readers of each thread, by the thread's key.
+        # Maps each thread key to its number of active readers.
+        self._readers = Counter[int]()
         self._counts = dict[int, int | None]()
         self._querying = asyncio.Lock()
         self.read_at = 0.0
@@ -70,8 +71,8 @@ class ErasureCounts:
         if not self._is_recent(thread_key, not_before):
             async with self._querying:
                 if not self._is_recent(thread_key, not_before):
-                    # Check again with the lock held, because another reader may have just read the
-                    # count.
+                    # Check again while holding the lock, because a concurrent reader may have just
+                    # loaded the count.
                     await self._read_all_counts()
         return self._counts[thread_key]
 

@@ -1,13 +1,13 @@
 """Limit the memory used by the events of runs, per user and for the whole process.
 
 An `EventHolder` keeps events in memory. There are three kinds of event holders. An event log keeps
-the events of a run or thread for current and future readers. A batch contains events that a reader
-has read from the database. A websocket sender holds the message that it is currently sending. When
-memory runs out, event holders first drop events that all readers have received or that are stored
-in the database. If that does not free enough memory, events that some readers still need are
-dropped. Within each step, the event holder with the largest product of event size and age drops
-events first. A reader that needs a dropped event receives the error `StreamLost`, unless the event
-is stored in the database.
+the events of a run or thread for current and future readers. A batch holds the events that were
+read from the database for one reader. A websocket sender holds the message that it is currently
+sending. When memory runs out, event holders first drop events that all readers have received or
+that are stored in the database. If that does not free enough memory, events that some readers still
+need are dropped. Within each step, the event holder with the largest product of event size and age
+drops events first. A reader that needs a dropped event receives the error `StreamLost`, unless the
+event is stored in the database.
 
 All methods in this module must be called from one event loop, except
 `EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which may be called from any thread.
@@ -43,7 +43,7 @@ class EventHolder(Protocol):
 
     @property
     def total_when_added(self) -> int:
-        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
+        """Return the value of `EventMemory.total_added` when the oldest event was added."""
 
     @property
     def oldest_event_drop_safety_from_0_to_2(self) -> int:
@@ -63,7 +63,7 @@ class EventHolder(Protocol):
 
 
 class EventAccount:
-    """Counts the bytes of the events that are kept in memory for one user.
+    """Tracks the total size, in bytes, of the events that are held in memory for one user.
 
     Attributes:
         memory: The memory of the process.

@@ -1,8 +1,8 @@
-"""Implement the protocol of `client.threads.stream(…)` for commands and events of a thread.
+"""Serve the command and event protocol that the SDK's `client.threads.stream(…)` uses.
 
-Clients use HTTP with server-sent events, or a websocket on which each message is a command or an
-event. Clients receive the events from `graph.astream_events(version="v3")`. Each event of a thread
-has a sequence number, which keeps increasing from run to run.
+Clients use either HTTP with server-sent events or a websocket. Each websocket message carries one
+command or one event. Clients receive the events from `graph.astream_events(version="v3")`. Each
+event of a thread has a sequence number, which keeps increasing from run to run.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def stream_events(
     thread_id: PathId,
     subscription: Subscription,
 ) -> Response:
-    """Stream the events of a thread's current run and of its later runs."""
+    """Stream the events of a thread's current run and subsequent runs."""
     feed = await _open_feed(call, runs, thread_id)
     return build_event_stream(_iter_frames(call, runs, feed, request, subscription))
 
@@ -154,13 +154,13 @@ async def serve_websocket(
 def _build_success_reply(
     command: CommandRequest, result: dict[str, Any], last_number: int
 ) -> dict[str, Any]:
-    """Return the reply to a command that succeeded."""
+    """Build the response to a command that succeeded."""
     meta = {"applied_through_seq": last_number}
     return {"type": "success", "id": command.id, "result": result, "meta": meta}
 
 
 def _build_error_reply(id: int | None, code: str, message: str) -> dict[str, Any]:
-    """Return the reply to a command that failed."""
+    """Build the response to a command that failed."""
     return {"type": "error", "id": id, "error": code, "message": message}
 
 
@@ -183,7 +183,7 @@ async def _build_run_request_from_interrupt_answers(
 
 
 async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
-    """Return the log of a thread's events, after checking that the caller may read the thread.
+    """Check that the caller is permitted to read the thread, and return the thread's event log.
 
     The log is closed when the thread is deleted. If a thread is created with the id of a deleted
     thread, it gets a new log.
@@ -197,7 +197,7 @@ async def _open_feed(call: Call, runs: Runs, thread_id: str) -> EventLog:
 async def _iter_frames(
     call: Call, runs: Runs, feed: EventLog, request: Request, subscription: Subscription
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the frames of the events that a client has subscribed to.
+    """Yield a client's subscribed events as server-sent event frames.
 
     The stream ends without an error event if the client reads too slowly or is no longer allowed to
     read the thread. The client may connect again.
@@ -249,7 +249,7 @@ async def _iter_events(
 
 
 class ThreadSocket:
-    """An accepted websocket that receives commands, one at a time, and sends events."""
+    """An accepted websocket that receives commands one at a time and sends events."""
 
     def __init__(self, websocket: WebSocket, call: Call, runs: Runs, thread_id: str) -> None:
         self._websocket, self._call, self._runs = websocket, call, runs
@@ -259,7 +259,7 @@ class ThreadSocket:
         self._sender = WebSocketSender(websocket, runs.memory.get_account(*user_ref))
 
     async def serve(self) -> None:
-        """Serve the client until it disconnects, loses its access, or stops reading events."""
+        """Serve the client until it disconnects, loses access or stops reading events."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -270,7 +270,7 @@ class ThreadSocket:
             await self._close_with_error(errors.exceptions[0])
 
     async def _receive_message(self) -> str | bytes:
-        """Receive a message, and check its size, its rate and the login of the client."""
+        """Receive a message, and check its size, the rate limit and the client's authentication."""
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message["code"])
@@ -305,7 +305,7 @@ class ThreadSocket:
         await self._send_bytes(encode_json(reply))
 
     async def _open_feed(self) -> EventLog:
-        """Return the log of the thread's events, after checking the caller's access."""
+        """Check the caller's access, and return the thread's event log."""
         return await _open_feed(self._call.with_action("threads:read"), self._runs, self._thread_id)
 
     async def _subscribe(self, command: CommandRequest, group: asyncio.TaskGroup) -> None:
@@ -339,7 +339,7 @@ class ThreadSocket:
         await self._sender.send(lambda: data)
 
     async def _close_with_error(self, error: BaseException) -> None:
-        """Send an error, and close the websocket with 4000 plus the HTTP status.
+        """Send an error, and close the websocket with the code 4000 plus the HTTP status.
 
         The HTTP status is added to the close code, because a browser script can read only the close
         code of a websocket.
@@ -351,7 +351,7 @@ class ThreadSocket:
 
 
 def _build_exception_reply(id: int | None, error: BaseException) -> dict[str, Any]:
-    """Return the reply to a command that raised an error."""
+    """Build the response to a command that raised an exception."""
     status = http_status(error) if isinstance(error, PerdureError) else 422
     code = "permission_denied" if status in (401, 403) else "invalid_argument"
     return _build_error_reply(id, code if status < 500 else "unknown_error", str(error))
@@ -367,7 +367,7 @@ def _is_final_event(event: LoggedEvent) -> bool:
 
 
 class ThreadEvents:
-    """Runs the graph of a run, and writes the events of the run to the feed of its thread."""
+    """Executes a run's graph and writes its events to the feed, which is the thread's event log."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
@@ -425,8 +425,8 @@ class ThreadEvents:
             case "messages":
                 part, metadata = data
                 if not isinstance(part, Mapping):
-                    # Ignore complete messages of a node, because the events of the mode `values`
-                    # contain them.
+                    # Skip complete messages from a node, because `values` events already contain
+                    # them.
                     return
                 model_run = str(metadata.get("run_id"))
                 if part["event"] == "message-start":
@@ -503,7 +503,7 @@ class ThreadEvents:
 
 
 def _extract_ids_step_and_source_of_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ids, the step and the source of a checkpoint.
+    """Return a checkpoint's id, parent id, step and source.
 
     The full checkpoint is not sent, because its config contains the authenticated user object.
     """

@@ -60,7 +60,7 @@ class Graphs:
         self, sources: Mapping[str, GraphSource], saver_options: Mapping[str, Any] | None = None
     ) -> None:
         self.saver_options = dict(saver_options or {})
-        # Check the options now, so that an invalid option stops the start of the server.
+        # Validate the options now, so that an invalid option prevents the server from starting.
         StoredTypes(**self.saver_options)
         self._sources = {
             name: source.compile() if isinstance(source, StateGraph) else source
@@ -74,12 +74,12 @@ class Graphs:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Import the graphs of a `langgraph.json`.
+        """Import the graphs that a `langgraph.json` lists.
 
         The folder of the file and its dependencies are added to `sys.path`.
 
-        `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`
-        sets the options of the checkpointer. `aliases` may also be the path of a Python object, in
+        `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}` in
+        the file configures the checkpointer. `aliases` may also be the path of a Python object, in
         the same form as `types`.
 
         Raises:
@@ -167,9 +167,9 @@ def default_assistant_id(name: str) -> str:
 
 
 def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
-    """Return the graph with a checkpointer, a store and a name.
+    """Return a copy of the graph with the given checkpointer and store, and with a name.
 
-    If the graph has no name, it gets the name under which it is served.
+    A graph without a name receives the name under which it is served.
     """
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
