@@ -125,10 +125,10 @@ class Remover:
     _call_ids: TextSet = field(default_factory=TextSet)
     # Names and arguments of the tool calls in erased messages.
     _call_keys: TextSet = field(default_factory=TextSet)
-    # Texts from the content of erased messages, except short texts.
+    # Texts from the content of erased messages. Short texts are left out.
     _long_texts: TextSet = field(default_factory=TextSet)
-    # Texts from erased messages that the description of a task may quote, except short texts. A
-    # task description is, for example, a `Send` or an interrupt.
+    # Texts of erased messages to search for in task descriptions, such as a `Send` or an interrupt.
+    # Short texts are left out.
     _task_texts: TextSet = field(default_factory=TextSet)
     # The `id()` of each container that is currently being searched, used to detect reference
     # cycles.
@@ -140,7 +140,7 @@ class Remover:
         get_text_set_of_kind: Callable[[str], TextSet],
         extract_texts: Callable[[Any], Iterable[str] | None],
     ) -> Self:
-        """Build a `Remover` from sets of texts that another `Remover` has already collected.
+        """Build a `Remover` that uses existing sets of texts.
 
         Args:
             get_text_set_of_kind: A function that returns the texts of a kind, for the kinds in
@@ -175,10 +175,10 @@ class Remover:
                 texts |= new_texts
 
     def build_byte_strings_to_search_for(self) -> list[bytes]:
-        """Return byte strings for finding encoded values that contain or quote erased messages.
+        """Return byte strings for filtering encoded values before they are decoded.
 
-        An encoded value that contains none of the byte strings does not need to be decoded, because
-        it neither contains nor quotes an erased message.
+        An encoded value that contains none of these byte strings neither contains nor quotes an
+        erased message, so it does not need to be decoded.
         """
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
@@ -189,10 +189,10 @@ class Remover:
         return [text.encode(errors="surrogatepass") for text in texts]
 
     def exclude_texts_that_kept_messages_contain(self, values: Iterable[Any]) -> None:
-        """Stop searching for texts and tool calls that also occur in messages that are kept.
+        """Stop searching for texts and tool calls that also occur in kept messages.
 
-        If a text occurs both in an erased message and in a kept one, a value with this text may
-        quote the kept message, so the value must not be removed.
+        If a text occurs both in an erased message and in a kept message, a value containing the
+        text might quote the kept message, so the value must not be removed.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
@@ -280,9 +280,9 @@ class Remover:
     def _quotes_erased_message(self, text: str, context: ValueContext) -> bool:
         """Return whether a text quotes an erased message.
 
-        A text is a quotation if it equals a text of an erased message. In the description of a
-        task, such as the argument of a `Send`, a text that merely contains a text of an erased
-        message also counts as a quotation.
+        A text is a quotation if it equals a text of an erased message. In a task description, such
+        as the argument of a `Send`, a text also counts as a quotation if it contains a text of an
+        erased message as a substring.
         """
         if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
@@ -329,8 +329,8 @@ class Remover:
     ) -> dict[Any, Any]:
         """Return the new values of the fields that must change, by field name.
 
-        A new value of `REMOVED` means that the field must be removed. The tool message that answers
-        an erased tool call is kept, but quotations of erased messages are removed from it.
+        The value `REMOVED` means that the field must be removed. The tool message that answers an
+        erased tool call is kept, but quotations of erased messages are removed from it.
         """
         is_dict, is_message = (
             isinstance(value, dict),
@@ -358,7 +358,7 @@ class Remover:
         return changed
 
     def _remove_messages_from_elements(self, value: Any, context: ValueContext) -> Any:
-        """Remove erased messages, and quotations of them, from the elements of a collection.
+        """Remove erased messages and quotations of them from a collection's elements.
 
         In a named tuple, removed fields are set to None, so that the tuple keeps its length.
         """
@@ -375,7 +375,7 @@ class Remover:
 
 
 def _get_attributes(value: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object from its `__dict__` and its slots, by name."""
+    """Return an object's attributes, including those stored in slots, keyed by name."""
     if isinstance(value, type | Enum):
         return {}
     if isinstance(value, BaseModel):
@@ -431,8 +431,8 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
     try:
         return convert_to_messages([value])[0]
     except Exception:
-        # langchain raises errors of many types for a value that is not a message. langgraph's
-        # `add_messages` would refuse such a value as well.
+        # langchain may raise almost any exception if the value is not a message. langgraph's
+        # `add_messages` would also reject such a value.
         return None
 
 
@@ -460,7 +460,7 @@ def _build_tool_call_key(call: Any) -> str:
 
 
 class _MessageTexts(NamedTuple):
-    """The texts by which a message and quotations of it are recognised.
+    """The texts used to recognise a message and quotations of it.
 
     Attributes:
         call_ids: The ids of its tool calls.
@@ -477,7 +477,7 @@ class _MessageTexts(NamedTuple):
 
 
 def _collect_message_texts(message: BaseMessage) -> _MessageTexts:
-    """Collect the texts by which a message and quotations of it are recognised."""
+    """Collect the texts used to recognise a message and quotations of it."""
     calls = _list_tool_calls(message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
     texts = _select_long_texts(
@@ -508,7 +508,7 @@ def _iter_strings(value: Any) -> Iterator[str]:
 
 
 def hash_message(key: bytes, message: BaseMessage) -> str:
-    """Return the BLAKE2b-256 hash (RFC 7693) of a message's type, id and content in JSON."""
+    """Return the BLAKE2b-256 hash (RFC 7693) of a message's type, id and content as JSON."""
     content = [message.type, message.id, message.content]
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=repr)
     data = text.encode(errors="surrogatepass")
@@ -521,7 +521,7 @@ def hash_message(key: bytes, message: BaseMessage) -> str:
 def split_remaining_and_removed_tasks_by_index(
     remover: Remover, tasks: Sequence[Send]
 ) -> tuple[list[Send], dict[int, Send]]:
-    """Remove the `Send`s that quote an erased message.
+    """Remove all `Send`s that contain or quote an erased message.
 
     All other `Send`s keep their positions.
 

@@ -1,17 +1,18 @@
-"""Store removal records, which contain keyed hashes of erased messages or deleted checkpoints.
+"""Store removal records, which identify erased messages and deleted checkpoints by keyed hashes.
 
 A run that loaded its state before an erasure still has the erased messages in memory, and would
-store them again with its next checkpoint. So that erased messages are not stored again, each
-erasure of messages and each deletion of a thread adds a removal record, which is a row of the
-`removals` table. Each removal record of a thread id has a sequence number. When a run loads a
-checkpoint, `get_tuple` stores the sequence number of the thread's latest removal record in the
-config, under the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this config
-back to the checkpointer.
+store them again with its next checkpoint. To prevent this, each erasure of messages and each
+deletion of a thread adds a removal record to the `removals` table. Each removal record has a
+sequence number, which is counted separately for each thread id. When a run loads a checkpoint,
+`get_tuple` stores the sequence number of the thread's latest removal record in the config, under
+the key `REMOVALS_KEY`. When the run stores a checkpoint, langgraph passes this config back to the
+checkpointer.
 
 A request to store a checkpoint is stale if messages were removed from the thread after the run
-loaded its state. A stale request is recognised by its config, which contains a lower sequence
-number than the thread's latest removal record. Before a stale request is executed, `stale_puts`
-removes the erased messages from it. If the thread was deleted, `stale_puts` rejects the request.
+loaded its state. A request is recognised as stale if the sequence number in its config is lower
+than that of the thread's latest removal record. The module `stale_puts` removes erased messages
+from a stale request before the request is executed. If the thread was deleted, `stale_puts` rejects
+the request.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
 has its own random key for the hashes in removal records. The key is stored in the `settings` table,
@@ -71,13 +72,13 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    # Kind under which a removal record stores the hashed checkpoint ids of a rolled-back run.
+    # Kind of the hashed checkpoint ids that a rollback adds to a removal record.
     "rolled back"
 )
 
 
 class RemovalNumberAtLoad(NamedTuple):
-    """The number of the latest removal record at the time when a request's state was loaded.
+    """The number of a thread's latest removal record when a request's state was loaded.
 
     Attributes:
         number: The sequence number of the removal record.
@@ -118,7 +119,7 @@ class RemovalRecords:
             self.key = self.seal.unseal(rows[0][0], _KEY_ASSOCIATED_DATA)
 
     def replace_key(self, key: bytes) -> Flow[None]:
-        """Adopt the hash key of the database from which removal records were copied to this one."""
+        """Adopt the hash key of another database from which removal records were copied."""
         yield self.sql("set_removal_key", self._seal_key(key))
         self.key = key
 
@@ -151,7 +152,7 @@ class RemovalRecords:
     def hash_texts(self, texts: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
         """Hash the texts of each kind.
 
-        Return the hashes by kind, in the format of `RemovalRecord.texts`.
+        Return the hashes grouped by kind, in the format of `RemovalRecord.texts`.
         """
         hashes: dict[str, list[bytes]] = {}
         for kind, kind_texts in texts.items():
@@ -172,13 +173,13 @@ class RemovalRecords:
         return int(number or 0)
 
     def count_removals(self, thread_id: str) -> Flow[int]:
-        """Return how many removals a thread has had, including those whose records were dropped."""
+        """Return the number of a thread's removals, including those whose records were dropped."""
         for row in (yield self.sql("find_thread", thread_id)):
             return int(row[3])
         return (yield from self.read_newest_number(thread_id))
 
     def read_records_since(self, thread_id: str, after_number: int) -> Flow[list[RemovalRecord]]:
-        """Return a thread's removal records with numbers above `after_number`, in order."""
+        """Return a thread's removal records after `after_number`, in ascending order."""
         thread = self.hash_thread(thread_id)
         rows = yield self.sql("removals_since", thread, after_number)
         records = []
@@ -193,7 +194,7 @@ class RemovalRecords:
     def add_record(
         self, thread_id: str, texts: Mapping[str, Iterable[str]], checkpoints: Iterable[str] | None
     ) -> Flow[int]:
-        """Add a removal record for an erasure of messages, or for the deletion of a thread.
+        """Add a removal record for the erasure of messages or the deletion of a thread.
 
         Removal records that are older than `RECORD_RETENTION_DAYS` days are dropped.
 
@@ -219,9 +220,9 @@ class RemovalRecords:
     def add_rollback(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
         """Record that the checkpoints of a rolled-back run were removed and must not be imported.
 
-        The sequence number of the removal record is not stored in the thread's row, so a rollback
-        does not make the requests of other runs stale. A run that has already loaded its state may
-        still store the messages that it loaded.
+        A rollback does not update the removal number in the thread's row, so the requests of other
+        runs do not become stale. A run that has already loaded its state can still store the
+        messages that it loaded.
         """
         yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
 
@@ -281,12 +282,12 @@ class RemovalRecords:
     def find_newest_removal_number_when_state_was_loaded(
         self, request: CheckpointPut | TaskWrites
     ) -> RemovalNumberAtLoad:
-        """Return the number of the latest removal record at the time a request's state was loaded.
+        """Return the number of the thread's latest removal when a request's state was loaded.
 
         The request stores a checkpoint or pending writes that a run computed from the state that it
         had loaded. A subgraph or a node may store data from the state that the run loaded at its
-        start. Therefore, if the request comes from a subgraph or a node, the number is that at the
-        start of the run, even if the subgraph loaded a checkpoint later.
+        start. Therefore, for a request from a subgraph or a node, the number that was recorded at
+        the start of the run is returned, even if the subgraph loaded a checkpoint later.
 
         Returns:
             The number, and whether the request comes from a run in this process.
@@ -300,7 +301,10 @@ class RemovalRecords:
     def find_newest_removal_number_when_config_was_loaded(
         self, config: RunnableConfig, thread_id: str
     ) -> RemovalNumberAtLoad:
-        """Call `find_newest_removal_number_when_state_was_loaded` for a config of a run or node."""
+        """Return the number of the latest removal when the state of a run or node was loaded.
+
+        See `find_newest_removal_number_when_state_was_loaded`.
+        """
         config_number = config.get("configurable", {}).get(REMOVALS_KEY)
         number, runtime = config_number if type(config_number) is int else 0, find_runtime(config)
         if runtime is None:
@@ -316,10 +320,10 @@ def record_associated_data(thread: bytes, number: int) -> AssociatedData:
 
 
 def split_into_prefix_hash_text_hash_and_length(element: bytes) -> tuple[bytes, bytes, int]:
-    """Split an element of a removal record into the prefix hash, the text hash and the text length.
+    """Split an element of a removal record into its prefix hash, text hash and text length.
 
-    The prefix hash covers the first `PREFIX_CHARS` characters of the text. The element must be of a
-    kind in `SUBSTRING_KINDS`. Elements of all other kinds consist of a single hash.
+    The prefix hash covers the first `PREFIX_CHARS` characters of the text. Only elements whose kind
+    is in `SUBSTRING_KINDS` can be split. Elements of all other kinds consist of a single hash.
     """
     start, whole, length = element[:_HASH_BYTES], element[_HASH_BYTES:-4], element[-4:]
     return start, whole, int.from_bytes(length)
@@ -336,8 +340,8 @@ def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
     Another OS thread may add entries to the dict while this function runs.
     """
     while len(runs) >= limit:
-        # `next` raises RuntimeError or StopIteration if another OS thread changes `runs` at the
-        # same time.
+        # `next` raises RuntimeError or StopIteration if another OS thread modifies `runs`
+        # concurrently.
         with suppress(RuntimeError, StopIteration):
             runs.pop(next(iter(runs)), None)
 
@@ -349,7 +353,7 @@ def find_runtime(config: RunnableConfig) -> Any:
     the checkpointer when it loads the thread. The runtime in the config of a subgraph or a node has
     an `execution_info`.
     """
-    # If the module `langgraph.runtime` has not been imported, no graph is running in this process.
+    # If `langgraph.runtime` has not been imported, no graph can be running in this process.
     module: Any = sys.modules.get("langgraph.runtime")
     for part in config.get("configurable", {}).values() if module else ():
         if isinstance(part, module.Runtime):

@@ -15,20 +15,18 @@ NodeAndInterruptValue = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """One entry, such as a message, in the history of a channel up to a checkpoint.
+    """An item in a channel's history up to a given checkpoint, for example a message.
 
-    Attributes:
-        value: The message, the element of a list, or the `(key, value)` pair of a dict.
+    Attributes: value: The message, the element of a list, or the `(key, value)` pair of a dict.
         seen: Whether the item is still part of the channel's value at that checkpoint. None means
-            that this is unknown, because the channel is a `DeltaChannel` of langgraph that does not
-            hold messages and has no snapshot at that checkpoint.
-        position: The position of the item in the channel's log. Later items have higher positions,
-            and a position is never reused.
-        branch: Whether the item is only on a branch that does not lead to the head.
-        stored_at: The time (UTC) of the checkpoint that first stored the item. The time is the `ts`
-            of that checkpoint, or the time at which the checkpoint was stored if that is earlier.
-            Copies, merges, imports
-            of langgraph's databases, prunes and erasures of other messages do not change it.
+        that this is unknown, because the channel is a `DeltaChannel` of langgraph that does not
+        hold messages and has no snapshot at that checkpoint. position: The position of the item in
+        the channel's log. Later items have higher positions, and a position is never reused.
+        branch: Whether the item is only on a branch that does not lead to the head. stored_at: The
+        time (UTC) of the checkpoint that first stored the item. The time is the `ts` of that
+        checkpoint, or the time at which the checkpoint was stored if that is earlier. Copies,
+        merges, imports of langgraph's databases, prunes and erasures of other messages do not
+        change it.
     """
 
     value: Any
@@ -40,7 +38,7 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True)
 class ThreadInfo:
-    """The size, the times and the namespaces of a thread, as `threads()` returns them.
+    """The size, timestamps and namespaces of a thread, as returned by `threads()`.
 
     Attributes:
         checkpoints: The number of checkpoints in all namespaces.
@@ -104,7 +102,7 @@ class ThreadStatus:
 
     @property
     def state(self) -> ThreadState:
-        """The state: `"waiting"` for an answer to an interrupt, `"unfinished"` or `"idle"`.
+        """The state: `"waiting"` if an interrupt is unanswered, else `"unfinished"` or `"idle"`.
 
         A thread is unfinished if its run is in progress, has failed or was stopped.
         """
@@ -116,8 +114,7 @@ class ThreadStatus:
     def next(self) -> tuple[str, ...]:
         """The node names of all unfinished tasks.
 
-        If several tasks of the same node have not ended, the tuple contains the node's name once
-        for each of these tasks.
+        If a node has several unfinished tasks, its name appears once for each of them.
         """
         return tuple(task.node for task in self.tasks if not task.done)
 
@@ -316,7 +313,8 @@ class Retention:
 
     A checkpoint is kept if at least one of `last`, `days` and `turns` applies to it. The head of
     each namespace is always kept. If the head was stored by a state update less than a day ago, the
-    checkpoint that was updated is also kept, because a run may still continue from it.
+    checkpoint that was updated is also kept, because a run that is in progress can still continue
+    from it.
 
     Attributes:
         last: The number of newest checkpoints of each namespace that are kept.

@@ -1,13 +1,13 @@
 """Record the start times of runs, so that perdure can tell when a message was added to a thread.
 
-Each checkpoint stored by a langgraph run contains the start time of the run. The start time is
-taken just before the run loads its thread, which is the first thing a run does. A new input starts
-a run. A resumed run counts as the same run as the interrupted run, so the start time in its
-checkpoints is copied from the parent checkpoint.
+Each checkpoint stored by a langgraph run contains the start time of the run. A run begins by
+loading its thread, and the start time is taken immediately before that. A new input starts a run. A
+resumed run counts as the same run as the interrupted run, so the start time in its checkpoints is
+copied from the parent checkpoint.
 
 Three kinds of checkpoints have no start time: checkpoints stored by a state update, imported
 checkpoints, and checkpoints that were merged with a state update. Start times are not kept when a
-thread is copied or when databases are merged, so that a file from an unknown source cannot claim
+thread is copied or when databases are merged. Otherwise, a file from an unknown source could claim
 that a run of this database added a message.
 """
 
@@ -40,7 +40,7 @@ _BETWEEN_GRAPHS: Final = "|"
 
 
 class LoadedRun(NamedTuple):
-    """A run of this process, with the state of the thread that the run loaded when it started.
+    """The start time of a run of this process, and information about the checkpoint that it loaded.
 
     Attributes:
         started_at: Unix timestamp in seconds, taken just before the run loaded the thread.
@@ -72,7 +72,7 @@ class RunStarts:
     ) -> None:
         """Record that a run has loaded a checkpoint.
 
-        Nothing is recorded if the config does not belong to a run.
+        Configs that do not belong to the root graph of a run are ignored.
 
         Args:
             config: The config of the read.
@@ -88,8 +88,8 @@ class RunStarts:
         former_run = self._runs.pop(key, None)
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
-            # The run has already loaded a checkpoint by its id. langgraph now loads the head only
-            # to compare it with that checkpoint, so keep the existing record.
+            # The run has already loaded a checkpoint by its id, and langgraph now loads the head
+            # only for comparison. Therefore, keep the existing record.
             self._runs[key] = former_run
             return
         drop_oldest_entries(self._runs, _MAX_RUNS)
@@ -105,8 +105,8 @@ class RunStarts:
     def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
         """Set the run's start time in a request to store a checkpoint.
 
-        If the checkpoint continues the run of its parent, no start time is set, and `continues_run`
-        is set to True.
+        If the checkpoint belongs to the same run as its parent, `continues_run` is set to True
+        instead.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = None if config is None or put.address.checkpoint_ns else find_runtime(config)
@@ -164,7 +164,7 @@ def find_messages_added_after(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
-    # A run without input may continue an interrupted or failed run.
+    # A run that was started without an input might be resuming an interrupted or failed run.
     if not run.has_input:
         status = yield from reader.find_thread_status(address)
         if status is None or status.tasks:
@@ -188,11 +188,11 @@ def _find_added_messages(
 ) -> Flow[Mapping[str, bool]]:
     """Return, for each message, whether it was added by a run that started within `period`.
 
-    The result contains only messages in the checkpoint's transcript. If a message has several
-    versions, the result is True only if every version was added by a run that started within
-    `period`. A version was added by the run that stored the oldest checkpoint containing it. If the
-    parent of this checkpoint was pruned, it is unknown which run added the version, and the result
-    for the message is False.
+    Messages that are not in the checkpoint's transcript are left out of the result. If a message
+    has several versions, the result is True only if every version was added by a run that started
+    within `period`. Each version is attributed to the run that stored the oldest checkpoint
+    containing the version. If the parent of that checkpoint was pruned, the run cannot be
+    determined, and the result for the message is False.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
@@ -226,7 +226,7 @@ def _find_item_positions_added_by_runs_started_in_period(
     item_positions: set[int],
     start_period: tuple[float, float],
 ) -> Flow[set[int]]:
-    """Return the positions of the items that were added by runs of the period `start_period`."""
+    """Return the positions of the items added by runs that started within `start_period`."""
     added, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored_checkpoint.snapshot
     while (
@@ -248,9 +248,9 @@ def _find_item_positions_added_by_runs_started_in_period(
                     reader, thread_id, stored_checkpoint, parent, channel
                 )
             )
-        # Do not count items that first appear in a checkpoint with the source `input`. langgraph
-        # stores this checkpoint before it adds the input to the state, so the items were added by
-        # an earlier run.
+        # Skip items that first appear in a checkpoint whose source is `input`. langgraph stores
+        # this checkpoint before it adds the run's input to the state, so the items were added by an
+        # earlier run.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent
@@ -264,9 +264,9 @@ def _read_log_positions_of_transcript(
     snapshot: Snapshot,
     channel: str,
 ) -> Flow[set[int]]:
-    """Return the log positions of the items in a channel's transcript.
+    """Return the log position of each item in a channel's transcript.
 
-    If an item is an alias of an earlier item, the position of the earlier item is returned.
+    For an item that is an alias of an earlier item, the position of the earlier item is returned.
     """
     if channel not in snapshot.transcript:
         return set()

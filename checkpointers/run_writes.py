@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 # Interval in seconds between checks for writes in progress.
 _POLL_S: Final = 0.002
-# Number of consecutive event loop iterations without a write in progress after which a run counts
-# as ended.
+# A run counts as ended after this number of consecutive event loop iterations without a write in
+# progress.
 _QUIET_ROUNDS: Final = 20
 
 
@@ -62,8 +62,8 @@ class RunWrites:
     def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
         """Wrap a flow factory so that it raises RunEnded once the run has ended.
 
-        A write may stay in the queue for longer than `close` waits. Therefore, when a queued write
-        is about to be executed, the returned function checks again whether the run has ended.
+        A write can still be in the queue when `close` times out. Therefore, the returned function
+        checks again whether the run has ended, immediately before the queued write is executed.
         """
 
         def make_if_open() -> Flow[T]:
@@ -85,8 +85,8 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            # Reject new writes one iteration before the loop ends, so that the last iteration still
-            # notices a write that another OS thread has just started.
+            # Start rejecting new writes one iteration before the loop ends. If another OS thread
+            # has just started a write, the last iteration still notices it.
             self._closed = quiet == _QUIET_ROUNDS - 1
         self._closed = True
 

@@ -3,8 +3,8 @@
 A run is accepted by the server, claimed by the process that executes it, and finally ended or
 cancelled. If the database has an encryption key, the events of a run and the columns `request`,
 `about` and `error` are encrypted. The request is deleted once the run has ended, unless a client
-could still retry it. A run's result is not stored in the table of runs, because the last checkpoint
-of the run contains it.
+could still retry it. The table of runs does not store a run's result, because the run's last
+checkpoint contains it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CLEANUP_RUNS: Final = 20
 
 
 class ReservedEventNumbers(NamedTuple):
-    """The event numbers with which a run continues in the process that has taken it over.
+    """The event numbers at which a run resumes after another process has taken it over.
 
     Attributes:
         last_stored: The number of the last stored event.
@@ -81,7 +81,7 @@ class EventBatch(NamedTuple):
 
 
 class RunTable(ServerTable):
-    """Reads and writes runs and their events in a checkpointer's database."""
+    """Stores runs and their events in a checkpointer's database."""
 
     def __init__(self, saver: Checkpointer) -> None:
         super().__init__(saver)
@@ -201,8 +201,8 @@ class RunTable(ServerTable):
     async def set_person(self, run: LiveRun, person: str) -> None:
         """Record the person whose memories a run uses.
 
-        `set_person` is called when the run starts, because it is not known earlier whose memories
-        the run uses. The transaction rereads the stored details of the run, because an erasure may
+        This method is called when the run starts, because the person is not known before then. The
+        stored details of the run are read again in the same transaction, because an erasure may
         have removed messages from them since the run was loaded.
         """
 
@@ -314,7 +314,7 @@ class RunTable(ServerTable):
     async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
         """Store batches of events.
 
-        A batch of events is not stored if another process now executes the run, or if messages were
+        A batch is skipped if another process has taken over the run, or if messages have been
         erased from the run's thread.
         """
         inserts = chain.from_iterable(
@@ -325,7 +325,7 @@ class RunTable(ServerTable):
     async def reserve_event_numbers_after_takeover(
         self, run: LiveRun, number_before_all_events: int
     ) -> ReservedEventNumbers | None:
-        """Reserve new event numbers for a run that this process has taken over.
+        """Reserve a new range of event numbers for a run that this process has taken over.
 
         Args:
             run: The run.
@@ -369,7 +369,7 @@ class RunTable(ServerTable):
     async def read_events(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> list[EventBatch]:
-        """Read a page of stored events that follow the event `after_event`, in order.
+        """Return a page of the stored events after the event `after_event`, in ascending order.
 
         Args:
             thread_key: The key of the thread.
@@ -391,7 +391,7 @@ class RunTable(ServerTable):
     async def find_newest_event_numbers_and_run_state(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> tuple[int, int, RunState] | None:
-        """Find the latest event of the runs whose sequence numbers are in `seq_range`.
+        """Find the latest event of the runs in `seq_range`, and the state of its run.
 
         The arguments are the same as in `read_events`.
 
@@ -425,8 +425,8 @@ class RunTable(ServerTable):
     ) -> list[Statement]:
         """Build the statements that store a batch of events.
 
-        If the run was cancelled, the statements store nothing unless its cancel action is
-        `expected_cancel_action`.
+        If the run was cancelled, the events are stored only if `expected_cancel_action` is the
+        run's cancel action or `"rollback"`.
         """
         key, previous = (run.thread_key, run.seq), batch.previous_number
         row = previous, batch.last_number, encrypt_events(self._seal, run, previous, batch.events)
@@ -449,7 +449,10 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in await self._read_rows("live_runs_of_thread", thread_id)]
 
     async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the sequence number, id and state of each run after `seq`, in ascending order."""
+        """Return the number, id and state of each run of a thread after the run number `seq`.
+
+        The runs are sorted by number in ascending order. Delayed runs are left out.
+        """
         return [
             (row[0], row[1], row[2]) for row in await self._read_rows("runs_since", seq, thread_id)
         ]
@@ -462,7 +465,7 @@ class RunTable(ServerTable):
     async def search_runs_with_is_last_flags(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
-        """Return one page of the runs of all threads that may match a query, newest first.
+        """Return one page of runs, newest first, from all threads that might match a query.
 
         Only the conditions that can be expressed in SQL are applied, so the result may include runs
         whose threads do not match the query. The sort order of the query is ignored.
@@ -471,7 +474,7 @@ class RunTable(ServerTable):
             Each run, with whether it is the last run of its thread.
         """
         conditions = [*self._threads.build_conditions(query)]
-        # To clients of the server, a delayed run is a pending run.
+        # The server reports delayed runs to its clients as pending.
         if status:
             is_status = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"
             conditions.append((is_status, [status]))

@@ -47,7 +47,10 @@ class IndexProgress(NamedTuple):
     path: bytes | None
 
     def position_in(self, path: bytes) -> int:
-        """Return the position up to which an index namespace covers the thread, or 0 for none."""
+        """Return the position up to which the thread is indexed in a namespace.
+
+        The position is 0 if the thread has not been indexed in this namespace.
+        """
         return (self.position or 0) if self.path == path else 0
 
 
@@ -67,8 +70,8 @@ def read_index_progress_and_unindexed_items_with_times(
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
     """Read a thread's items, such as messages, that have not been indexed yet.
 
-    The result includes items of branches, and items that the thread's current state no longer
-    contains.
+    The result also includes items that are only on branches and items that are no longer in the
+    thread's current state.
 
     Args:
         threads: The reader of threads.
@@ -109,7 +112,7 @@ def read_index_progress_and_unindexed_items_with_times(
 def _read_log_length_and_time_at_newest_checkpoints(
     threads: ThreadReader, thread_id: str, thread_key: int, channel: str, checkpoint_count: int
 ) -> Flow[list[tuple[int, float]]]:
-    """Read the length that a channel's log had at each of the newest checkpoints.
+    """Read the length of a channel's log at each of the latest checkpoints.
 
     Returns:
         The length of the log and the time of the checkpoint in seconds since 1970, oldest first.
@@ -157,16 +160,17 @@ def save_index_progress(
     rows = yield [
         sql("transcript_progress_of", thread_id) for thread_id, *_ in ids_with_old_and_new_progress
     ]
-    # The new progress is stored even if the version token has changed, which only means that the
-    # thread has continued and that its new messages will be indexed later. The new progress is not
-    # stored if any other field of the old progress has changed.
+    # A changed version token is ignored, because it only means that the thread has new messages,
+    # which will be indexed later. If any other field of the old progress has changed, the new
+    # progress is not stored.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before
         for states, (_, before, _) in zip(rows, ids_with_old_and_new_progress, strict=True)
     ]
     for _, before, after in compress(ids_with_old_and_new_progress, is_saved):
-        # The thread now belongs to another user, whose messages are indexed in another namespace.
+        # The thread was reassigned to another user, whose messages are indexed in another
+        # namespace.
         if before.path not in (None, after.path):
             yield from drop_thread_index(sql, before.thread_key)
     new_rows = [
@@ -179,7 +183,7 @@ def save_index_progress(
 
 
 def drop_and_count_transcript_indexes(sql: NamedSQL, max_threads: int) -> Flow[int]:
-    """Remove at most `max_threads` threads from the transcript index, and return their number."""
+    """Remove up to `max_threads` threads from the transcript index, and return the count."""
     rows = yield sql("some_indexed_threads", max_threads)
     for (thread_key,) in rows:
         yield from drop_thread_index(sql, thread_key)

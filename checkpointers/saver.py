@@ -139,8 +139,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Return a copy of the checkpointer that can also load objects of additional types.
 
         The copy allows the types in `extra_allowlist` in addition to those that the checkpointer
-        already allows. Both checkpointers share the same database, so closing the copy also closes
-        the original.
+        already allows. The copy and the original share one database, so closing either of them
+        closes both.
         """
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
@@ -203,9 +203,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint.
 
-        If the config contains the id of a checkpoint that is not a head, remember the checkpoint's
-        address. If a run later stores a child of this checkpoint, the run has gone back to an
-        earlier checkpoint on purpose (`CheckpointPut.is_deliberate`).
+        If the config requests a checkpoint by id and the checkpoint is not a head, remember its
+        address. A run that later stores a child of this checkpoint has gone back to it on purpose
+        (see `CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -221,7 +221,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _remember_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
-        """Record which removal was the newest at the time when a run loaded a checkpoint."""
+        """Record the number of the thread's latest removal when a run loads a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
         self._removals.remember_newest_removal_number_for_run(
             config, configurable["thread_id"], configurable[REMOVALS_KEY]
@@ -277,7 +277,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the last stored value of each `DeltaChannel` and the writes made since then."""
+        """Return the last stored value of each `DeltaChannel` and all later writes to it."""
         return self._read(lambda: self._reader.read_delta_history(parse_address(config), channels))
 
     aget_delta_channel_history = make_async_twin(get_delta_channel_history)
@@ -293,8 +293,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint. Once `put` has returned, the checkpoint survives a crash.
 
-        The config names the parent. The checkpoint becomes the head of its thread and namespace if
-        its parent is the current head, or if it is the first checkpoint of a run. A run starts with
+        The config names the parent. The checkpoint becomes the head of its namespace if its parent
+        is the current head, or if it is the first checkpoint that a run stores. A run starts with
         an input, an update or a fork, or resumes from a checkpoint that was loaded by its id. If a
         later run of the thread starts before the checkpoint is stored, the checkpoint becomes a
         branch. A channel that is not in `new_versions` keeps its value from the parent checkpoint.
@@ -302,8 +302,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         written.
 
         The new checkpoint's metadata inherits `user_id` and `owner` from the parent checkpoint.
-        Neither of them is inherited if the config or the context of the run identifies another
-        user, or sets `user_id` or `owner` to `""` or None.
+        Neither value is inherited if the run's config or context identifies another user, or sets
+        `user_id` or `owner` to `""` or None.
 
         Returns:
             The config that names the new checkpoint.

@@ -1,4 +1,4 @@
-"""Filter the data that a run stores after an erasure or a deletion.
+"""Prevent runs from storing erased messages again.
 
 A run that loaded its state before an erasure still has the erased messages in memory, so its next
 checkpoint and the writes of its tasks contain them. Erased messages and quotations of them are
@@ -47,8 +47,8 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# A thread key and a generation that match no thread. With these values, `build_writes_for_state`
-# stores all items inline instead of referring to items in logs.
+# Placeholders for a thread key and a generation. They match no thread, so `build_writes_for_state`
+# stores all items inline instead of as references to items in logs.
 _NO_ROWS: Final = 0, -1
 
 
@@ -64,7 +64,8 @@ class KeyedTexts(TextSet):
     def __init__(self, kind: str, hashes: Iterable[bytes], removals: RemovalRecords) -> None:
         super().__init__()
         self._kind, self._removals = kind, removals
-        # Texts of erased messages that must not be removed, because kept messages contain them too.
+        # Texts that occur both in erased messages and in kept messages, and therefore must not be
+        # removed.
         self._spared: set[str] = set()
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
@@ -108,8 +109,8 @@ class KeyedTexts(TextSet):
     def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of erased messages that are available as plain text.
 
-        Texts that are known only by their hash are left out. The only key in the returned dict is
-        the kind of the texts in this set.
+        Texts of which only the hash is known are left out. The returned dict has a single key,
+        which is the kind of the texts in this set.
         """
         return {self._kind: [*self]}
 
@@ -146,7 +147,7 @@ class StalePut:
     def build_from_newer_removals(
         cls, reader: CheckpointReader, request: CheckpointPut | TaskWrites
     ) -> Flow[StalePut | None]:
-        """Build a filter that removes from a request the data erased since its state was loaded.
+        """Build a filter that removes messages that were erased after a request's state was loaded.
 
         Returns:
             The filter for the request, or None if nothing has to be removed from it.
@@ -165,13 +166,13 @@ class StalePut:
                 *(records[index].checkpoints or () for index in deletions)
             )
             yield from _check_checkpoints_not_deleted(reader, request, deleted_hashes, is_run)
-            # Removal records from before the thread's last deletion belong to a conversation that
-            # no longer exists.
+            # Ignore removal records from before the thread's last deletion, because they belong to
+            # a conversation that no longer exists.
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
     def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that were found in the request by message id."""
+        """Return the texts of the erased messages found in the request, grouped by kind."""
         return {
             kind: texts
             for known in self._known
@@ -212,7 +213,7 @@ class StalePut:
     def _collect_texts_of_erased_messages(
         self, values: Iterable[tuple[str, Any]], *, are_inputs: bool
     ) -> None:
-        """Find messages with erased ids in values, and collect the texts of these messages."""
+        """Find erased messages in values by their ids, and collect the texts of these messages."""
         values = [*values]
         for channel, value in values:
             new = self._remove_erased_messages(
@@ -238,7 +239,7 @@ class StalePut:
         return self._remover.remove_messages_from(value, ValueContext(are_inputs, texts, tasks))
 
     def _ends_with_erased_tool_call(self, value: Any) -> bool:
-        """Return whether a value is a list whose last message has tool calls and was erased."""
+        """Return whether a value is a list that ends with an erased message with tool calls."""
         value = value.value if type(value) is DeltaSnapshot else value
         last = value[-1] if isinstance(value, list) and value else None
         if not isinstance(last, AIMessage) or not last.tool_calls:
@@ -292,10 +293,11 @@ def find_erased_messages(
     messages: Sequence[BaseMessage],
     since_removal: int,
 ) -> Flow[list[bool]]:
-    """Return, for each message, whether it was erased after the removal numbered `since_removal`.
+    """Return, for each message, whether it was erased by a removal later than `since_removal`.
 
-    Each erasure from a thread and each deletion of a thread has a sequence number. If the thread
-    was deleted after the removal numbered `since_removal`, all its messages count as erased.
+    A removal is an erasure of messages from the thread or a deletion of the thread, and is
+    identified by its sequence number. If the thread was deleted by a later removal, all its
+    messages count as erased.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
@@ -325,10 +327,10 @@ def _check_checkpoints_not_deleted(
 ) -> Flow[None]:
     """Raise ThreadDeleted if the checkpoint that a request builds on was deleted with its thread.
 
-    A request from a run of this process is also rejected if it refers to checkpoints, but none of
-    them is stored. This happens in two cases. A run with durability `exit` stores no checkpoint
-    until it ends. A run whose checkpoint was rejected still tries to store pending writes for that
-    checkpoint. In both cases, the run loaded the thread before the thread was deleted.
+    A request from a run of this process is also rejected if it refers to checkpoints and none of
+    them is stored. Such a run loaded the thread before the thread was deleted. Either the run has
+    durability `exit` and stores no checkpoint until it ends, or its checkpoint was rejected and the
+    run still tries to store pending writes for that checkpoint.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}
