@@ -34,10 +34,9 @@ _UPDATE: Final = "~__interrupt__"
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """The id of the task in whose name langgraph writes the answers of a person."""
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
-# Prefix of the path of a task whose node is triggered by a channel. The node's name follows the
-# prefix.
+# Path prefix of a task that is triggered by a channel; the prefix is followed by the node's name.
 _PULL: Final = "~__pregel_pull, "
-# Prefix of the path of a task that is created by a `Send` or called by another task. The prefix is
+# Path prefix of a task that is created by a `Send` or called by another task; the prefix is
 # followed by the index of the `Send` or by the path of the calling task.
 _PUSH: Final = "~__pregel_push, "
 _HANDLER: Final = ", node_error_handler, 0000000000"
@@ -49,8 +48,8 @@ IDLE: Final = ThreadStatus()
 class TaskWrite(NamedTuple):
     """A pending write of a task.
 
-    `value` is required for a write to the interrupt channel or the error channel. For a write to
-    any other channel, `value` may be None.
+    `value` must be given for a write to the interrupt channel or the error channel. For a write to
+    any other channel, `value` can be None.
     """
 
     task_id: str
@@ -70,7 +69,7 @@ def build_thread_status(
     versions_seen: Mapping[str, Versions],
     writes: Sequence[TaskWrite],
 ) -> ThreadStatus:
-    """Build the status of a thread from the contents of a checkpoint and its pending writes.
+    """Derive the status of a thread from a checkpoint and its pending writes.
 
     Args:
         values: The value of each channel that has one. It may be None for channels that do not
@@ -86,8 +85,8 @@ def build_thread_status(
         if _has_task_path(task_writes)
     }
     due = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
-    # A task with pending writes is due even if `_iter_paths_and_nodes_of_triggered_tasks` did not
-    # find it.
+    # A task that has pending writes is due, even if `_iter_paths_and_nodes_of_triggered_tasks` did
+    # not yield it.
     for path in tasks:
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
@@ -119,9 +118,9 @@ def find_send_targets(sends: Any) -> list[str | None]:
 
 
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
-    """Group pending writes by the id of the task that made them.
+    """Group pending writes by task id.
 
-    Writes of called tasks, error handlers and state updates are left out. A called task is a task
+    Writes of called tasks, error handlers and state updates are omitted. A called task is a task
     that was started by another task.
     """
     by_task: dict[str, list[TaskWrite]] = {}
@@ -143,9 +142,9 @@ def is_update_path(path: str) -> bool:
 def _is_nested_task_path(path: str) -> bool:
     """Return whether a task path belongs to a called task, an error handler or a state update.
 
-    A called task is a task that was started by another task while that task was running. A state
-    update is a call to langgraph's `update_state`. A task with a nested path is not counted among
-    the tasks of the superstep.
+    A called task is one that another task started while running. A state update is a call to
+    langgraph's `update_state`. A task with a nested path does not count as one of the superstep's
+    tasks.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
@@ -153,7 +152,7 @@ def _is_nested_task_path(path: str) -> bool:
 def _iter_paths_and_nodes_of_triggered_tasks(
     values: Mapping[str, Any], versions: Versions, versions_seen: Mapping[str, Versions]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the task path and the node of each task that is triggered at a checkpoint.
+    """Yield the path and node name of each task that is triggered at a checkpoint.
 
     A task is triggered either by a `Send` or by a channel that has a new version.
     """
@@ -179,14 +178,14 @@ def _iter_paths_and_nodes_of_triggered_tasks(
 
 
 def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
-    """Return a list with the name of the node that a channel of a `StateGraph` triggers.
+    """Return the name of the node that a `StateGraph` channel triggers, as a one-element list.
 
     The list is empty if the node still has to wait for other nodes.
     """
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
         # The channel triggers a deferred node, which waits until all other nodes have finished. The
-        # second element of the channel's value says whether the deferred node is ready.
+        # second element of the channel's value is True if the deferred node is ready to run.
         value, is_ready = value
     if channel.startswith(_BRANCH):
         return [channel.removeprefix(_BRANCH)] if is_ready else []

@@ -1,8 +1,8 @@
 """Register a program's own classes, and aliases for renamed classes, with a checkpointer.
 
-For registered types and aliases, a checkpointer uses only the functions and classes that the
-program passed as `types` and `aliases`. The contents of a stored row never determine which module
-is imported or which function is called.
+A checkpointer takes registered types and aliases only from the `types` and `aliases` arguments that
+the program passes. The contents of a stored row never determine which module is imported or which
+function is called.
 """
 
 from __future__ import annotations
@@ -185,16 +185,13 @@ class StoredTypes:
             self.former.setdefault(self._stored_name(target), []).append(old)
 
     def _stored_name(self, cls: type) -> Name:
-        """Return the name under which new values of a class are stored.
-
-        The name is returned as a pair `(module, qualified name)`.
-        """
+        """Return the pair `(module, qualified name)` that is stored with new values of a class."""
         registered = self.by_class.get(cls)
         return class_name(cls) if registered is None else registered.stored_name
 
     @property
     def classes(self) -> list[type]:
-        """The target classes of aliases that are not registered types.
+        """The classes that are alias targets but not registered types.
 
         The checkpointer may create objects of the target classes when it loads a stored value.
         """
@@ -207,7 +204,7 @@ class StoredTypes:
 
     @property
     def encoded_names_of_searchable_types(self) -> list[bytes]:
-        """The UTF-8-encoded stored class names of all types that have a `texts` function."""
+        """The stored class names, encoded as UTF-8, of all types that have a `texts` function."""
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
         names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
         return [name.encode() for name in names]
@@ -240,8 +237,9 @@ class StoredTypes:
     def build_former_name_tables(self) -> list[dict[Name, Name]]:
         """Build dicts that map current class names to earlier names.
 
-        The first dict contains the first earlier name of each class, the second dict contains the
-        second one, and so on. A class with fewer earlier names repeats its last one.
+        The first dict maps each class to its first earlier name, the second dict to its second
+        earlier name, and so on. For a class with fewer earlier names, the remaining dicts repeat
+        its last one.
         """
         depth = max(map(len, self.former.values()), default=0)
         return [
@@ -250,7 +248,7 @@ class StoredTypes:
         ]
 
     def list_texts_of_registered_value(self, value: Any) -> Iterable[str] | None:
-        """Return the texts in a value of a registered type, or None for any other value.
+        """Return the texts in a value of a registered type, or None for a value of another type.
 
         Raises:
             SerializationError: The `texts` function raised an error, or did not return texts.
@@ -265,7 +263,7 @@ class StoredTypes:
             texts = list(returned)
         except Exception as exc:
             raise _build_texts_function_error(registered, f"raised {_format_error(exc)}") from exc
-        # Reject a single str, because `list()` would have split it into its characters.
+        # Reject a single str, because `list()` has split it into characters.
         if isinstance(returned, str):
             raise _build_texts_function_error(
                 registered, "returned a single text instead of a list of texts"
@@ -306,7 +304,7 @@ def replace_renamed_class_name(name: Name, new_names_by_old_name: Mapping[Name, 
 def _map_aliases_to_final_classes(
     aliases: Aliases, stored_name: Callable[[type], Name]
 ) -> dict[Name, type]:
-    """Resolve each alias to its final class, following chains of aliases.
+    """Resolve each alias to the class at the end of its alias chain.
 
     Raises:
         ConfigurationError: The aliases form a cycle, one name has two targets, or a target is not
@@ -376,10 +374,7 @@ def _import_alias_target(old_name: Name, target_name: Name) -> type:
 
 
 def _refuse_natively_storable_class(cls: Any) -> None:
-    """Refuse to register a class whose values perdure can store without registration.
-
-    The refusal raises ConfigurationError.
-    """
+    """Raise ConfigurationError for a class that perdure can store without registration."""
     if (
         cls in _BUILTIN
         or cls is type(None)

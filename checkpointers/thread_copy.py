@@ -1,13 +1,13 @@
 """Copy threads within one database, and merge threads from one database into another database.
 
 Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
-with the source's key and re-encrypted with the target's key. Only metadata is decoded, because the
-target's metadata index is computed from it.
+with the source's key and re-encrypted with the target's key. Of the copied data, only the metadata
+is decoded, because the target's metadata index is computed from it.
 
-In a merge, the following rules apply to a thread that exists in both databases. If both copies are
-equal, or if only the copy in the target has new checkpoints, nothing is changed. If only the copy
-in the source has new checkpoints, it replaces the copy in the target. If both copies have new
-checkpoints, the thread is rejected and not imported. Each thread is written in one transaction.
+A merge handles a thread that exists in both databases as follows. If both copies are equal, or if
+only the target copy has new checkpoints, nothing is changed. If only the source copy has new
+checkpoints, it replaces the target copy. If both copies have new checkpoints, the thread is
+rejected and not imported. Each thread is written in one transaction.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class _ThreadWriter:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.records, self.target_id, self.thread_key = records, target_id, thread_key
         self.keys = keys
-        # the new key of each log, by its key in the source database
+        # maps the key of each log in the source database to its new key
         self.logs: dict[int, int] = {}
 
     def write_logs(self) -> Flow[None]:
@@ -275,11 +275,10 @@ class _ThreadWriter:
     ) -> Flow[None]:
         """Write a checkpoint and its tags.
 
-        The log keys from the source are replaced with the new log keys in all references to logs.
+        In all log references, the log keys of the source are replaced with the new log keys.
         """
         refs, transcripts = _copy_references_and_transcripts_with_new_log_keys(snapshot, self.logs)
-        # A copied checkpoint has no run start time, because it was not stored by a run of the new
-        # thread.
+        # A copied checkpoint has no run start time, because no run of the new thread stored it.
         mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
             checkpoint_key,
@@ -382,7 +381,7 @@ def copy_thread(
 class ThreadContents:
     """Holds the contents of a thread in a form that can be compared across databases.
 
-    Row keys are left out, because equal threads have different row keys in different databases.
+    Row keys are omitted, because they differ between databases even if the threads are equal.
 
     Attributes:
         checkpoints: The checkpoints, in put order.
@@ -413,10 +412,10 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether each of this thread's heads is the head in `other` or a later checkpoint.
+        """Return whether this thread has each head of `other`, or a later head in its place.
 
-        If a head in `other` is not the latest checkpoint of its namespace, the first checkpoint
-        that this thread adds to the namespace must be a child of that head.
+        If the head of a namespace in `other` is not the namespace's latest checkpoint, the first
+        checkpoint that this thread adds to the namespace must be a child of that head.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -471,8 +470,8 @@ def _format_thread_ids(thread_ids: list[str]) -> str:
 class DatabaseMerge:
     """Merges the threads of a source database into a target database.
 
-    If another OS thread sets the `stopped` event, `run` raises ImportFailed before it imports the
-    next thread.
+    If another OS thread sets the `stopped` event, `run` raises ImportFailed before importing the
+    next conversation thread.
 
     Args:
         source: The maintenance of the source database.
@@ -485,11 +484,11 @@ class DatabaseMerge:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        # Whether the thread that was written last is new in the target, so that its copy may be
-        # deleted again.
+        # Whether the most recently written thread is new in the target. If it is, its copy can
+        # safely be deleted again.
         self._is_new = False
-        # ids of threads that are rejected because they contain a run that was rolled back in the
-        # target
+        # ids of threads that were rejected because they contain checkpoints of a run that was
+        # rolled back in the target
         self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
@@ -529,7 +528,7 @@ class DatabaseMerge:
                 thread_report = self._import_thread(
                     thread_id, self.new_ids.get(thread_id, thread_id)
                 )
-            # the thread was deleted after the thread ids were listed
+            # the thread was deleted after its id was listed
             except UnknownThread:
                 continue
             report += thread_report or ImportReport()
@@ -557,9 +556,9 @@ class DatabaseMerge:
     def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
         """Copy a thread from the source to the target.
 
-        Return None if the thread is rejected. If data is erased from the source thread between
-        reading the thread and writing its copy, the copy is deleted and the thread is imported
-        again, unless the target already had the thread before the import.
+        Return None if the thread is rejected. If data is erased from the source thread after it was
+        read but before the copy was written, the copy is deleted and the thread is imported again.
+        If the target already had the thread before the import, ImportFailed is raised instead.
 
         Raises:
             ImportFailed: Something was erased from the source thread while it was copied, and the
@@ -608,7 +607,7 @@ class DatabaseMerge:
     def _read_target_contents_or_report_if_nothing_to_write(
         self, records: ThreadRecords, target_thread_id: str, source_contents: ThreadContents
     ) -> Flow[ThreadContents | ImportReport | None]:
-        """Compare a thread of the source with the thread `target_thread_id` of the target database.
+        """Compare a source thread with the thread `target_thread_id` in the target database.
 
         Returns:
             The contents of the thread of the target, which the thread of the source continues; or a

@@ -4,8 +4,8 @@ A search for threads executes one SELECT on the `threads` table for each page of
 a thread contains a copy of its head's metadata, the client-supplied metadata, and the status of the
 last run. The SELECT sorts the rows and filters out those that cannot match the query. The remaining
 rows are decrypted and compared with the query in Python. The head checkpoint is read only if the
-thread may be waiting for an answer, or if the copy of the head's metadata was deleted because data
-was removed from the thread.
+thread may be waiting for an answer, or if a removal of data from the thread has deleted the copy of
+the head's metadata.
 """
 
 from __future__ import annotations
@@ -105,16 +105,16 @@ class ListedThread:
 
     @property
     def is_client_metadata_about_stored_conversation(self) -> bool:
-        """Whether the client-supplied metadata describes the stored conversation.
+        """Whether the client-supplied metadata belongs to the stored conversation.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
         another program then stores a conversation under the reserved thread id, the client's
-        metadata does not describe that conversation.
+        metadata does not belong to that conversation.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
-        # The server stores both assistant_id and user_id in the metadata of its checkpoints.
-        # Checkpoints stored by other programs may contain assistant_id, but not both keys.
+        # The server stores both assistant_id and user_id in checkpoint metadata. Other programs may
+        # store assistant_id, but never both keys.
         return self.head_metadata.keys() >= {"assistant_id", "user_id"}
 
     @property
@@ -123,8 +123,8 @@ class ListedThread:
 
         The merged metadata also contains the `owner` of the thread. Client-supplied values take
         precedence over values from the head, except for `owner` and `user_id`. `owner` and
-        `user_id` are taken from the head, because the client that created the thread may belong to
-        another user.
+        `user_id` come from the head's metadata, because the thread may have been created by a
+        different user's client.
         """
         head_metadata = self.head_metadata or {}
         client = (
@@ -292,7 +292,7 @@ class ThreadList:
     def _build_search_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
         """Build an SQL condition that is true if a row contains any of the search keys.
 
-        The condition is also true for rows without stored search keys.
+        The condition also matches rows that have no stored search keys.
         """
         sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
@@ -300,11 +300,11 @@ class ThreadList:
     def _iter_possible_search_tags_of_each_value(
         self, metadata: Mapping[str, Any]
     ) -> Iterator[list[bytes]]:
-        """Yield, for each text or number in a query's metadata, the tags that a match may have.
+        """Yield the possible tags of a matching thread, for each string or number in a query.
 
         A tag is a search key that is computed from a metadata key and its value. A thread whose
-        metadata contains the text or number has at least one of the yielded tags. For the key
-        `owner`, two tags are yielded, because a thread's metadata may identify the user only by
+        metadata contains the string or number has at least one of these tags. For the key `owner`,
+        two tags are yielded, because the metadata of some threads identifies the user only by
         `user_id`.
         """
         for name, value in metadata.items():
@@ -316,8 +316,8 @@ class ThreadList:
     def _decrypt_threads(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
         """Decrypt rows of threads.
 
-        If a row lacks some of the data shown in lists of threads, the head of the thread is read
-        from the database.
+        If a row lacks data that is shown in thread lists, the thread's head is read from the
+        database.
         """
         list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
         incomplete_rows = [
@@ -398,7 +398,7 @@ class ThreadList:
             thread.newest_removal = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
             insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
-            # The new thread has no head yet, so store no title and empty search keys.
+            # The new thread has no head yet, so store no title and an empty set of search keys.
             set_title = self._sql("set_list_entry", None, b"", thread.key)
             sealed = encrypt_client_metadata_and_search_keys(self._seal, thread_id, client)
             try:
@@ -456,8 +456,8 @@ class ThreadList:
                         yield self._sql("set_status", status, key)
                     if may_wait:
                         yield self._sql("mark_may_wait", key)
-                    # If no checkpoint was stored in the thread, `put` has not set its last-activity
-                    # time, so set the time here.
+                    # If the thread has no checkpoints, `put` has not set its last-activity time, so
+                    # set it here.
                     if not seq:
                         yield self._sql("touch_thread", time.time(), key)
 
@@ -491,13 +491,13 @@ class ThreadList:
     alist_expired = make_async_twin(list_expired)
 
     def delete_if_expired(self, thread_id: str) -> bool:
-        """Delete a thread, or its older checkpoints, if its time to live has expired.
+        """Delete a thread or its older checkpoints if the thread's TTL has expired.
 
-        If `keeps_latest` is set for the time to live, the latest checkpoint is kept and only the
-        older checkpoints are deleted.
+        If the TTL has `keeps_latest` set, only the older checkpoints are deleted, and the latest
+        checkpoint is kept.
 
         Returns:
-            Whether the time to live had expired.
+            Whether the TTL had expired.
         """
         now, maintenance = time.time(), self._saver._maintenance
 
@@ -543,7 +543,7 @@ class ThreadList:
 def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
     """Append conditions to a SELECT statement.
 
-    Return the SQL text with all conditions, and a list of the parameters of these conditions.
+    Return the extended SQL text, and a list of the parameters of the appended conditions.
     """
     params: list[Any] = []
     for condition, values in where:

@@ -45,7 +45,7 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """All records of a thread in decrypted form, so that a copy of the thread can be written.
+    """All records of a thread in decrypted form, from which a copy of the thread can be written.
 
     Attributes:
         seq: The counter of puts.

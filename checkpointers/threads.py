@@ -67,7 +67,7 @@ _INFINITY: Final = float("inf")
 
 
 class ThreadReader:
-    """Builds the flows that read threads, thread heads, transcripts and checkpoints."""
+    """Builds the database flows that read threads, heads, transcripts and checkpoints."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
@@ -179,7 +179,7 @@ class ThreadReader:
         return decode_items
 
     def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
-        """Read when the items at `positions` were first stored, and save the times in `log`."""
+        """Read the time at which each item at `positions` was stored, and cache it in `log`."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
@@ -190,10 +190,10 @@ class ThreadReader:
     def _check_if_value_is_dict_and_if_its_items_are_known(
         self, value_ref: ValueReference | None
     ) -> tuple[bool, bool]:
-        """Return whether a value is a dict, and whether its items are known, given its reference.
+        """Determine from a value's reference whether it is a dict and whether its items are known.
 
-        The items of a `DeltaChannel` count as unknown if its value is unknown, or if its snapshot
-        is neither a list nor a dict.
+        A `DeltaChannel`'s items count as unknown if the channel's value is unknown, or if its
+        snapshot is neither a list nor a dict.
         """
         if value_ref is not None and value_ref[0] == DELTA and isinstance(value_ref[1], int):
             return value_ref[1] == DICT, False
@@ -218,7 +218,7 @@ class ThreadReader:
         channel: str,
         value_positions: set[int],
     ) -> Flow[set[int]]:
-        """Find transcript items that also occur, encoded differently, in a `DeltaChannel`'s value.
+        """Find transcript items that also occur in a `DeltaChannel`'s value in another encoding.
 
         Returns:
             The positions of the found items in the log.
@@ -271,7 +271,7 @@ class ThreadReader:
     def _find_log_positions_of_items_only_on_branches(
         self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
-        """Return the sorted positions of the items that occur only on branches of a thread."""
+        """Return the sorted log positions of the items that occur only on a thread's branches."""
         rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
         head_lineage = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         parents = {parent for _, _, parent in rows}
@@ -360,8 +360,8 @@ class ThreadReader:
     def read_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
         """Read the heads of the threads in `rows`.
 
-        Two SQL statements read the data of all threads. A thread without a stored title needs
-        further statements.
+        The data of all threads is read with two SQL statements. Additional statements are needed
+        for each thread that has no stored title.
         """
         keys = json.dumps([row[0] for row in rows])
         head_rows, write_rows = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
@@ -390,7 +390,7 @@ class ThreadReader:
         return heads
 
     def refresh_list_entry(self, row: Row) -> Flow[None]:
-        """Recompute the title and the metadata in a thread's row from the thread's head."""
+        """Recompute the title and metadata in a thread's row from the head checkpoint."""
         title, listed_metadata = None, dict[str, Any]()
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
             head = self.reader.decrypt_row(row[1], "", tuple(checkpoint))
@@ -411,8 +411,8 @@ class ThreadReader:
     ) -> Flow[Title | None]:
         """Build the title of a thread from its head and its first messages.
 
-        After an erasure or a prune, the thread's row has no title, so the title is rebuilt from the
-        messages.
+        An erasure or a prune removes the title from the thread's row. The title is then rebuilt
+        from the messages.
         """
         checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key
@@ -466,7 +466,7 @@ class ThreadReader:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
         since = -_INFINITY
         if active_since is not None:
-            # Subtract a microsecond to allow for stored times that were rounded down.
+            # Subtract one microsecond, because stored times may have been rounded down.
             since = check_has_time_zone("active_since", active_since).timestamp() - 1e-6
         prefix, last_key = check_storable_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
@@ -489,8 +489,8 @@ class ThreadReader:
         """
         thread_id = check_thread_id(thread_id)
         [others] = yield self.sql("neighbouring_thread_ids", thread_id)
-        # Among all other ids, the one with the longest common prefix is a neighbour of this id in
-        # sorted order.
+        # In sorted order, the id that shares the longest prefix with this id is directly before or
+        # after it.
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(min_length, shared + 1)]
 
@@ -535,7 +535,7 @@ class ThreadReader:
     def find_idle_thread(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """Return a thread if its last activity was before the given time, otherwise None.
 
-        A thread with an unfinished run, or with a cron that is due again, is not idle.
+        A thread that has an unfinished run, or a cron that will run again, does not count as idle.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)
@@ -602,7 +602,7 @@ class ThreadReader:
 def _merge_positions_with_branch_flags(
     head_positions: Iterable[int], branch_positions: list[int]
 ) -> list[tuple[int, bool]]:
-    """Merge the positions in the head's transcript with those on branches, in transcript order.
+    """Merge the positions of head and branch items into one list in transcript order.
 
     Args:
         head_positions: The positions up to the head, in the order of the transcript.
@@ -636,7 +636,7 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
 
 
 def _parse_item_counts_for_start_and_end(bounds: Any) -> tuple[int, int]:
-    """Validate `bounds`, and return the number of items at the start and the number at the end.
+    """Validate `bounds`, and return how many items to read from the start and from the end.
 
     Raises:
         ConfigurationError: The argument is not a pair of numbers that are zero or more.

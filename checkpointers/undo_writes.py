@@ -1,9 +1,9 @@
-"""Undo pending writes that a run has added to checkpoints of other runs.
+"""Undo the pending writes that a run added to checkpoints of other runs.
 
 When a run answers an interrupt, the answer is stored as a pending write of the checkpoint at which
 the thread was waiting. The results of the nodes that use the answer are also stored as pending
-writes of this checkpoint, which belongs to an earlier run. Deleting the checkpoints of the
-answering run therefore does not remove these pending writes, which must be undone separately.
+writes of this checkpoint. The checkpoint belongs to an earlier run, so deleting the checkpoints of
+the run that gave the answer does not remove these pending writes. They must be undone separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perdure.storage.flow import Flow
 
 
 class FormerWrites(NamedTuple):
-    """A snapshot of a task's pending writes, taken before a later run changed them.
+    """A snapshot of a task's pending writes, taken before a later run modified them.
 
     Attributes:
         has_result: Whether the task had written to channels of the graph.
@@ -56,10 +56,10 @@ class FormerCheckpoint(NamedTuple):
 async def undo_writes(
     saver: Checkpointer, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> None:
-    """Restore the pending writes of a checkpoint to an earlier state, in one transaction.
+    """Restore a checkpoint's pending writes to an earlier state, in one transaction.
 
-    Pending writes stored by `update_state` are kept. Pending writes that were stored under the id
-    of the run instead of a task id are removed.
+    Pending writes stored by `update_state` are kept. Pending writes that were stored under the run
+    id instead of a task id are removed.
 
     Args:
         saver: The checkpointer.
@@ -79,7 +79,7 @@ async def undo_writes(
 def _restore_former_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    """Update or delete rows of pending writes to restore the earlier state in `former`."""
+    """Update or delete rows of pending writes so that they match the earlier state in `former`."""
     checkpoint_ns, checkpoint_id, tasks = former
     for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {

@@ -4,10 +4,11 @@ Values that are not plain data become msgpack extension types. The msgpack exten
 format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). An extension contains the
 list `[module, name, payload, ...]`. perdure's encoding differs from langgraph's in three ways.
 Class names are qualified names. Pydantic models are encoded from their attributes, not with
-`model_dump()`. Inside a plain data class, tuples, bytearrays and dict keys keep their types.
+`model_dump()`. In instances of plain data classes, the types of tuples, bytearrays and dict keys
+are preserved.
 
-When a value is decoded, the constructor of a class is called only if the class is in `KNOWN` or is
-named in an allowlist. Instances of all other classes are rebuilt without running code of the class;
+When a value is decoded, a class's constructor is called only if the class is in `KNOWN` or is named
+in an allowlist. Instances of all other classes are rebuilt without running any of the class's code;
 see `objects`.
 """
 
@@ -66,7 +67,7 @@ SURROGATES: Final = "string contains surrogates"
 _UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
 # maximum nesting depth of lists and dicts that ormsgpack supports
 _MAX_LEVELS: Final = 254
-# maximum nesting depth of objects; each level uses space on the OS thread's stack
+# maximum nesting depth of objects; the limit prevents an overflow of the OS thread's stack
 _MAX_OBJECTS: Final = 100
 _TOO_DEEP: Final = (
     f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects are nested deeper "
@@ -76,9 +77,9 @@ _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's extension codes
 _SINGLE, _POSITIONAL, _KEYWORDS, _METHOD, _MODEL_V1, _MODEL, _ARRAY, _SNAPSHOT = range(8)
-# Perdure's own msgpack extension codes are 64 to 66: a tuple, stored as an array; a dict with keys
-# that msgpack does not support, stored as key-value pairs; and a value of a registered type, stored
-# as [module, name, result of `dump`].
+# perdure's own msgpack extension codes: 64 for a tuple, stored as an array; 65 for a dict with keys
+# that msgpack does not support, stored as key-value pairs; and 66 for a value of a registered type,
+# stored as [module, name, result of `dump`].
 _TUPLE, _PAIRS, _REGISTERED = 64, 65, 66
 
 _SEND: Final = ("langgraph.types", "Send")
@@ -101,9 +102,9 @@ class Continuation:
 
     To store many checkpoints of one growing list, for example in an import, pass a `Continuation`
     to `put` as the channel's value instead of the complete list. Only `items` are encoded and
-    compared with the log, so the cost of storing a checkpoint does not grow with the length of the
-    list. The items are always appended to the value in the parent checkpoint, even if the parent is
-    not the head of the thread.
+    compared with the stored log, so the cost of storing a checkpoint does not depend on the length
+    of the list. The items are always appended to the value in the parent checkpoint, even if the
+    parent is not the head of the thread.
     """
 
     items: list[Any]
@@ -136,7 +137,7 @@ def unpack_all(encoded: Sequence[bytes]) -> list[Any]:
 
 
 class TypeNotAllowed(TypeError):
-    """Instances of a class may not be rebuilt, because the class is not on the allowlist."""
+    """A value cannot be stored or loaded, because its class is not on the allowlist."""
 
     def __init__(self, name: Name) -> None:
         super().__init__(f"{name[0]}.{name[1]} is not on the allowlist")
@@ -147,9 +148,9 @@ class Allowlist:
     """Decides which classes may be rebuilt, based on the option `allowed_msgpack_modules`.
 
     The serializer option `allowed_msgpack_modules` names the classes that the checkpointer may
-    rebuild. If the option is True or contains `LOADED`, the checkpointer may also rebuild every
-    plain data class that the process has imported. Otherwise, the allowlist is strict: the
-    checkpointer may rebuild only the classes that the option names.
+    rebuild. If the option is True or contains `LOADED`, plain data classes from any imported module
+    may also be rebuilt. Otherwise, the allowlist is strict, which means that only the classes named
+    in the option may be rebuilt.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
@@ -182,10 +183,10 @@ class Allowlist:
 
 
 class DetachedFields(dict[str, Any]):
-    """A dict with the fields of an object whose class is not available in this process.
+    """A dict with the fields of an object that cannot be rebuilt.
 
-    When a `DetachedFields` is stored again, it is encoded as an instance of the original class,
-    with the current entries of the dict as the instance's fields.
+    For example, the object's class might not be importable in this process. When a `DetachedFields`
+    is stored, its current entries are encoded as the fields of an instance of the original class.
 
     Attributes:
         origin: The extension code, the name of the class, and the values after the payload.
@@ -230,12 +231,13 @@ class Converter:
         self._allowlist, self._types, self._former = allowlist, allowlist.types, former or {}
         self._may_replace = not exact
         self.replacing = False
-        # `_in_registered` is True while the converter works on the contents of a value of a
-        # registered type. During this time, a nested value that cannot be loaded raises an error.
+        # `_in_registered` is True while the contents of a value of a registered type are being
+        # converted. During this time, a nested value that cannot be loaded raises an error instead
+        # of being returned as `DetachedFields`.
         self._in_registered = False
         self._depth = 0
-        # The first error that was raised for a nested object, kept here because ormsgpack raises
-        # its own error with a different message.
+        # The first exception raised while converting a nested object. It is kept because ormsgpack
+        # replaces it with an exception of its own.
         self._error: Exception | None = None
 
     def pack(self, value: Any) -> bytes:
@@ -281,7 +283,7 @@ class Converter:
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Call a converter function for a nested object, and limit the nesting depth."""
+        """Call the converter function `step` for a nested object, and enforce the nesting limit."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -321,7 +323,7 @@ class Converter:
         return self._encode_builtin_subclass_or_use_langgraph_serializer(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
-        """Build a msgpack extension whose nested values all keep their exact types."""
+        """Build a msgpack extension that preserves the exact types of all nested values."""
         return ormsgpack.Ext(
             code, self._pack_value(self._replace_types_that_msgpack_changes(parts), _EXACT)
         )
@@ -368,8 +370,9 @@ class Converter:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
             code, payload, further_parts = _MODEL, value.model_dump(), ["model_validate_json"]
-            # Do not let pydantic dump fields that contain `DetachedFields` or values of registered
-            # types, because pydantic would convert such fields to text or plain dicts.
+            # For fields that contain `DetachedFields` or values of registered types, use the
+            # original values instead of the dumped ones, because pydantic converts such values to
+            # text or plain dicts.
             payload |= {
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
             }
@@ -410,7 +413,7 @@ class Converter:
         return self._encode_exactly(_KEYWORDS, [*name, fields])
 
     def _encode_registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
-        """Encode a value of a registered type with `dump`, and check that `load` accepts it."""
+        """Encode a value of a registered type with `dump`, and check that `load` can read it."""
         name = replace_renamed_class_name(registered.stored_name, self._former)
         outermost, self._in_registered = not self._in_registered, True
         packed = self._pack_value(
@@ -530,8 +533,8 @@ class Converter:
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                # A pydantic model that perdure has encoded has exactly 3 parts after the payload.
-                # langgraph writes a different number of parts.
+                # perdure encodes a pydantic model with exactly 3 parts after the payload; langgraph
+                # writes a different number of parts.
                 is_exact = len(rest) == 3
                 private, fields_set = rest[1:] if is_exact else (None, None)
                 dumped = kind == "model" and not is_exact
@@ -613,8 +616,7 @@ def _call_class_with_stored_arguments(
         if len(stored_arguments) == 3 and class_name(cls) == _SEND:
             return cls(*stored_arguments[:2], timeout=stored_arguments[2])
         if issubclass(cls, deque):
-            # The constructor of a deque subclass may accept only the items, without a maximum
-            # length.
+            # The constructor of a deque subclass might not support a maximum length.
             with suppress(TypeError):
                 return cls(*stored_arguments)
             return cls(stored_arguments[0])
@@ -636,7 +638,7 @@ _MAX_NOTED: Final = 1000
 
 
 def _log_that_class_is_read_as_dict(name: Name, reason: str, remedy: str = "") -> None:
-    """Log that objects of a class are returned as dicts, with advice on how to get objects.
+    """Log that objects of a class are returned as dicts, with advice on how to avoid this.
 
     The message is logged only once per class.
 

@@ -41,8 +41,8 @@ class WebhookTable(ServerTable):
     ) -> Statement:
         """Build the statement that stores the webhook of a run.
 
-        The statement has no effect if this process no longer owns the run, if the webhook is
-        already stored, or if the run has been cancelled by a request other than `known_cancel`.
+        The statement does nothing if this process no longer owns the run, if the webhook is already
+        stored, or if a cancel request other than `known_cancel` was made for the run.
 
         Args:
             run: The run that ends.
@@ -72,8 +72,8 @@ class WebhookTable(ServerTable):
     ) -> tuple[Any, int] | None:
         """Claim the next attempt to deliver a webhook.
 
-        The webhook becomes due again after the delay that `retry_delays_s` defines for the claimed
-        attempt, unless the webhook is deleted earlier.
+        The webhook becomes due again after the delay that `retry_delays_s` gives for this attempt,
+        unless the webhook is deleted before then.
 
         Args:
             run_id: The run whose webhook is due.

@@ -1,10 +1,10 @@
 """Build the write plans for checkpoints and pending writes, and execute them.
 
-Before storing a checkpoint, the writer plans the SQL statements and the thread's new head. It
-builds this plan from the checkpoint and the thread's cached head. The planned statements are
-executed in one transaction, provided that the stored thread has not changed since it was cached. If
-the thread has changed, the transaction reads the thread, builds a new plan, and executes that plan.
-A first checkpoint in a thread that is not cached is planned as if the thread were new. See
+Before storing a checkpoint, the writer plans the SQL statements and the thread's new head, based on
+the checkpoint and the thread's cached head. The planned statements are executed in one transaction,
+provided that the stored thread has not changed since it was cached. If the thread has changed, the
+same transaction reads the thread, builds a new plan, and executes the new plan. If a thread is not
+cached, a checkpoint without a parent is planned on the assumption that the thread is new. See
 docs/decisions/0022.
 """
 
@@ -109,9 +109,10 @@ class CheckpointWriter:
         """Build the arguments with which `Database.write` stores a checkpoint or pending writes.
 
         If the cache contains enough data about the thread, the SQL statements are planned without
-        reading the database. If the thread has changed since it was cached, the same transaction
-        reads the thread and plans the statements again. A request never needs a second transaction,
-        so requests are stored in the order in which they were made.
+        reading the database. If the thread turns out to have changed since it was cached, the
+        thread is read and the statements are planned again, in the same transaction. Each request
+        is stored in a single transaction, so requests are stored in the order in which they were
+        made.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -121,7 +122,7 @@ class CheckpointWriter:
             request.encode_unchanged_channels(self.codec)
 
         def store_request() -> Flow[Commit]:
-            """Execute the SQL statements that were planned from cached data.
+            """Execute SQL statements that were planned using cached data.
 
             If the statements fail because the thread has changed, read the thread and plan again.
             """
@@ -129,12 +130,12 @@ class CheckpointWriter:
                 try:
                     commit.record_whether_head_has_writes((yield GuardedRequest(commit.statements)))
                 except GuardFailed:
-                    # The cached head is stale, so later puts must not be based on it.
+                    # The cached head is stale, so do not base later puts on it.
                     if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
-                            # The key that was reserved for the new thread may already be in use by
-                            # another thread.
+                            # Another thread may already use the key that was reserved for the new
+                            # thread.
                             self.cache.keys.discard_keys()
                 else:
                     return commit
@@ -145,9 +146,9 @@ class CheckpointWriter:
         on_failure = partial(
             self._drop_cached_heads_and_keys, None if isinstance(request, TaskWrites) else thread_id
         )
-        # The commit of a task's writes may be delayed, so that they share a commit with the next
-        # checkpoint. The answer to an interrupt is committed without delay, because the nodes that
-        # use the answer run at once (docs/decisions/0029).
+        # The commit of a task's writes can be delayed so that they are committed together with the
+        # next checkpoint. The answer to an interrupt is committed immediately, because the nodes
+        # that use the answer start at once (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
         urgency = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(
@@ -157,9 +158,9 @@ class CheckpointWriter:
     def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
         """Drop cached data that may be wrong after a failed transaction.
 
-        If the transaction was to store a checkpoint, drop the thread's cached heads. Also drop the
-        row keys that this process has reserved, because a key that was already in use may have made
-        the transaction fail.
+        If the transaction was meant to store a checkpoint, drop the thread's cached heads. Also
+        discard the row keys that this process has reserved, because the failure may mean that one
+        of them is already in use.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
@@ -186,7 +187,7 @@ class CheckpointWriter:
             return None
         if isinstance(request, TaskWrites):
             return self._plan_task_writes(request, thread)
-        # Do not wait for the cached thread's lock, because the caller may be running on an event
+        # Do not block on the cached thread's lock, because the caller may be running on an event
         # loop.
         if not thread.lock.acquire(blocking=False):
             return None
@@ -210,7 +211,7 @@ class CheckpointWriter:
             result = self._plan_checkpoint(request, thread, head, parent)
             return result if isinstance(result, Commit) else None
         except BaseException:
-            # After an error, the cached thread may be only partly updated, so mark it as outdated.
+            # After an error, the cached thread may be only partly updated, so mark it as stale.
             thread.version_token = None
             raise
         finally:
@@ -330,7 +331,7 @@ class CheckpointWriter:
     def _list_row_keys_and_log_items_missing_in_cache(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
     ) -> _MissingParts:
-        """List the row keys and log items that a put needs but that are not cached."""
+        """List the row keys and log items that are needed for a put but are not cached."""
         logs, hashes = [], list[int]()
         for channel, node in nodes.items():
             if not isinstance(node, SplitValue):
@@ -352,9 +353,9 @@ class CheckpointWriter:
         version_token: int,
         now: float,
     ) -> Statement:
-        """Build the first statement of a put, which fails if the cached thread is stale.
+        """Build the first statement of a put; the statement fails if the cached thread is stale.
 
-        The statement also fails if a row that the put would create already exists.
+        The statement also fails if one of the rows to be inserted already exists.
         """
         (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
@@ -441,11 +442,11 @@ class CheckpointWriter:
         head: Head,
         snapshot: Snapshot,
     ) -> list[Statement]:
-        """Build the statements that update the title and the metadata in a thread's list entry.
+        """Build the statements that update the title and metadata in a thread's row.
 
-        A thread's list entry contains the metadata of the root namespace's head. A checkpoint on a
-        branch does not change this metadata. Instead, the thread is marked as possibly waiting for
-        an answer, because its head, which does not change, may be waiting for one.
+        The row of a thread contains a copy of the metadata of the head of its root namespace.
+        Storing a checkpoint on a branch does not change this copy. Instead, the thread is marked as
+        possibly waiting for an answer, because the head stays the same and may be waiting for one.
         """
         if put.address.checkpoint_ns:
             return []
@@ -461,12 +462,12 @@ class CheckpointWriter:
                     type(name) is str and name.startswith(UNLISTED_PREFIXES)
                 ):
                     new_listed[name] = value
-                    # Python treats some values of different types as equal, such as True and 1, so
-                    # values that are not strings are compared by their encodings.
+                    # Compare values other than strings by their encodings, because Python treats
+                    # some values of different types as equal, such as True and 1.
                     is_new = is_new or type(value) is not str
             try:
                 is_new = is_new or listed is None or new_listed != listed[0]
-            except Exception:  # some metadata values, such as arrays, cannot be compared with ==
+            except Exception:  # == does not work for some metadata values, such as arrays
                 is_new = True
             listed = (
                 self._build_decoded_and_encoded_metadata(new_listed, listed) if is_new else listed
@@ -483,9 +484,9 @@ class CheckpointWriter:
     def _build_decoded_and_encoded_metadata(
         self, metadata: dict[str, Any], previous_decoded_and_encoded: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
-        """Return the decoded and the encoded metadata.
+        """Encode metadata, and return it in decoded and encoded form.
 
-        If the encoded metadata has not changed, return `previous_decoded_and_encoded`.
+        If the encoding has not changed, return the pair `previous_decoded_and_encoded`.
         """
         stored = self.codec.encode(metadata, lambda: "metadata", exact=True)
         if previous_decoded_and_encoded is not None and stored == previous_decoded_and_encoded[1]:
@@ -525,9 +526,9 @@ class CheckpointWriter:
         snapshot: Snapshot,
         additions: Additions,
     ) -> list[Statement]:
-        """Build statements that replace values in pending writes with references to log items.
+        """Build statements that replace values in stored pending writes with log item references.
 
-        The pending writes belong to the tasks whose results the new checkpoint applies.
+        The pending writes are those of the tasks whose results are applied in the new checkpoint.
         """
         statements, address = [], put.address
         tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
@@ -559,7 +560,8 @@ class CheckpointWriter:
                 yield from self._build_filter_if_removals_are_newer(put, thread.newest_removal)
             )
         ) is not None:
-            # an erasure deletes all views of a thread, so a put to the views namespace is dropped
+            # an erasure deletes all views of a thread, so a stale put to the views namespace is
+            # discarded
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
@@ -615,7 +617,10 @@ class CheckpointWriter:
     def _build_filter_if_removals_are_newer(
         self, request: CheckpointPut | TaskWrites, newest_removal: int
     ) -> Flow[Any]:
-        """Return a `StalePut` if data was removed after a request's state was loaded, else None."""
+        """Return a `StalePut` if data was removed since the request's state was loaded.
+
+        Return None if nothing was removed since then.
+        """
         if not newest_removal or not self.removals.is_stale(request, newest_removal):
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
@@ -633,7 +638,7 @@ class CheckpointWriter:
         key_and_generation: tuple[int, int],
         is_cache_valid: bool,
     ) -> tuple[int, int]:
-        """Return the thread key and generation for which a request's log references are valid.
+        """Return the thread key and generation to which a request's log references belong.
 
         Returns:
             The argument `key_and_generation` if the cached data of the thread is valid. If the
@@ -764,8 +769,8 @@ class CheckpointWriter:
             snapshot.has_stopped_task = True
             insert = self.sql("new_writes_at_head", *insert.params, snapshot.key)
         statements = [insert]
-        # For speed, the thread's last-activity time is not updated when the answer to an interrupt
-        # is stored.
+        # To save time, storing the answer to an interrupt does not update the thread's
+        # last-activity time.
         if request.task_id != NULL_TASK:
             statements += self._build_activity_statements(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
@@ -781,8 +786,8 @@ class CheckpointWriter:
     def _build_activity_statements(self, thread: Thread) -> list[Statement]:
         """Build the statement that updates a thread's last-activity time, if it needs an update.
 
-        A time that is at most `ACTIVITY_PRECISION_S` seconds old is not updated, because it is
-        expensive to update the index on last-activity times.
+        The time is updated only if it is more than `ACTIVITY_PRECISION_S` seconds old, because
+        updating the index on last-activity times is expensive.
         """
         now = time.time()
         if now - thread.updated_at <= ACTIVITY_PRECISION_S:
@@ -807,7 +812,7 @@ class CheckpointWriter:
             (yield from self._build_filter_if_removals_are_newer(request, newest_removal)),
             request.has_interrupt,
         )
-        # Allocate keys before writing any row; see `allocate_keys`.
+        # Allocate row keys before writing any row; see `allocate_keys`.
         if not rows or rows[0][5] is None:
             keys = yield from self.reader.allocate_keys(1 if rows else 2)
         if rows:
@@ -816,8 +821,9 @@ class CheckpointWriter:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        # Mark the thread as changed when a namespace is created in it. If a concurrent put was
-        # planned to create the same namespace, its statements then fail and it is planned again.
+        # When a namespace is created in a thread, mark the thread as changed. If a concurrent put
+        # was planned to create the same namespace, the statements of the put then fail and the put
+        # is planned again.
         if namespace_key is None:
             namespace_key = keys.pop()
             yield [
@@ -828,8 +834,8 @@ class CheckpointWriter:
             self._find_cached_thread(thread_id, key, generation) if is_cache_valid else None
         )
         thread = cached_thread or Thread(key, generation, newest_removal)
-        # Restore the stored last-activity time, because a failed plan may have changed the time in
-        # the cached thread.
+        # Reset the cached thread's last-activity time to the stored value, because a failed plan
+        # may have changed the cached value.
         thread.updated_at = updated_at
         writes = request.build_writes_for_state(
             *self._get_thread_key_and_generation_if_cache_is_valid(
