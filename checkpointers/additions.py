@@ -90,7 +90,7 @@ class Additions:
         parent: Snapshot | None,
         merge: Merge | None,
     ) -> None:
-        """Set a checkpoint's reference to each channel value, appending new items to the logs.
+        """Set the checkpoint's references to its channel values, and append new items to the logs.
 
         Args:
             snapshot: The checkpoint, without references.
@@ -111,8 +111,9 @@ class Additions:
                 snapshot.inherit_channel(channel, parent)
         if parent is not None:
             for channel, version in snapshot.channel_versions.items():
-                # A graph that does not define this channel keeps the channel's version in the
-                # checkpoint but not its value, so the value is taken from the parent checkpoint.
+                # If a graph does not define this channel, langgraph keeps the channel's version in
+                # the checkpoint but drops its value, so the value is taken from the parent
+                # checkpoint.
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
@@ -121,9 +122,9 @@ class Additions:
     def append_value_to_log(
         self, channel: str, node: SplitValue, snapshot: Snapshot, parent: Snapshot | None
     ) -> ValueReference:
-        """Append the new items of a channel's value to the log of the channel.
+        """Append the new items of a channel's value to the channel's log.
 
-        Return the reference to the value that the checkpoint stores.
+        Return the reference to the value, as stored in the checkpoint.
         """
         if node.update is not None:
             ref = self._append_delta_update_to_log(channel, node.update, snapshot, parent)
@@ -159,8 +160,8 @@ class Additions:
             transcript = _extend_transcript(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
-        # The value consists of the parent's complete transcript followed by new items, so the new
-        # transcript is the same as the value.
+        # The value is the parent's whole transcript followed by new items, so it is also the new
+        # transcript.
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
             [(first_new_position, log.next_position)],
@@ -184,7 +185,7 @@ class Additions:
     ) -> ValueReference:
         """Append the items that tasks wrote to a `DeltaChannel` to the channel's log.
 
-        Return the reference to the channel's value.
+        Return the reference to the channel's value, as stored in the checkpoint.
         """
         log, entry_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
@@ -208,8 +209,8 @@ class Additions:
         new_ranges = join_ranges(
             (entry_position, entry_position + 1) for entry_position in transcript_positions
         )
-        # The transcript already contains the items of the channel's value at the parent checkpoint.
-        # Some items may be stored in the transcript with a different encoding.
+        # The transcript already contains the items of the channel's value at the parent checkpoint,
+        # although some of them may be encoded differently there.
         if update.base:
             new_ranges = subtract_ranges(
                 new_ranges,
@@ -232,7 +233,7 @@ class Additions:
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
 
     def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
-        """Replace a pending write's value with a reference if a log contains the value's items.
+        """Replace the value of a pending write with a log reference if a log contains its items.
 
         Args:
             snapshot: The checkpoint that contains the result of the write.
@@ -261,10 +262,10 @@ class Additions:
         ]
 
     def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """Append the new items in `parts` to a channel's log, and return all parts as log ranges.
+        """Append new items to a channel's log, and return log ranges for all items in `parts`.
 
         Each element of `parts` is either the content of a new item or a range of existing log
-        positions. If the result would have more ranges than `compute_max_range_count` allows,
+        positions. If the result would exceed the limit set by `compute_max_range_count`,
         consecutive short ranges are replaced with a single range of aliases. An alias is a log
         entry that repeats an earlier item.
         """
@@ -295,11 +296,11 @@ class Additions:
         self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
 
     def _reduce_range_count(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Return log ranges with the same items as `ranges`, but no more ranges than allowed.
+        """Reduce the number of log ranges to the allowed maximum, keeping the same items.
 
-        The allowed number is computed by `compute_max_range_count`. To reduce the number of ranges,
-        consecutive short ranges are replaced with a single range of aliases. An alias is a log
-        entry that repeats an earlier item.
+        The maximum number of ranges is computed by `compute_max_range_count`. To reduce the number
+        of ranges, consecutive short ranges are replaced with a single range of aliases. An alias is
+        a log entry that repeats an earlier item.
         """
         if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= compute_max_range_count(
             count_positions(ranges)
@@ -319,13 +320,13 @@ class Additions:
         return join_ranges(limited)
 
     def build_statements(self) -> list[Statement]:
-        """Return the statements that insert the new items and aliases."""
+        """Build the statements that insert the new log items and aliases."""
         return (
             [Statement(self.sql["add_item"], self._rows, execute_many=True)] if self._rows else []
         )
 
     def cache_committed_items(self) -> None:
-        """Add the committed items and aliases to the cached logs."""
+        """After a commit, add the new items and aliases to the cached logs."""
         for log, position, item in self.items:
             self.thread.size_bytes += log.add_item_and_count_bytes(position, item)
             log.planned_count -= 1
@@ -372,10 +373,10 @@ class Commit:
     remaining_keys: list[int] = field(default_factory=list)
 
     def record_whether_head_has_writes(self, rows: list[Row]) -> None:
-        """Store in the `Head` object whether the new head has pending writes.
+        """Record in the `Head` object whether the new head has pending writes.
 
         `rows` are the rows returned by the first statement of the transaction. The last column of
-        the first row indicates whether the new head has pending writes.
+        the first row is true if the new head has pending writes.
         """
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
@@ -413,7 +414,7 @@ class Commit:
     def _cache_written_row(
         self, checkpoint_ns: str, checkpoint_id: str, task_id: str, row: Row
     ) -> None:
-        """Cache the row of a task's pending writes if they belong to the cached head."""
+        """Cache a row of pending writes if the writes belong to the cached head."""
         thread = self.cache.get_thread(self.thread_id)
         head = thread.heads.get(checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None or head.snapshot.checkpoint_id != checkpoint_id:
@@ -425,7 +426,7 @@ class Commit:
 def _extend_transcript(
     log: ChannelLog, former_ranges: Ranges, new_ranges: Ranges, first_new_position: int
 ) -> Ranges:
-    """Return the log ranges of a transcript, extended by the new items of a channel's value.
+    """Return a transcript's log ranges, extended with the new items of a channel's value.
 
     Args:
         log: The log.
@@ -443,14 +444,14 @@ def _extend_transcript(
 
 
 def _replace_alias_positions_by_item_positions(log: ChannelLog, log_ranges: Ranges) -> Ranges:
-    """Resolve aliases in log ranges to the positions of their original items."""
+    """Replace aliases in log ranges with the positions of their original items."""
     originals: Ranges = []
     for start, stop in log_ranges:
         if start < ALIASES:
             originals.append((start, stop))
         else:
-            # Use `__getitem__` and not `get`, because `__getitem__` raises KeyError for an alias
-            # that is not cached. With `get`, the alias would be mistaken for an item.
+            # Use `__getitem__` rather than `get`, so that an alias that is not cached raises
+            # KeyError instead of being mistaken for an item.
             originals += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
     return join_ranges(originals)
 

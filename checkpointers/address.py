@@ -37,7 +37,7 @@ _MAPPING: Final = (dict, Mapping)
 class Address(NamedTuple):
     """Identifies a checkpoint by thread id, namespace and checkpoint id.
 
-    `checkpoint_id` is None if the address stands for the head of the namespace.
+    `checkpoint_id` is None if the address refers to the head of the namespace.
     """
 
     thread_id: str
@@ -98,9 +98,9 @@ def parse_address(config: RunnableConfig) -> Address:
 
 
 def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Address:
-    """Check the parts of an address, and build the address from them.
+    """Validate a thread id, a namespace and a checkpoint id, and build an address from them.
 
-    None or `""` as checkpoint_id means the head.
+    A `checkpoint_id` of None or `""` refers to the head.
 
     Raises:
         InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
@@ -126,10 +126,10 @@ def find_run_context(config: RunnableConfig) -> Any:
 
 
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values for `names` from the run's `context`.
+    """Return the values that the run's `context` holds for `names`.
 
-    The run is found in `config`. The context of a run is a dict or an object with attributes. Names
-    whose value in the context is None are omitted.
+    The run's context is taken from `config`. The context of a run is a dict or an object with
+    attributes. Names that are missing from the context, or whose value is None, are omitted.
     """
     context = find_run_context(config)
     get_value = context.get if isinstance(context, Mapping) else partial(getattr, context)

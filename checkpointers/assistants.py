@@ -36,7 +36,7 @@ class AssistantRow(NamedTuple):
 
 
 def assistant_associated_data(assistant_id: str, version: int) -> AssociatedData:
-    """Return the associated data that binds the encrypted content of a version to its row."""
+    """Return the associated data that binds the ciphertext of an assistant version to its row."""
     return ("assistant", assistant_id, version)
 
 
@@ -49,7 +49,7 @@ class AssistantTable(ServerTable):
         return rows[0] if rows else None
 
     async def list_assistants(self) -> list[AssistantRow]:
-        """Return the latest version of each assistant, the newest assistant first."""
+        """Return the latest version of each assistant, most recently created assistant first."""
         return await self._read_versions("latest_versions")
 
     async def list_versions(self, assistant_id: str) -> list[AssistantRow]:

@@ -5,8 +5,8 @@ stays valid when other processes write to the database. A cached item becomes st
 are deleted from its thread. Each deletion from a thread increments the thread's `generation`, and
 every read compares the cached `generation` with the stored one. The write plan for a new checkpoint
 is built from a cached head. The plan is committed only if the thread's version token in the
-database still equals the token cached with the head. Each transaction that changes a thread changes
-the version token of the thread.
+database still equals the one that was cached with the head. Every transaction that changes a thread
+also changes its version token.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from perdure.storage.flow import Row
 _WEIGH_EVERY: Final = 64
 # Estimated size in bytes of a cached thread, excluding the items of its logs.
 _THREAD_OVERHEAD: Final = 10_000
-# Maximum number of heads cached per thread. The same limit applies to the cached checkpoints with
-# pending writes.
+# Maximum number of heads cached per thread. It is also the maximum number of checkpoints per thread
+# whose pending writes are cached.
 _RECENT: Final = 16
 # Maximum number of threads remembered as having overlapping runs. An overlap is logged only once
 # per remembered thread.
 _MAX_OVERLAPPED: Final = 1024
-# Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
+# Bit mask that extracts the checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
 # Estimated memory overhead of a cached item in bytes, excluding its content.
 _ITEM_OVERHEAD: Final = 300
@@ -85,16 +85,16 @@ class ChannelLog:
     def __init__(self, key: int, name: str, cached: ChannelLog | None = None) -> None:
         """Create the cached part of a log.
 
-        `cached` is an older object for the same log. If it is given, its items are copied to the
-        new object.
+        `cached` is an older cached copy of the same log. If `cached` is given, its items are copied
+        to the new object.
         """
         self.key = key
         self.name = name
         self.planned_count = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
-        # Copy the index before the items, because another OS thread may add items between the
-        # copies.
+        # Copy the index before the items, so that the copied index never refers to an item that
+        # another OS thread adds between the two copies.
         if cached is not None and not cached.planned_count:
             self._indexed, self._index = cached._indexed, cached._index.copy()
         self.items: dict[int, bytes] = {} if cached is None else cached.items.copy()
@@ -109,7 +109,7 @@ class ChannelLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every item of the log is either cached or about to be appended."""
+        """Whether all items are cached, except planned items that are not yet committed."""
         return len(self.items) + self.planned_count == self.next_position
 
     def has_cached_range(self, start: int, stop: int) -> bool:
@@ -120,14 +120,14 @@ class ChannelLog:
         return all(map(self.items.__contains__, range(start, stop)))
 
     def has_items(self, start: int, stop: int, items: list[bytes]) -> bool:
-        """Return whether the cached items from `start` to `stop` equal `items`."""
+        """Return whether the cached items in the position range `[start, stop)` equal `items`."""
         get_item = self.items.get if start < ALIASES else self.get
         return list(map(get_item, range(start, stop))) == items
 
     def get(self, position: int) -> bytes | None:
         """Return the item at a log position, or None if the item is not cached.
 
-        If the position belongs to an alias, the original item is returned.
+        For the position of an alias, the original item is returned.
         """
         return self.items.get(self.resolve_alias_to_item_position(position))
 
@@ -139,7 +139,7 @@ class ChannelLog:
         return list(map(self.items.__getitem__, item_positions))
 
     def has_no_repeats(self, ranges: Ranges) -> bool:
-        """Return whether no item occurs more than once in log ranges, after resolving aliases.
+        """Return whether log ranges contain each item at most once, after resolving aliases.
 
         All aliases in `ranges` must be cached. An alias is a log entry that refers to an
         earlier item.
@@ -169,8 +169,7 @@ class ChannelLog:
         """Cache an item, and return the number of bytes added to the cache."""
         if position in self.items:
             return 0
-        # If the index is out of date, `find_position` adds the missing items when it is next
-        # called.
+        # If the index is out of date, the next call of `find_position` adds the missing items.
         if self._indexed == len(self.items):
             self._index.setdefault(item, position)
             self._indexed += 1
@@ -209,7 +208,7 @@ class ChannelLog:
 
 @dataclass(slots=True)
 class Snapshot:
-    """A checkpoint, read from its row and decrypted, with the log ranges of its lists and dicts.
+    """A decrypted checkpoint, with the log ranges of the values that are lists or dicts.
 
     Attributes:
         checkpoint_id: The id of the checkpoint.
@@ -254,7 +253,7 @@ class Snapshot:
     def stored_channels(self) -> frozenset[str]:
         """Return the channels whose values are stored with the checkpoint.
 
-        Channels whose values must be replayed from pending writes are omitted.
+        Channels whose values must be computed by replaying task writes are omitted.
         """
         return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
@@ -351,9 +350,10 @@ class Thread:
     def get_or_add_log(
         self, log_key: int, channel: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the log with the key `log_key`, creating it if it is not cached.
+        """Return the cached log with the key `log_key`, or add the log to the cache.
 
-        A newly created log starts with a copy of the items that `cached_thread` holds for it.
+        If `cached_thread` contains the log, the items cached there are copied to the newly added
+        log.
         """
         log = self.logs.get(log_key)
         if log is None:
@@ -373,10 +373,10 @@ class Thread:
     ) -> dict[str, Head]:
         """Return the committed head of each namespace, or an empty dict if heads may be stale.
 
-        If the conversation thread's version token differs from `expected_version_token`, the cached
-        heads may be stale. An empty dict is also returned while another OS thread is planning a
-        write to this conversation thread. The heads are returned without their pending writes,
-        because the caller uses them only as parents of new checkpoints.
+        The cached heads may be stale if the conversation thread's cached version token differs from
+        `expected_version_token`. An empty dict is also returned while another OS thread is planning
+        a write to this conversation thread. The returned heads have no pending writes, because
+        callers use the heads only as parents of new checkpoints.
         """
         # If the lock is held, another OS thread is planning a write to this conversation thread.
         if not self.lock.acquire(blocking=False):
@@ -396,7 +396,7 @@ class Thread:
     def committed_snapshot(self, checkpoint_ns: str, checkpoint_id: str) -> Snapshot | None:
         """Return the cached head of a namespace if its id is `checkpoint_id`, otherwise None.
 
-        Heads that have not been committed yet are not returned.
+        A head that is not committed yet is ignored.
         """
         head = self.heads.get(checkpoint_ns)
         snapshot = head.snapshot if head is not None and not head.is_uncommitted else None
@@ -420,7 +420,8 @@ class KeyBlock:
 
     The database reserves many keys at once, so the rows of a new checkpoint can refer to each other
     before any row is stored. No key is used twice. Each reservation returns higher keys than all
-    earlier reservations. Keys that are still reserved when the process ends are never used.
+    earlier reservations. Reserved keys that a process has not used when it exits are never
+    assigned.
     """
 
     def __init__(self) -> None:
@@ -428,7 +429,7 @@ class KeyBlock:
         self._lock = threading.Lock()
 
     def take_reserved_row_keys(self, count: int) -> list[int] | None:
-        """Take `count` reserved keys, highest first, or return None if too few keys are left."""
+        """Take `count` reserved keys, in descending order, or return None if too few are left."""
         with self._lock:
             start = len(self._left) - count
             if start < 0:
@@ -443,7 +444,7 @@ class KeyBlock:
             self._left = []
 
     def replace_keys(self, new_keys: list[int]) -> None:
-        """Replace the reserved keys with `new_keys`, unless the new keys are lower."""
+        """Replace the reserved keys with `new_keys`, unless a later reservation replaced them."""
         with self._lock:
             if new_keys > self._left:
                 self._left = new_keys
@@ -489,13 +490,13 @@ class Cache:
             return thread
 
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
-        """Replace a thread's cached data with its state after a transaction."""
+        """Replace a cached thread with its state after a transaction."""
         with self._lock:
             self._threads[thread_id] = thread
             self._mark_used_while_locked(thread_id)
 
     def record_overlapping_runs_and_check_if_first(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap, and return whether the overlap is the first one."""
+        """Record an overlap of a thread's runs, and return whether it is the first one recorded."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None

@@ -55,7 +55,7 @@ from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 # Annotations in the class `Checkpointer` use the alias `_List`, because the class has a method
 # named `list`.
 _List = list
-# The number of erasures and deletions that have been recorded for a thread id.
+# Number of erasures and deletions recorded for a thread id.
 RemovalCount = int
 
 
@@ -73,12 +73,12 @@ class Checkpointer(CheckpointSaver):
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
 
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
-        """Return a lock for `with` and `async with`, to run one turn of a thread at a time.
+        """Return a lock that lets only one turn of a thread run at a time.
 
-        A thread's lock works across OS threads, event loops and processes on the same machine. When
-        a process ends, its locks are released. The lock is advisory, which means that a run can use
-        the thread without acquiring the lock. See `put` for what happens when runs of the same
-        thread overlap. For example, use the lock as follows.
+        Use the lock in a `with` or `async with` statement. A thread's lock works across OS threads,
+        event loops and processes on the same machine. When a process ends, its locks are released.
+        The lock is advisory, which means that a run can use the thread without acquiring the lock.
+        See `put` for what happens when runs of the same thread overlap.
 
         Raises:
             InvalidConfig: The thread_id is not valid.
@@ -100,7 +100,9 @@ class Checkpointer(CheckpointSaver):
         before: int | None = None,
         missing_ok: bool = False,
     ) -> _List[HistoryItem]:
-        """Return all items of a channel up to a checkpoint, in order, including removed ones.
+        """Return all items written to a channel up to a checkpoint, in order.
+
+        Items that were removed later are included.
 
         Args:
             thread_id: The thread.
@@ -155,7 +157,8 @@ class Checkpointer(CheckpointSaver):
         `get_tuple` returns. At a checkpoint without a snapshot, langgraph applies the channel's
         reducer to the writes that tasks have made since the last snapshot. If the channel contains
         messages, perdure can compute its value without the graph. If the channel contains anything
-        other than messages and the checkpoint has no snapshot, the returned value is None.
+        other than messages and the checkpoint has no snapshot of it, the channel's value is
+        returned as None.
 
         Args:
             thread_id: The thread.
@@ -251,8 +254,8 @@ class Checkpointer(CheckpointSaver):
         """Return a thread's status: waiting for an answer to an interrupt, unfinished, or idle.
 
         The status is computed from a checkpoint and its pending writes. If no `checkpoint_id` is
-        passed, the thread's head is used. Computing the status does not need the graph, and also
-        works for a checkpoint written by another library's checkpointer.
+        passed, the thread's head is used. The status can be computed without the graph, even for a
+        checkpoint written by another library's checkpointer.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
@@ -355,7 +358,7 @@ class Checkpointer(CheckpointSaver):
     astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
-        """Return the `limit` largest threads, and the number of threads created in each month."""
+        """Return the `limit` largest threads and the number of threads created per month."""
         largest = self.database.read(lambda: self._threads.list_largest(limit))
         days = self.database.read(lambda: fetch_rows(self._sql["count_threads_by_day"]))
         return ThreadUsage(tuple(largest), sum_by_month(days))
@@ -404,12 +407,13 @@ class Checkpointer(CheckpointSaver):
         versions, all versions are removed. Tool calls in the erased messages are removed with them.
         Quotations of the erased messages are also removed (docs/erasure.md). A stored message
         without an id is removed if it has the same content as an erased message. A pending task
-        that quotes an erased message is cancelled, and the report names the task. If an erased
-        message contains a tool call, the tool message with the result is kept, unless the id of the
-        tool message is erased as well. The thread can continue. Unknown ids are not an error.
+        that contains text copied from an erased message is cancelled and named in the report. If an
+        erased message contains a tool call, the tool message with the result is kept, unless the id
+        of the tool message is erased as well. The thread can continue. Unknown ids are not an
+        error.
 
         `erase` leaves copies of the thread unchanged and cannot detect paraphrases of the erased
-        messages. A run in progress still has the erased messages in memory, but they are removed
+        messages. A run in progress still holds the erased messages in memory, but they are removed
         from everything that the run stores later. If the whole thread is erased, a run in progress
         fails with `ThreadDeleted`. Other writers wait while the database file is rewritten.
 
@@ -438,11 +442,11 @@ class Checkpointer(CheckpointSaver):
     aerase = make_async_twin(erase)
 
     def removals(self, thread_id: str) -> RemovalCount:
-        """Return how many erasures and deletions have been recorded for a thread id.
+        """Return the number of erasures and deletions recorded for a thread id.
 
-        Use the number to find out which messages were erased while a program was processing them.
-        Call `removals` before reading the messages, and later pass the returned number to `removed`
-        as `since`.
+        Use this number with `removed` to detect messages that were erased while a program was
+        processing them. Call `removals` before reading the messages. After processing them, call
+        `removed` with that number as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -452,7 +456,7 @@ class Checkpointer(CheckpointSaver):
     def removed(
         self, thread_id: str, messages: Sequence[BaseMessage], *, since: int | RunnableConfig
     ) -> _List[bool]:
-        """Return, for each message, whether it or its whole thread was removed after it was read.
+        """Return, for each message, whether it or its thread has been removed since it was read.
 
         Args:
             thread_id: The thread.
@@ -483,13 +487,13 @@ class Checkpointer(CheckpointSaver):
         channel: str = "messages",
         config: RunnableConfig | None = None,
     ) -> _List[bool]:
-        """Return, for each message, whether it was added by a run that started after `moment`.
+        """Return, for each message, whether the run that added it started after `moment`.
 
-        Only runs that used this checkpointer's database count. The result is False for a message
-        that was added by a state update, an import, a merge or a copy. The result is also False if
-        it is unknown which run added the message, for example because the checkpoint before the
-        message was pruned. A run that resumes an interrupted run counts as part of the interrupted
-        run.
+        Only runs that used this checkpointer's database are taken into account. For a message that
+        was added by a state update, an import, a merge or a copy, the result is False. The result
+        is also False if it is unknown which run added the message, for example because the
+        checkpoint before the message was pruned. A run that resumes an interrupted run counts as
+        part of the interrupted run.
 
         Args:
             thread_id: The thread.
@@ -627,9 +631,9 @@ class Checkpointer(CheckpointSaver):
         The source is only read. Imported threads, namespaces, checkpoints and pending writes keep
         their ids from the source. An interrupted import can be repeated. Each checkpoint imported
         from langgraph's own saver is read back after it is stored and compared with the source.
-        Existing checkpoints are kept. If the source is a checkpointer, its threads are copied as
-        stored bytes, without decoding their values. If a thread exists in both databases but has
-        continued in only one of them, the continued version is kept. The import needs enough memory
+        Existing checkpoints are kept. If the source is a checkpointer, the stored bytes of its
+        threads are copied without being decoded. If a thread exists in both databases but was
+        continued in only one of them, the continued copy is kept. The import needs enough memory
         for the largest thread.
 
         Args:

@@ -66,8 +66,8 @@ _NULL: Final = b"\x11"
 # Types that langgraph's serializer does not encode as msgpack.
 _SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
-# Maximum number of steps in the path to an invalid value that an error message shows. The number is
-# limited because finding each step requires encoding all parts of a value again.
+# Maximum length, in steps, of the path that an error message shows for an invalid value. The length
+# is limited because finding each step requires encoding the parts of a value once more.
 _MAX_STEPS: Final = 20
 
 
@@ -96,7 +96,7 @@ class Codec:
     def encode(self, value: Any, get_path: Callable[[], str], *, exact: bool = False) -> bytes:
         """Encode one value. Equal values have equal encodings.
 
-        A message's encoding does not change if the message is decoded and encoded again.
+        Decoding a message and encoding it again yields the same bytes.
 
         Args:
             value: The value.
@@ -256,12 +256,11 @@ class Codec:
     def encode_for_storage(
         self, value: Any, encoding_for_comparison: bytes, get_path: Callable[[], str]
     ) -> bytes:
-        """Return the bytes to store for a value, given its encoding for comparison.
+        """Return the bytes to store for a value, given the encoding used to compare it.
 
-        The result is usually `encoding_for_comparison` itself. However, decoding a message can
-        change it, because its class validates the fields. In this case the stored bytes are the
-        encoding of the changed message, so that loading the message and storing it again gives the
-        same bytes.
+        In most cases, `encoding_for_comparison` is returned unchanged. However, decoding a message
+        can change it, because its class validates the fields. The changed message is then encoded
+        again before it is stored, so that loading and storing it later does not change its bytes.
 
         Args:
             value: The value.
@@ -279,11 +278,11 @@ class Codec:
         return self._decode_and_reencode_message(encoding_for_comparison)
 
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
-        """Yield the encodings that a value would have under former names of its classes.
+        """Yield a value's encodings under former names of its classes.
 
-        The earlier encodings make it possible to find items that were stored before a class was
-        renamed. Without them, renaming a class would cause all of its objects in a thread to be
-        stored again.
+        The encodings under former names make it possible to find items that were stored before a
+        class was renamed. Without these encodings, renaming a class would cause all of its objects
+        in a thread to be stored a second time.
         """
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
@@ -315,8 +314,8 @@ class Codec:
 def _encode_if_all_plain(values: Sequence[Any]) -> list[bytes] | None:
     """Encode values quickly if they consist of plain data, or return None.
 
-    None is returned unless all values are messages whose fields are plain data, or all values are
-    plain data other than messages.
+    The values must be either all messages whose fields are plain data, or all plain data without
+    any messages. Otherwise, None is returned.
     """
     classes = list(map(type, values))
     distinct_classes = set(classes)
@@ -386,7 +385,7 @@ def _build_storage_error(
 
 
 def _list_elements_or_attributes_with_paths(value: Any) -> list[tuple[str, Any]]:
-    """Return the elements or attributes of a value, each with a path such as `[0]` or `.name`."""
+    """Return a value's elements or attributes, each with its path, such as `[0]` or `.name`."""
     # Import `Send` here, because langgraph.types is slow to import and only errors need it.
     from langgraph.types import Send
 
@@ -440,7 +439,7 @@ def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> Fo
 
 
 class ValuesAsEncoded(Sequence[Any]):
-    """A sequence of values whose messages are decoded from their encoding on each access.
+    """A sequence of values that decodes each message anew whenever the message is accessed.
 
     Later changes to the original message objects are therefore not visible. All values that are not
     messages are returned unchanged.

@@ -2,12 +2,12 @@
 
 langgraph stores a snapshot of a `DeltaChannel`'s value only from time to time, and otherwise
 replays the value from task writes. A checkpoint can therefore be stored without a snapshot of a
-changed `DeltaChannel`. If a checkpoint has no snapshot of a changed `DeltaChannel`, the values that
-tasks have written to the channel since the parent checkpoint are added to the channel's log and to
-the transcript. For a channel of messages, perdure computes which log items make up the channel's
-value, by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. If the
-channel contains values that are not messages, the value of the channel is unknown until the next
-snapshot, because a checkpointer cannot call the reducer of the graph.
+changed `DeltaChannel`. If a `DeltaChannel` has changed but the checkpoint has no snapshot of it,
+the values that tasks wrote to it since the parent checkpoint are appended to the channel's log and
+transcript. For a channel of messages, perdure computes which log items make up the channel's value,
+by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. If the channel
+contains anything other than messages, its value is unknown until the next snapshot, because only
+the graph's reducer can compute the value and a checkpointer cannot call it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ COUNTERS: Final = "counters_since_delta_snapshot"
 """The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
 # The value of langgraph's constant `langgraph.graph.message.REMOVE_ALL_MESSAGES`.
 _REMOVE_ALL: Final = "__remove_all__"
-# The only key of the dict that represents langgraph's `Overwrite` in JSON.
+# Key of the single-entry dict that represents langgraph's `Overwrite` in JSON.
 _OVERWRITE: Final = "__overwrite__"
 _PAIR_KEYS: Final = frozenset({str, int})
 _NUMBERS: Final = frozenset({int, float, bool})
 
 
 class Entry(NamedTuple):
-    """A single change that a write makes to a channel's value.
+    """One change that a write makes to a channel's value, such as adding or removing an item.
 
     Attributes:
         item: The bytes of an added item, or None if the entry removes something.
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class ChannelUpdate:
-    """The changes that one superstep's writes make to a channel's value.
+    """The changes that one superstep makes to a channel's value.
 
     Attributes:
         kind: DICT if the items are `[key, value]` pairs, otherwise LIST.
@@ -76,11 +76,11 @@ class ChannelUpdate:
 
     @property
     def clears(self) -> bool:
-        """Whether any entry of the update clears the channel, which removes all earlier items."""
+        """Whether the update contains an entry that removes all earlier items of the channel."""
         return any(entry.clears for entry in self.entries)
 
     def list_added_items_as_bytes_or_log_range(self, log: ChannelLog) -> list[bytes | Range]:
-        """Return the added items in order, each as its bytes or its log position.
+        """Return the added items in order, new items as bytes and existing items as log ranges.
 
         For an item that the log already contains, the range `(position, position + 1)` is returned.
         Items that are not yet in the log are returned as bytes.
@@ -95,7 +95,7 @@ class ChannelUpdate:
     def compute_log_ranges_of_updated_value(
         self, added_log_positions: Sequence[int | None]
     ) -> Ranges:
-        """Return the log ranges that make up the channel's value after applying this update.
+        """Return the log ranges of the channel's value after this update is applied.
 
         Args:
             added_log_positions: For each entry, the log position of the item that the entry
@@ -128,7 +128,7 @@ class ChannelUpdate:
 
 @dataclass(slots=True)
 class DeltaWrites:
-    """`DeltaChannel` updates, computed from the pending writes of a parent checkpoint.
+    """`DeltaChannel` updates that were computed from a parent checkpoint's pending writes.
 
     Attributes:
         updates: The update of each `DeltaChannel` without a snapshot, by channel.
@@ -189,13 +189,17 @@ def plan_channel_update(
 def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
     """Return a dict's pairs.
 
-    The list is empty if the dict has a key that is neither a str nor an int.
+    If any key is neither a str nor an int, an empty list is returned.
     """
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
 def _parse_overwrite_flag_value_and_elements(value: Any) -> tuple[bool, Any, list[Any]]:
-    """Return whether a value is an `Overwrite`, the unwrapped value, and its elements."""
+    """Unwrap a value if it is an `Overwrite`.
+
+    Return a tuple of a flag that says whether the value was an `Overwrite`, the unwrapped value,
+    and the list of its elements.
+    """
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
         overwrites, value = True, value[_OVERWRITE]
@@ -207,7 +211,7 @@ def _parse_overwrite_flag_value_and_elements(value: Any) -> tuple[bool, Any, lis
 
 
 def _try_converting_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
-    """Convert a written value to messages as langgraph's reducers do, or return None on failure."""
+    """Convert a value to messages as langgraph's reducers do, or return None if that fails."""
     try:
         return convert_to_messages(write)
     # langchain-core raises errors of many types for values that are not messages.
@@ -284,10 +288,10 @@ def build_key_of_type_content_and_calls(message: BaseMessage) -> tuple[str, str]
 def find_items_with_newly_assigned_ids(
     update: ChannelUpdate, transcript_messages: Sequence[Any]
 ) -> frozenset[bytes]:
-    """Find items whose message was first written without an id and was later assigned one.
+    """Find items whose message had no id when first written and was assigned one later.
 
-    If a node removes all messages and returns some of them again, each returned message without an
-    id is assigned one.
+    If a node removes all messages and writes some of them back, langgraph assigns an id to each of
+    these messages that has none.
 
     Args:
         update: The update of a channel of messages.
@@ -315,10 +319,10 @@ def find_items_with_newly_assigned_ids(
 class Transcript:
     """An index for finding the message in a transcript that matches a given message.
 
-    Two messages match if both their content and their ids are equal. Two messages with equal
-    content also match if one of them has no id, because a reducer can assign an id to a message
-    that has none. A message chunk can match a message, because a reducer can convert a chunk to a
-    message.
+    Two messages match if both their content and their ids are equal. Two messages also match if
+    their content is equal and one of them has no id, because a reducer can assign an id to a
+    message without one. A message chunk can match a message, because a reducer can convert a chunk
+    to a message.
     """
 
     def __init__(self, messages: Sequence[Any] = ()) -> None:
@@ -330,8 +334,7 @@ class Transcript:
     def index_message(self, message: Any) -> None:
         """Add a message to the index.
 
-        A value that is not a message increments the index of later messages, but is never returned
-        as a match.
+        A value that is not a message takes up an index number but is never returned as a match.
         """
         if isinstance(message, BaseMessage):
             entries = self._entries.setdefault(build_key_of_type_content_and_calls(message), [])

@@ -1,4 +1,4 @@
-"""Read the `DeltaChannel` writes among the pending writes of a new checkpoint's parent."""
+"""Read the `DeltaChannel` updates from the pending writes of a parent checkpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def find_cached_delta_writes(
 ) -> DeltaWrites | None:
     """Build the `DeltaWrites` of a new checkpoint from cached data only.
 
-    If some of the data is not cached, None is returned and the caller must read the database.
+    If some of the required data is not cached, None is returned, and the caller must read the
+    database.
     """
     rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.delta_channels:
@@ -115,7 +116,7 @@ def _load_written_values(
 ) -> Flow[dict[str, list[Any]]]:
     """Read the values written to the given channels, in the order in which langgraph applies them.
 
-    This function also sets the attributes `pending_writes` and `size_bytes` of `delta_writes`.
+    Also set the attributes `pending_writes` and `size_bytes` of `delta_writes`.
     """
     entries: list[tuple[Any, str, Any]] = []
     delta_writes.size_bytes = 0 if channels else None
@@ -141,10 +142,10 @@ def _load_written_values(
 def _build_reference_with_encoded_elements(
     codec: Codec, ref: ValueReference, value: Any
 ) -> ValueReference:
-    """Build an inline reference that contains the encoded elements of a list or dict.
+    """Build a reference that holds the encoded elements of a list or dict inline.
 
-    The elements are encoded like log items. If `value` is empty, or neither a list nor a dict,
-    `ref` is returned unchanged.
+    Each element is encoded in the same way as a log item. If `value` is empty, or neither a list
+    nor a dict, `ref` is returned unchanged.
     """
     elements = (
         value
@@ -167,7 +168,7 @@ def _build_channel_update(
     channel: str,
     values: Sequence[Any],
 ) -> Flow[ChannelUpdate]:
-    """Build a channel's update from task writes and the channel's value at the parent checkpoint.
+    """Build a channel's update from its value at the parent checkpoint and the task writes.
 
     The channel's value at the parent checkpoint may be unknown.
     """
@@ -222,7 +223,7 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Set the thread title to store with a new checkpoint, if the title may have changed.
+    """Update the thread title that is stored with a new checkpoint, if the title may have changed.
 
     The title is taken from the first messages of the transcript.
     """

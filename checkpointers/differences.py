@@ -24,8 +24,7 @@ from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-# The position that a `ChannelDifference` reports for a value that is stored as a single object
-# rather than as log items.
+# Position that a `ChannelDifference` reports for a value that is not stored as log items.
 _WHOLE_VALUE: Final = -1
 
 
@@ -83,8 +82,8 @@ class Differences:
                 parent = yield from self.reader.read_snapshot(*parts)
             nodes[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
             step = parent
-        # The later checkpoint is not a descendant of the earlier one, so compare their
-        # `versions_seen` to find the nodes that ran.
+        # The later checkpoint does not descend from the earlier one, so find the nodes that ran by
+        # comparing the `versions_seen` of both checkpoints.
         if step is None and old is not None:
             nodes = _find_nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(nodes))
@@ -150,7 +149,7 @@ class Differences:
         return channels
 
     def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
-        """Return whether a value is missing, an empty list or dict, or stored as items of a log."""
+        """Return whether a value is missing, an empty list or dict, or stored as log items."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
             return type(value) in (list, dict) and not value
@@ -159,7 +158,7 @@ class Differences:
     def _compare_ranges(
         self, thread_id: str, thread: Thread, log_key: int, old: Ranges, new: Ranges, limit: int
     ) -> Flow[ChannelDifference]:
-        """Compare the log positions of two lists or dicts whose items are in the same log.
+        """Compare two lists or dicts stored in the same log, by the log positions of their items.
 
         Args:
             thread_id: The thread.
@@ -175,8 +174,8 @@ class Differences:
         added = yield from self.reader.read_positions_with_aliases_resolved(
             thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
-        # Log positions of items that are in both the old and the new value, but moved within the
-        # list.
+        # Log positions of items that occur in both the old and the new list, but in a different
+        # order.
         moved = {*removed} & {*added}
         removed = [position for position in removed if position not in moved]
         added = [position for position in added if position not in moved]
@@ -216,7 +215,7 @@ class Differences:
     def _compare_values(
         self, thread_id: str, thread: Thread, old_ref: Any, new_ref: Any
     ) -> Flow[ChannelDifference]:
-        """Compare two values that are each stored as a single object rather than as log items."""
+        """Compare two values that are stored whole rather than as log items."""
         parts = []
         for ref in (new_ref, old_ref):
             values = {}
@@ -228,7 +227,7 @@ class Differences:
 
 
 def _has_unknown_value(ref: Any) -> bool:
-    """Return whether `ref` refers to a `DeltaChannel` whose value is unknown."""
+    """Return whether a reference marks a `DeltaChannel`'s value as unknown."""
     return ref is not None and extract_value_reference_from_delta_channel_reference(ref) is None
 
 
