@@ -17,16 +17,18 @@ NodeAndInterruptValue = tuple[str, Any]
 class HistoryItem:
     """An item in a channel's history up to a given checkpoint, for example a message.
 
-    Attributes: value: The message, the element of a list, or the `(key, value)` pair of a dict.
+    Attributes:
+        value: The message, the element of a list, or the `(key, value)` pair of a dict.
         seen: Whether the item is still part of the channel's value at that checkpoint. None means
-        that this is unknown, because the channel is a `DeltaChannel` of langgraph that does not
-        hold messages and has no snapshot at that checkpoint. position: The position of the item in
-        the channel's log. Later items have higher positions, and a position is never reused.
-        branch: Whether the item is only on a branch that does not lead to the head. stored_at: The
-        time (UTC) of the checkpoint that first stored the item. The time is the `ts` of that
-        checkpoint, or the time at which the checkpoint was stored if that is earlier. Copies,
-        merges, imports of langgraph's databases, prunes and erasures of other messages do not
-        change it.
+            that this is unknown, because the channel is a `DeltaChannel` of langgraph that does not
+            hold messages and has no snapshot at that checkpoint.
+        position: The position of the item in the channel's log. Later items have higher positions,
+            and a position is never reused.
+        branch: Whether the item is only on a branch that does not lead to the head.
+        stored_at: The time (UTC) of the checkpoint that first stored the item. The time is the `ts`
+            of that checkpoint, or the time at which the checkpoint was stored if that is earlier.
+            Copies, merges, imports of langgraph's databases, prunes and erasures of other messages
+            do not change it.
     """
 
     value: Any
