@@ -1,4 +1,4 @@
-"""Ready-made agent graphs, whose parts can also be used one by one."""
+"""Prebuilt agent graphs whose parts can also be used separately."""
 
 from perdure.graphs.chat import chat_graph, memory_agent
 from perdure.graphs.responder import QuotingResponder

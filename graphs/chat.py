@@ -47,7 +47,7 @@ def chat_graph(
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     store: BaseStore | None = None,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Compile a chat graph with the node `respond`, followed by nodes that update the memory.
+    """Compile a chat graph whose `respond` node is followed by nodes that update the memory.
 
     Example: `chat_graph("openai:gpt-5-mini", memory=[use_memories(), trim(max_tokens=4_000),
     remember_turns()], checkpointer=saver, store=store)`
@@ -84,7 +84,7 @@ def chat_graph(
     steps = list(nodes)
 
     async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
-        """Call the model, and choose the next node."""
+        """Call the model, and select the next node."""
         messages: list[Any] = state["messages"]
         if select_messages is not None:
             messages = await Effect(
@@ -150,7 +150,7 @@ def memory_agent(
         checkpointer: See `chat_graph`.
         store: See `chat_graph`.
     """
-    # Instructions replace the system message, so their node comes before the other nodes.
+    # Instructions replace the system message, so their node must run before the other nodes.
     first_parts: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
     other_parts = [part for part in memory if not isinstance(part, UseInstructions)]
     if not any(isinstance(part, UseMemories) for part in other_parts):
@@ -195,10 +195,10 @@ def _choose_next_step(
 ) -> str:
     """Return the name of the next node.
 
-    The next node is the first element of `steps` that is not skipped. A summary that is not due is
-    skipped, because each node costs a checkpoint. If no step remains, the next node is END. With
-    `may_return=True`, the graph goes back to `respond` instead of END if the model has not yet
-    responded to the latest tool results.
+    The next node is the first element of `steps` that is not skipped. A summary node is skipped if
+    no summary is due, because each node costs a checkpoint. If no step remains, the next node is
+    END. With `may_return=True`, the graph goes back to `respond` instead of END if the model has
+    not yet responded to the latest tool results.
     """
     due_steps = (
         step

@@ -1,4 +1,4 @@
-"""The graphs of `langgraph.json`, with the model, database and user of perdure's settings."""
+"""The graphs in `langgraph.json`, with the model, database and user from perdure's settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build the memory agent, which trims the messages of its requests."""
+    """Build the memory agent, which trims the messages in its model requests."""
     return build_memory_agent(_load_settings(), _choose_namespace(config))
 
 
@@ -68,7 +68,7 @@ def build_memory_agent(
 
 @asynccontextmanager
 async def checkpointer() -> AsyncIterator[Checkpointer]:
-    """Open the checkpointer of the configured database, and close it at the end."""
+    """Open the checkpointer of the configured database, and close it on exit."""
     chosen_settings = await asyncio.to_thread(settings.load)
     async with open_checkpointer(chosen_settings.db, key=chosen_settings.key) as saver:
         yield saver
@@ -76,14 +76,14 @@ async def checkpointer() -> AsyncIterator[Checkpointer]:
 
 @asynccontextmanager
 async def store() -> AsyncIterator[WholeStore]:
-    """Open the store of the configured database, and close it at the end."""
+    """Open the store of the configured database, and close it on exit."""
     chosen_settings = await asyncio.to_thread(settings.load)
     async with open_store(chosen_settings.db, key=chosen_settings.key) as opened_store:
         yield opened_store
 
 
 def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel | None:
-    """Build the chat model that the settings name, or return None if they name none."""
+    """Build the configured chat model, or return None if none is configured."""
     if chosen_settings.model is None:
         return None
     from langchain_openai import ChatOpenAI  # the import takes seconds

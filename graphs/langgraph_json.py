@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
 
-_MAX_TTL: Final = 100 * 366 * 24 * 60  # maximum time to live in minutes, which is 100 years
+# Maximum TTL in minutes (100 years).
+_MAX_TTL: Final = 100 * 366 * 24 * 60
 _Minutes = Annotated[float, Field(gt=0, le=_MAX_TTL)]
 _NO_EFFECT: Final = frozenset({"$schema"})  # keys that are not reported as ignored
 _CORS_REASON: Final = (
@@ -36,7 +37,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def iter_names_of_ignored_keys(self, prefix: str = "") -> Iterator[str]:
-        """Yield the dotted names of all keys that have no effect."""
+        """Yield the dotted names of all keys that are ignored because they are unknown."""
         yield from (f"{prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT)
         for name in self.model_fields_set & type(self).model_fields.keys():
             value = getattr(self, name)
@@ -168,7 +169,7 @@ class LanggraphFile:
         return str(self.path.parent / auth.path) if auth else None
 
     def import_graphs(self) -> dict[str, Any]:
-        """Import the graphs, by name. A graph may also be a function that returns a graph.
+        """Import the graphs, by name. A graph can also be given as a function that returns a graph.
 
         Raises:
             ConfigurationError: A graph cannot be imported, or an object is not a graph.
@@ -189,7 +190,7 @@ class LanggraphFile:
         return graphs
 
     def import_saver_options(self) -> dict[str, Any]:
-        """Return the options `types` and `aliases` of the checkpointer.
+        """Return the checkpointer's `types` and `aliases` options.
 
         Raises:
             ConfigurationError: An object that the file names cannot be imported.
@@ -209,7 +210,7 @@ class LanggraphFile:
         }
 
     def import_store_options(self) -> dict[str, Any]:
-        """Return the options `index` and `ttl` with which the store is opened.
+        """Return the `index` and `ttl` options for opening the store.
 
         Raises:
             ConfigurationError: The embedder cannot be imported.
@@ -234,7 +235,9 @@ class LanggraphFile:
         return options
 
     def import_app(self) -> Any:
-        """Import the user's own application, `http.app`. Return None if the file names none.
+        """Import the user's own web application, which is configured as `http.app`.
+
+        Return None if no application is configured.
 
         Raises:
             ConfigurationError: The application cannot be imported.
@@ -357,7 +360,7 @@ def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
 
 
 def _read_environment_variables(variables: Mapping[str, Any] | str, folder: Path) -> dict[str, str]:
-    """Return the environment variables of `env`, which is an object or the name of a file."""
+    """Return the environment variables in `env`, which is an object or the name of a file."""
     if isinstance(variables, Mapping):
         return {name: str(value) for name, value in variables.items()}
     try:

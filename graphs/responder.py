@@ -37,7 +37,7 @@ class QuotingResponder(BaseChatModel):
 
 
 def _build_answer_from_quotations(messages: list[BaseMessage]) -> str:
-    """Build the answer from quotes that share words with the newest human message."""
+    """Build the response from quotations that share words with the latest human message."""
     question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
     if question is None:
         return "I was shown no question. "

@@ -55,9 +55,9 @@ class ProfileUpdate(NamedTuple):
 class UpdateProfile(Learner):
     """A node that lets a model update a profile after a conversation.
 
-    The model is asked for a patch of the profile. If another run has changed other fields of the
-    profile in the meantime, the patch is applied to the updated profile. If another run has changed
-    a field that the patch also changes, the model is asked for a new patch.
+    The model is asked for a patch that updates the profile. If another run has changed other fields
+    of the profile in the meantime, the patch is applied to the updated profile. If another run has
+    changed a field that the patch also changes, the model is asked for a new patch.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.

@@ -1,4 +1,4 @@
-"""Read the token usage and the model names that providers report with their answers."""
+"""Read the token usage and the model names from model responses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from langchain_core.messages import BaseMessage
 
 from perdure.memory.conversation import role
 
-# Maximum plausible number of tokens. A larger reported number is ignored.
+# Maximum plausible token count. Larger reported values are ignored.
 _MAX_TOKENS: Final = 20_000_000
-# Keys in `response_metadata` under which providers report the model's name.
+# Keys in `response_metadata` where providers report the model name.
 _MODEL_KEYS: Final = ("model_name", "model", "model_id")
 _NO_USAGE: Final[Mapping[str, Any]] = {}
 _PROVIDERS: Final = (
@@ -41,14 +41,14 @@ def read_request_tokens(message: BaseMessage) -> int:
     details = usage.get("input_token_details")
     if isinstance(details, Mapping):
         cached = _read_count(details.get("cache_read")) + _read_count(details.get("cache_creation"))
-        # Some integrations of providers do not include cached tokens in `input_tokens`.
+        # Some provider integrations do not count cached tokens in `input_tokens`.
         sent += cached if cached > sent else 0
     total = sent + _read_count(usage.get("output_tokens"))
     return total if sent and total <= _MAX_TOKENS else 0
 
 
 def read_answer_tokens(message: BaseMessage) -> int:
-    """Return an answer's number of tokens without its reasoning, or 0 without reported usage."""
+    """Return the number of output tokens without reasoning tokens, or 0 if no usage is reported."""
     usage = _read_usage(message)
     if not usage:
         return 0
@@ -58,17 +58,17 @@ def read_answer_tokens(message: BaseMessage) -> int:
 
 
 def read_model_name(message: BaseMessage) -> str | None:
-    """Return the name of the model that gave an answer, or None if the answer has no model name."""
+    """Return the name of the model that generated a response, or None if it is not reported."""
     metadata = message.response_metadata
     names = (metadata.get(key) for key in _MODEL_KEYS) if metadata else ()
     return next((name for name in names if isinstance(name, str) and name), None)
 
 
 def is_same_model(first: str | None, second: str | None) -> bool:
-    """Return whether two model names may mean the same model.
+    """Return whether two model names could refer to the same model.
 
-    None stands for an unknown name, which matches every model. Prefixes for the provider and
-    suffixes for the version are ignored.
+    None stands for an unknown name, which matches every model. Provider prefixes and version
+    suffixes are ignored.
 
     >>> is_same_model("openai:gpt-4o", "gpt-4o-2024-08-06"), is_same_model("gpt-4", "gpt-4o")
     (True, False)
@@ -82,7 +82,7 @@ def is_same_model(first: str | None, second: str | None) -> bool:
 
 @lru_cache(maxsize=256)
 def _remove_provider_and_version(model: str) -> str:
-    """Return a model name without the provider's prefix and the version's suffix."""
+    """Strip the provider prefix and the version suffix from a model name."""
     name = _REPEATED.sub(r"\1", model.strip().lower())
     name = _PREFIX.sub("", name)
     return _VERSION.sub("", name) or name
@@ -95,6 +95,6 @@ def _read_usage(message: BaseMessage) -> Mapping[str, Any]:
 
 
 def _read_count(value: Any) -> int:
-    """Return a reported number of tokens, or 0 if the value is not a positive int."""
+    """Return a reported token count, or 0 if the value is not a positive int."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count else 0

@@ -1,4 +1,4 @@
-"""Record the messages that models receive in each call, with the tokens of each part.
+"""Record the messages sent to models in each call, with the token count of each part.
 
 A view is the record of the messages that a model received in one call. A view is stored as a
 checkpoint of the thread, in a separate checkpoint namespace. If a message in a view is also in the
@@ -38,12 +38,12 @@ from perdure.memory.tokens import TokenCounter, token_counter
 
 RequestPart = str
 TokenCount = int
-# Keys in content blocks whose values may be the binary data of an image or a file.
+# Content-block keys whose values may be the binary data of an image or a file.
 _DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
 # Maximum length, in characters, of a recorded value whose key is in `_DATA_KEYS`. Longer values are
 # replaced with a note.
 _MAX_DATA_CHARS: Final = 1_000
-# Matches the sections that perdure adds to a system message.
+# Matches a section that perdure adds to a system message, such as `<memories>…</memories>`.
 _SECTION: Final = re.compile(
     rf"^<(memories|summary|profile|examples)>\n.*?^</\1>$|^{re.escape(HEADING)}:\n"
     r".*?(?=\n\n<(?:memories|profile|examples)>\n|\Z)",
@@ -52,14 +52,14 @@ _SECTION: Final = re.compile(
 
 
 class RecordViews(BaseCallbackHandler):
-    """A callback that records the messages that chat models receive in a graph.
+    """A callback that records the messages sent to chat models in a graph.
 
     To record one run, pass the callback in the config: `graph.invoke(question, {**config,
     "callbacks": [record_views(saver)]})`. To record all runs, use
     `graph.with_config(callbacks=[record_views(saver)])`. Recording adds one checkpoint per model
-    call. The binary data of images and files is not recorded. If a view cannot be stored, langchain
-    logs the error, and the run continues. A model call is recorded only if its run has a thread and
-    a checkpointer.
+    call. The binary data of images and files is not recorded. If the record of a model call cannot
+    be stored, LangChain logs the error and the run continues. A model call is recorded only if its
+    run has a thread and a checkpointer.
 
     Args:
         saver: The graph's checkpointer. A checkpointer of another library stores all messages again
@@ -91,7 +91,7 @@ class RecordViews(BaseCallbackHandler):
     ) -> tuple[RunnableConfig, Checkpoint, CheckpointMetadata, ChannelVersions] | None:
         """Build the arguments for the checkpointer's `put` method, which stores the view.
 
-        Return None if the call does not belong to a run of a graph on a thread.
+        Return None if the call is not part of a graph run on a thread.
         """
         position = _find_thread_namespace_checkpoint_and_runtime()
         if position is None:
@@ -136,7 +136,7 @@ class RecordViews(BaseCallbackHandler):
 class AwaitedViews(RecordViews):
     """A version of `RecordViews` for graphs that run asynchronously, with `ainvoke`.
 
-    The callback runs inline, so that langchain does not start a task for each streamed token.
+    The callback runs inline so that LangChain does not start a task for each streamed token.
     """
 
     run_inline = True
@@ -154,7 +154,7 @@ record_views = RecordViews
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """The messages that a model received in one call.
+    """The messages sent to a model in one call.
 
     Attributes:
         id: The id of the view.
@@ -180,7 +180,7 @@ class ModelView:
 
     @property
     def parts(self) -> dict[RequestPart, TokenCount]:
-        """The number of tokens of each part of the request, except parts without tokens.
+        """The token count of each part of the request; parts without tokens are omitted.
 
         The text of the system messages is split into the parts `"summary"`, `"memories"`,
         `"profile"`, `"examples"` and `"instructions"`. The part `"instructions"` holds the text
@@ -203,7 +203,7 @@ async def _list_views(
     limit: int = 20,
     before: str | None = None,
 ) -> list[ModelView]:
-    """Return the views that `record_views` recorded for a thread, newest last.
+    """Return the model calls that `record_views` recorded in a thread, in chronological order.
 
     Args:
         saver: The checkpointer.
@@ -285,7 +285,10 @@ def _remove_media_data(message: BaseMessage) -> BaseMessage:
 
 
 def _replace_long_binary_data(value: Any, key: Any = None) -> Any:
-    """Replace long binary data in content by a note. `key` is the key of `value` in its block."""
+    """Replace long binary data in message content with a placeholder.
+
+    `key` is the key of `value` in its content block.
+    """
     if isinstance(value, dict):
         return {name: _replace_long_binary_data(part, name) for name, part in value.items()}
     if isinstance(value, list):
@@ -308,7 +311,7 @@ def _create_counter(model: str | None) -> TokenCounter:
 def _iter_part_tokens(
     messages: Sequence[BaseMessage], counter: TokenCounter
 ) -> Iterator[tuple[str, int]]:
-    """Yield (name, number of tokens) for each part of each message."""
+    """Yield a (name, token count) tuple for each part of each message."""
     for message in messages:
         tokens, kind = counter.count_message(message), role(message)
         if kind != "system":

@@ -46,13 +46,13 @@ class Effect(Generic[T]):
 
 
 class _OperationEnd(NamedTuple):
-    """The result of an operation that has ended."""
+    """The final result of an operation."""
 
     result: Any
 
 
 def run(operation: Operation[T]) -> T:
-    """Run an operation in the calling thread, and return its result.
+    """Run an operation synchronously in the calling OS thread, and return its result.
 
     If an effect raises an exception, it is raised inside the operation, at the `await` of that
     effect.
@@ -92,7 +92,7 @@ async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = No
 
 
 def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | _OperationEnd:
-    """Run an operation up to its next effect, and return that effect or the operation's end."""
+    """Run an operation until its next effect, and return that effect or the final result."""
     try:
         return continue_operation()  # type: ignore[no-any-return]
     except StopIteration as stop:  # An asyncio future cannot raise StopIteration.
@@ -152,7 +152,7 @@ def awaiting(operation: Callable[P, Operation[T]]) -> Callable[P, Coroutine[Any,
 
 
 def _rename_function(call: Callable[P, T], name: str) -> Callable[P, T]:
-    """Set the name and the qualified name of a function, and return it."""
+    """Set a function's `__name__` and `__qualname__`, and return the function."""
     call.__qualname__ = call.__qualname__.replace(call.__name__, name)
     call.__name__ = name
     return call

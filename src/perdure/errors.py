@@ -1,4 +1,4 @@
-"""All errors that perdure raises, as one hierarchy.
+"""The hierarchy of the exceptions that perdure raises.
 
     PerdureError
     ├─ ConfigurationError (ValueError)     an argument or a setting is wrong
@@ -98,15 +98,15 @@ class StorageFull(StorageError):
 
 
 class NotADatabase(StorageError):
-    """The path is a folder, or a file that perdure did not write."""
+    """Raised if the path is a directory or a file that perdure did not create."""
 
 
 class SchemaMismatch(StorageError):
-    """The database was written by a newer perdure, or by a build from before the first release."""
+    """Raised if a newer version, or a build older than the first release, wrote the database."""
 
 
 class CorruptRecord(StorageError):
-    """A stored row cannot be read, because it is damaged, truncated or forged."""
+    """Raised if a stored row cannot be read because it is damaged, truncated or forged."""
 
 
 class SerializationError(PerdureError, TypeError):
@@ -118,7 +118,7 @@ class Unstorable(SerializationError):
 
 
 class InvalidValue(SerializationError, ValueError):
-    """The value of a store item is not a JSON object.
+    """Raised if a store item's value is not a JSON object.
 
     The error message gives the path to the invalid part of the value.
     """
@@ -144,7 +144,7 @@ class ThreadDeleted(PerdureError):
 
 
 class RunEnded(PerdureError):
-    """A run tried to write after it had ended or was cancelled. Nothing was stored."""
+    """Raised if a run tries to write after it has ended or been cancelled. Nothing was stored."""
 
 
 class UnknownPerson(PerdureError, LookupError):
@@ -156,7 +156,7 @@ class UnknownMemory(PerdureError, LookupError):
 
 
 class AlreadyLocked(PerdureError, RuntimeError):
-    """A run tried to take a lock that it already holds."""
+    """Raised if a run tries to acquire a lock that it already holds."""
 
 
 class InvalidNamespace(PerdureError, ValueError):
@@ -168,7 +168,10 @@ class InvalidFilter(PerdureError, ValueError):
 
 
 class VersionConflict(PerdureError):
-    """The version of an item differs from `if_version`. Nothing was written."""
+    """Raised if the item's current version is not the expected `if_version`.
+
+    Nothing was written.
+    """
 
 
 class LimitExceeded(PerdureError):
@@ -179,7 +182,7 @@ class LimitExceeded(PerdureError):
 
 
 class EmbeddingFailed(PerdureError):
-    """The embedder raised an error, took too long, or did not return a list of vectors."""
+    """Raised if the embedder fails, times out, or does not return a list of vectors."""
 
 
 class InvalidUpdate(PerdureError, ValueError):
@@ -191,29 +194,32 @@ class ModelFailed(PerdureError):
 
 
 class SummaryFailed(ModelFailed):
-    """The model for summaries failed, took too long, or returned no text. Nothing was removed."""
+    """Raised if the summarization model fails, times out or returns no text.
+
+    Nothing was removed.
+    """
 
 
 class InstructionsRefused(ModelFailed):
-    """A model's rewrite of instructions was empty, cut off, or too long or short.
+    """Raised if a model's rewrite of the instructions is empty, truncated, too long or too short.
 
     The previous instructions stay in use.
     """
 
 
 class InvalidPatch(PerdureError, ValueError):
-    """A change to a profile cannot be applied, or the changed profile does not match its schema.
+    """Raised if a patch cannot be applied to a profile, or if the result does not match its schema.
 
     Nothing was written.
     """
 
 
 class InvalidMessages(PerdureError, TypeError):
-    """A value that must be a list of messages contains something else."""
+    """Raised if a value that must be a list of messages contains anything else."""
 
 
 class BudgetExceeded(PerdureError):
-    """The messages that must not be left out exceed the budget of tokens or messages."""
+    """Raised if the messages that must be kept exceed the token or message limit."""
 
 
 class ImportFailed(PerdureError, ValueError):

@@ -1,8 +1,8 @@
 """Export or erase everything that belongs to a person.
 
-A person is the user whose memories, messages and profile a thread uses. `export` yields an archive
-that `perdure import` reads. `forget` erases the data, and `plan` reports what `forget` would erase.
-If `forget` is interrupted, call it again to erase the remaining data.
+A person is the user whose memories, messages and profile are used in a thread. `export` yields an
+archive that `perdure import` reads. `forget` erases the data, and `plan` reports what `forget`
+would erase. If `forget` is interrupted, call it again to erase the remaining data.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PAUSE_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One kind of data that belongs to a person or mentions the person.
+    """A category of data that belongs to a person or mentions the person.
 
     Attributes:
         what: The name of the kind, a plural noun such as `"threads"`.
@@ -242,7 +242,7 @@ def forget(
 
 
 def limit_to_namespaces(report: Report, visible: Collection[str]) -> Report:
-    """Return a copy of the report that lists only the kept namespaces in `visible`."""
+    """Return a copy of the report that lists a kept namespace only if it is in `visible`."""
     kept_parts = (
         replace(part, ids=tuple(namespace for namespace in part.ids if namespace in visible))
         if part.what == "namespaces"
@@ -347,7 +347,7 @@ class _PersonErasure:
         )
 
     def _stop_runs(self, threads: list[str], timeout_s: float) -> None:
-        """Delete the crons, cancel the runs, and wait until the runs have ended.
+        """Delete the crons, cancel the runs, and wait for the runs to end.
 
         Raises:
             StorageUnavailable: A run has not ended after `timeout_s` seconds.
@@ -508,7 +508,7 @@ class _PersonErasure:
     def _build_report(
         self, kept_parts: tuple[Part, ...], *, scrubbed: bool, dry_run: bool
     ) -> Report:
-        """Build the report from the counts and ids that were collected."""
+        """Build the report from the collected counts and ids."""
         erased = (
             Part(kind, tuple(dict.fromkeys(self.ids[kind])), self.counts[kind])
             for kind in ERASED
@@ -545,7 +545,7 @@ def _find_threads_and_namespaces_of_person(
     namespaces: Sequence[Sequence[str]],
     conversations_by_id: bool,
 ) -> tuple[list[str], PersonNamespaces]:
-    """Find the threads and namespaces of a person.
+    """Find the threads and namespaces that belong to a person.
 
     Raises:
         UnknownPerson: The person has no threads, namespaces, items or crons.

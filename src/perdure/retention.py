@@ -77,7 +77,7 @@ class Report:
         return sum(removal.size_bytes for removal in self.removals)
 
     def count(self, kind: str) -> int:
-        """Return the number of objects of one kind."""
+        """Return the number of removed objects of the given kind, such as `"checkpoints"`."""
         return sum(removal.count for removal in self.removals if removal.what == kind)
 
     def __bool__(self) -> bool:
@@ -109,7 +109,7 @@ def apply(
     skip: Collection[str] = (),
     timeout_s: float = 0.0,
 ) -> Report:
-    """Remove the data that the rules do not keep. Expired items are always removed.
+    """Delete the data that the retention rules do not keep. Expired items are always removed.
 
     Quarantined candidates and memories are erased with all their versions.
 
@@ -239,13 +239,13 @@ class _RetentionPass:
         return True
 
     def _erase_items(self, namespace_prefix: Namespace, **conditions: Any) -> int:
-        """Erase items with all their versions, and return their size in bytes."""
+        """Erase items with all their versions, and return the size of the erased data in bytes."""
         receipt = self.store.forget(namespace_prefix, **conditions, dry_run=self.dry_run)
         self.erased_keys |= {*receipt.keys}
         return receipt.size_bytes
 
     def _remove_checkpoints(self) -> Iterator[Removal]:
-        """Remove old checkpoints, and messages that no remaining checkpoint contains."""
+        """Remove old checkpoints, and messages that are in no remaining checkpoint."""
         rules = self.rules
         rule = Retention(rules.checkpoints_last, rules.checkpoints_days, rules.turns, rules.history)
         removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
@@ -287,7 +287,7 @@ class _RetentionPass:
             yield Removal("old versions", versions, sum(e.size_bytes for e in removable))
 
     def _remove_failed_jobs(self, days: float) -> Iterator[Removal]:
-        """Clear the records of extractions that failed long ago."""
+        """Clear the records of extractions that failed more than `days` days ago."""
         ids = []
         for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
             # If an extraction has updated the failure record since it was read, VersionConflict is

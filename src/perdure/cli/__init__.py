@@ -1,7 +1,7 @@
 """The command line of perdure.
 
-Each module holds one command, one group of commands, or a few commands on the same subject. The
-commands call the public functions of perdure that users also call from Python.
+Each module contains one command, one command group, or a few related commands. The commands call
+the public functions of perdure that users also call from Python.
 """
 
 from perdure.cli import (  # noqa: F401 - importing a module adds its commands

@@ -1,6 +1,6 @@
 """The command `perdure answer`, which answers an interrupt of a graph and resumes the run.
 
-The run continues in this process, or on a server if the command has `--url`.
+The run continues in this process, or on the server given by `--url`.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def answer(
 
 
 def _refuse_answer(text: str) -> NoReturn:
-    """Print an error, and end the command with exit code 1."""
+    """Print an error, and exit with code 1."""
     print_note(f"perdure: {text}")
     raise typer.Exit(1)
 
@@ -236,7 +236,7 @@ def _convert_to_str_or_json(value: Any) -> str:
 
 
 def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> Any:
-    """Build the value to resume with from the answer that the user typed.
+    """Convert the answer that the user typed into the value for resuming the run.
 
     Raises:
         ConfigurationError: The question does not allow the answer, or JSON cannot be parsed.
@@ -320,7 +320,7 @@ def _answer_locally(
 async def _resume_run(
     database: CommandDatabase, thread_id: str, user_answer: _Answer, graph_name: str | None
 ) -> _AnsweredQuestion:
-    """Resume the run of a thread with the answer to one of its questions."""
+    """Resume a thread's interrupted run with the user's answer to one of its questions."""
     try:
         from perdure.server.graphs import Graphs
     except ImportError as exc:
@@ -429,18 +429,18 @@ def _choose_graph_name(head: ThreadHead, graph_names: Sequence[str], chosen: str
 
 
 def _build_run_config(head: ThreadHead, person: Any) -> Any:
-    """Build the config of a run that continues a thread with the memories of its person."""
+    """Build the config for continuing a thread with the memories of the person it belongs to."""
     user = {} if person is None else {"user_id": person}
     metadata = {key: value for key, value in head.metadata.items() if key in _INHERITED_METADATA}
     return {"configurable": {"thread_id": head.thread_id, **user}, "metadata": metadata}
 
 
 def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> Any:
-    """Return the person of a thread, or None.
+    """Return the id of the person to whom a thread belongs, or None.
 
-    The person is the `user_id` of the head, or the `owner` if the head has no `user_id`. A
-    `user_id` of "" means that the thread has no memory. The `owner` is ignored if it might name an
-    organisation rather than a person; see `may_owners_be_organisations`.
+    The person is the `user_id` in the metadata of the thread's head, or the `owner` if there is no
+    `user_id`. A `user_id` of "" means that the thread has no memory. The `owner` is ignored if it
+    might name an organisation rather than a person; see `may_owners_be_organisations`.
     """
     from perdure.checkpointers.owner_record import may_owners_be_organisations
 
@@ -461,7 +461,7 @@ def _build_context_with_person(graph: Any, person: Any) -> Any:
 
 
 def _get_last_model_text(values: Any) -> str | None:
-    """Return the text of the last message of a state if a model wrote the message."""
+    """Return the text of the last message in the state if it is a model response."""
     messages = values.get("messages") if isinstance(values, Mapping) else None
     last = messages[-1] if isinstance(messages, list) and messages else None
     # A server returns messages as JSON objects.

@@ -48,16 +48,16 @@ class Command(typer.core.TyperCommand):
     """A command whose help shows arguments and options without Python types."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """Return the first line of the help, not shortened, for the list of commands."""
+        """Return the first line of the help text for the command list, without truncating it."""
         return (self.help or "").split("\n")[0]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words that follow the name of the command in the usage line."""
+        """Return the words that follow the command's name in the usage line."""
         arguments = (p.metavar or "" for p in self.params if p.param_type_name == "argument")
         return ["[OPTIONS]", *arguments]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections of the help that list arguments and options."""
+        """Write the help sections that list the arguments and the options."""
         parameters: list[Any] = self.get_params(ctx)
         arguments = [(p.metavar, p.help) for p in parameters if p.param_type_name == "argument"]
         options = [p.get_help_record(ctx) for p in parameters if p.param_type_name == "option"]
@@ -91,7 +91,7 @@ app = typer.Typer(
 
 
 def add_command_group(name: str, help: str) -> typer.Typer:
-    """Add an empty group of commands to the application, and return the group."""
+    """Add an empty command group to the application, and return it."""
     group = typer.Typer(
         name=name,
         help=help,
@@ -147,7 +147,8 @@ def main() -> None:
     except Exception as exc:
         if isinstance(exc, typer.Abort):
             code = _report_error("aborted", 1)
-        elif hasattr(exc, "format_message"):  # Typer does not export the class of usage errors.
+        # Typer does not export the exception class for usage errors.
+        elif hasattr(exc, "format_message"):
             code = _print_usage_error_and_get_exit_code(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
@@ -225,7 +226,7 @@ def check_query_option_not_blank(query: str | None) -> None:
 
 
 def _parse_time(text: str) -> datetime:
-    """Parse an ISO 8601 time. A time without a zone is in the local time zone.
+    """Parse an ISO 8601 time. A time without a time zone is interpreted as local time.
 
     Returns:
         The time in UTC.
@@ -308,7 +309,7 @@ class CommandDatabase:
     """The database that a command works on.
 
     Use `open_database` to create an instance and to close the database at the end. The checkpointer
-    and the store are opened when they are first used.
+    and the store are opened on first use.
 
     Attributes:
         settings: The settings, with the options of the command applied.
@@ -337,11 +338,11 @@ class CommandDatabase:
 
     @cached_property
     def saver(self) -> Checkpointer:
-        """The checkpointer, which holds the threads."""
+        """The checkpointer that stores the threads."""
         return self.open_saver({})
 
     def open_saver(self, options: Mapping[str, Any]) -> Checkpointer:
-        """Open the checkpointer with options of `SQLiteCheckpointer.open`, such as `types`."""
+        """Open the checkpointer with `SQLiteCheckpointer.open` options such as `types`."""
         from perdure.checkpointers import open_checkpointer
 
         direct = {"direct": self.direct_dsn} if self.direct_dsn else {}
@@ -349,7 +350,7 @@ class CommandDatabase:
 
     @cached_property
     def store(self) -> WholeStore:
-        """The store, which holds the memories and all other items."""
+        """The store that holds memories and all other items."""
         from perdure.stores import open_store
 
         if self.settings.graphs is None:
@@ -452,7 +453,7 @@ def open_database(
 
 
 def check_database_exists(db: str) -> None:
-    """Raise ConfigurationError if the file of the database does not exist."""
+    """Raise ConfigurationError if the database file does not exist."""
     if not Path(db).exists():
         raise ConfigurationError(
             f"there is no database {db!r} yet; create it with 'perdure chat' or 'perdure import', "
@@ -546,7 +547,7 @@ def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bo
 
 
 def find_thread_head(database: CommandDatabase, id_or_prefix: str) -> ThreadHead:
-    """Return the head of the thread that is named by its id or by a prefix of its id."""
+    """Return the head of the thread with the given id or unique id prefix."""
     # `saver.head` raises an error if `id_or_prefix` is not a valid id.
     with suppress(PerdureError):
         head = database.saver.head(id_or_prefix)
@@ -575,7 +576,7 @@ def complete_thread_id(incomplete: str) -> list[str]:
     try:
         with open_database(None, allow_read_only=True) as database:
             return [head.thread_id for head in database.saver.heads(prefix=incomplete)]
-    # Print nothing, because an error message would garble the prompt of the shell.
+    # Print nothing, because an error message would garble the shell prompt.
     except Exception:
         return []
 

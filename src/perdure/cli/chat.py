@@ -109,7 +109,7 @@ def chat(
 
 
 def _print_purpose_model_and_commands(database: CommandDatabase) -> None:
-    """Print what the chat does, which model answers, and how to end the chat."""
+    """Print what the chat does, which model it uses, and how to end it."""
     settings = database.settings
     # Print the host without any user name and password in the URL.
     host = urlsplit(settings.base_url or "").netloc.rpartition("@")[2]
@@ -204,7 +204,7 @@ class _ChatSession:
             self.config["metadata"]["owner"] = head.owner
 
     def run_turn(self, update: Any, failure_note: str) -> None:
-        """Run one turn under the lock of the thread, and print the answer.
+        """Run one turn while holding the thread's lock, and print the response.
 
         Args:
             update: The input of the graph. None continues an interrupted turn.
@@ -228,7 +228,8 @@ class _ChatSession:
                     f"another run of the thread {self.thread_id!r} has not ended for "
                     f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
                 ) from exc
-            # Another process may have changed the thread during the wait.
+            # Another process may have changed the thread while this process was waiting for the
+            # lock.
             self.check_may_continue_thread()
             self._stream_answer(update, failure_note)
 
@@ -255,7 +256,7 @@ class _ChatSession:
                 )
         except PerdureError:
             raise
-        # langchain raises ValueError if the answer of the model is malformed.
+        # LangChain raises ValueError if the model response is malformed.
         except (OpenAIError, ValueError) as exc:
             reason = format_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
@@ -286,14 +287,14 @@ def _resume_thread(session: _ChatSession) -> None:
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
         print_note_line(heading + text, COLORS.get(item.value.type, ""))
-    # Tasks of the turn may still run after the answer is stored.
+    # The turn may have unfinished tasks even if its response is stored.
     if state.tasks:
         print_note("the last turn was interrupted; finishing it", "dim")
         session.run_turn(None, "The last turn is still unfinished, and no new message was sent")
 
 
 def _iter_messages_typed_by_user(thread_id: str) -> Iterator[str]:
-    """Yield each line that the user types as a message, until /quit or the end of input.
+    """Yield each line of user input as a message, until /quit or the end of input.
 
     Blank lines are skipped, and /help prints the help.
     """

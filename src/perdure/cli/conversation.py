@@ -29,7 +29,7 @@ _MAX_ID_BYTES: Final = 500
 
 
 class Problem(NamedTuple):
-    """A part of an export that was not imported.
+    """A problem that prevented part of an export from being imported.
 
     Attributes:
         reason: What is wrong with the part.
@@ -120,7 +120,7 @@ class Conversation:
     source_count: int = 0
 
     def find_message_creation_time(self, key: str | None) -> float:
-        """Return the time of a message, in seconds since 1970.
+        """Return a message's timestamp in seconds since the Unix epoch.
 
         If the message has no time, use the time of the nearest earlier message that has one. If no
         earlier message has a time, fall back to the conversation's update time, or else to its
@@ -273,7 +273,7 @@ def build_imported_message(
     is_document: bool = False,
     **metadata_fields: Any,
 ) -> BaseMessage:
-    """Build a message of the user, assistant or system, with its id and metadata.
+    """Build a user, assistant or system message with its id and metadata.
 
     Args:
         role: "user", "assistant" or "system".
@@ -308,7 +308,7 @@ def format_placeholder(noun: object, description: object = "") -> str:
 
 
 def format_code_block(code: str, language: str = "") -> str:
-    """Return code as a fenced block of Markdown."""
+    """Format code as a fenced Markdown code block."""
     fence = "```"
     while fence in code:
         fence += "`"
@@ -319,7 +319,7 @@ def format_code_block(code: str, language: str = "") -> str:
 
 
 def iter_numbered_json_values(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield the values of a JSON array, or of a sequence of JSON values such as JSON Lines.
+    """Yield the values in a JSON array or in a sequence of JSON values such as JSON Lines.
 
     Yields:
         The number of the value and the value. The number is the position in the array, or the line
@@ -351,6 +351,6 @@ def iter_numbered_json_values(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _skip_spaces(text: str, position: int) -> int:
-    """Return the position after white space and commas."""
+    """Return the position of the next character that is neither white space nor a comma."""
     match = _SPACES_AND_COMMAS.match(text, position)
     return match.end() if match else position

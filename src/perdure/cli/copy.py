@@ -1,4 +1,4 @@
-"""The command `perdure copy`, which copies a database into another one."""
+"""Implement `perdure copy`, which copies one database into another."""
 
 from __future__ import annotations
 

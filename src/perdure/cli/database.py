@@ -1,4 +1,4 @@
-"""The commands `perdure config`, `perdure stats` and `perdure retain`.
+"""Implement the `perdure config`, `perdure stats` and `perdure retain` commands.
 
 `config` shows the settings. `stats` shows counts and sizes. `retain` removes old data according to
 the retention rules in the settings.
@@ -76,7 +76,7 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
 
 
 def _format_setting(value: Any) -> str:
-    """Return a setting as text: booleans as in TOML, and None as ""."""
+    """Format a setting as text: booleans as in TOML, and None as an empty string."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)
@@ -199,6 +199,6 @@ def retain(
 
 
 def summarize_report(report: Report) -> str:
-    """Return the counts and the total size of a retention report on one line."""
+    """Format the counts and the total size from a retention report as one line."""
     counts = [f"{removal.count:,} {removal.what}" for removal in report.removals if removal.count]
     return f"{', '.join(counts)}; about {format_size(report.size_bytes)}"

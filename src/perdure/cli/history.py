@@ -1,4 +1,4 @@
-"""The commands `perdure history` and `perdure show`: messages and checkpoints of a thread."""
+"""Implement `perdure history` and `perdure show`, which show messages and checkpoints."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def describe_status(status: ThreadStatus) -> str:
 
 
 def _build_item_json(item: HistoryItem) -> dict[str, Any]:
-    """Return an item of the history as a JSON object."""
+    """Convert a history entry to a JSON object."""
     value: Any = item.value
     fields = {"content": value}
     if _is_message(value):
@@ -150,7 +150,7 @@ def _build_item_json(item: HistoryItem) -> dict[str, Any]:
 
 
 def _is_message(value: Any) -> bool:
-    """Return whether an item of a channel is a message of langchain."""
+    """Return whether an item in a channel is a LangChain message."""
     return hasattr(value, "text") and hasattr(value, "model_dump")
 
 
@@ -182,8 +182,8 @@ def render_heading(item: HistoryItem) -> OutputLine:
 def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """Yield the output lines for one channel item, such as a message.
 
-    The lines of the content come first. A content block without text is shown as the name of its
-    type. The lines of the tool calls follow.
+    The lines of the content come first. A content block without text is shown as its type name. The
+    lines of the tool calls follow.
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
@@ -223,7 +223,7 @@ def _render_content_text(content: Any) -> str:
 
 
 def _block_type(part: Any) -> str:
-    """Return the type of a content block, or "" if the value is no content block."""
+    """Return the type of a content block, or "" if the value is not a content block."""
     return str(part.get("type") or "") if isinstance(part, dict) else ""
 
 
@@ -257,7 +257,7 @@ def _render_indented_lines(text: str, indent: str = _INDENT) -> Iterator[OutputL
 
 
 def _describe_data(match: re.Match[str]) -> str:
-    """Return the media type and the size of the data URL that `match` holds."""
+    """Return the media type and the size of the data URL matched by `match`."""
     return f"[{match[1] or 'data'}, {format_size(len(match[2]) * 3 // 4)}]"
 
 
@@ -314,7 +314,7 @@ def show(
 
 
 def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) -> Tree:
-    """Build the tree that shows the checkpoints of a thread, with a branch for each subgraph.
+    """Build the tree of a thread's checkpoints, with one branch for each subgraph.
 
     Args:
         heading: The text at the root.

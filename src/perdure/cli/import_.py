@@ -1,4 +1,4 @@
-"""The commands `perdure import` and `perdure export`."""
+"""Implement the `perdure import` and `perdure export` commands."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def treat_termination_signals_as_ctrl_c() -> Iterator[None]:
 
 
 def _parse_renames(renamed: list[str]) -> dict[str, str]:
-    """Return the new thread id for each old one, from options such as `OLD=NEW`."""
+    """Map old thread ids to new ones, from options such as `OLD=NEW`."""
     names = dict[str, str]()
     for option in renamed:
         old, _, new = option.partition("=")
@@ -296,7 +296,7 @@ def _copy_pipe_to_file(path: Path, into: IO[bytes]) -> None:
 
 
 def _copy_chunks(source: Any, into: IO[bytes]) -> None:
-    """Copy a stream in chunks, so that signals are handled between two chunks."""
+    """Copy a stream in chunks so that signals can be handled between chunks."""
     while chunk := source.read1(_CHUNK_BYTES):
         into.write(chunk)
 
@@ -424,7 +424,7 @@ def _explain_failure(problem: MalformedPart, location: str) -> str:
 
 
 def _build_no_conversation_error(value: Any) -> MalformedPart:
-    """Return the error for a value that holds no conversation."""
+    """Build the error for a value that does not contain a conversation."""
     from perdure.cli.conversation import MalformedPart
     from perdure.cli.import_claude import list_zip_files_in_download_links
 
@@ -482,7 +482,7 @@ def _iter_files(
 def _select_conversation_file_names(
     file_names: list[str], report: ConversationsReport
 ) -> list[str]:
-    """Return the files whose names ChatGPT and Claude use, or all JSON files if there are none.
+    """Return the files with the names that ChatGPT and Claude use, or else all JSON files.
 
     JSON files that are not selected are listed in the report. JSON files in the export's folder
     `frames` are counted under the folder's name, and not listed individually.
@@ -501,7 +501,7 @@ def _select_conversation_file_names(
 
 
 class _FileParts(NamedTuple):
-    """The readers that collect the conversations of one file.
+    """The readers that collect conversations from one file.
 
     Attributes:
         file: The name of the file in messages.
@@ -524,7 +524,7 @@ def _collect_conversations_and_check_if_any(
     collected_parts: _FileParts,
     remaining_depth: int = _MAX_DEPTH,
 ) -> bool:
-    """Collect the conversations in a value and in the values that it contains.
+    """Collect the conversations in a value and in the values nested inside it.
 
     Args:
         position_in_file: The position of the value in its file, such as "3.1".

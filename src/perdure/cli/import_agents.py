@@ -89,7 +89,7 @@ class SessionsReader:
         return True
 
     def build_conversations(self) -> list[Conversation]:
-        """Build the conversations of all sessions."""
+        """Build the conversations from all sessions."""
         for session in self._sessions.values():
             titles = [text for key, text in self._summaries.items() if key in session.parents]
             session.title = session.title or (titles[-1] if titles else "")
@@ -194,7 +194,7 @@ class _Session:
 
 
 def _is_claude_line(line: Mapping[str, Any]) -> bool:
-    """Return whether a line belongs to a session of Claude Code."""
+    """Return whether a line belongs to a Claude Code session."""
     if "sessionId" in line and "type" in line:
         return True
     is_message = line.get("type") in _CLAUDE_MESSAGE_TYPES and isinstance(line.get("message"), dict)
@@ -202,7 +202,7 @@ def _is_claude_line(line: Mapping[str, Any]) -> bool:
 
 
 def _is_old_codex_header(line: Mapping[str, Any]) -> bool:
-    """Return whether a line begins a session of Codex, in the form used before September 2025."""
+    """Return whether a line starts a Codex session in the format used before September 2025."""
     return {"id", "timestamp", "instructions"} <= line.keys() and "role" not in line
 
 

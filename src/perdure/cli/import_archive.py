@@ -1,4 +1,4 @@
-"""Read the archive of a person that `perdure export --user` wrote: items, and a record of runs."""
+"""Read the items and the record of runs from an archive that `perdure export --user` wrote."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class ArchiveLines:
         return self._user in labels
 
     def iter_item_lines(self) -> Iterator[str]:
-        """Yield the items as lines for `WholeStore.import_lines`."""
+        """Yield the items as lines of JSON, in the format that `WholeStore.import_lines` reads."""
         yield from map(json.dumps, self._items)

@@ -1,4 +1,4 @@
-"""Read the conversations in an export of ChatGPT, or in the page of a shared link."""
+"""Read conversations from a ChatGPT export or from the page of a shared link."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class _MessagePart:
 
     @property
     def parts(self) -> list[Any]:
-        """Return the parts of the content: texts, images and sound."""
+        """Return the text, image and audio parts of the content."""
         parts = self.content.get("parts")
         if parts is None:
             return [self.get_first_text("text", "result", "content")]
@@ -320,7 +320,7 @@ def _format_tool_result(part: _MessagePart) -> str:
 
 
 def _format_tool_call(part: _MessagePart) -> str:
-    """Return the text of a tool call: one line, or code in a fenced block."""
+    """Format a tool call as one line of text or as a fenced code block."""
     arguments = get_by_path(_parse_json(part.plain_text), dict)
     if part.tool.startswith(_CANVAS_PREFIX):
         return _format_canvas_document_or_comments(part, arguments)
@@ -337,7 +337,7 @@ def _format_tool_call(part: _MessagePart) -> str:
 
 
 def _format_canvas_document_or_comments(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
-    """Return the text of a canvas document, or of a comment on it."""
+    """Return the text of a canvas document or of the comments on one."""
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
     part.former_text = format_placeholder(
@@ -357,7 +357,7 @@ def _format_canvas_document_or_comments(part: _MessagePart, arguments: Mapping[s
 
 
 def _find_deep_research_report(part: _MessagePart) -> _MessagePart | None:
-    """Return the deep-research report in the state of a widget, or None.
+    """Return the deep-research report from a widget's state, or None if there is none.
 
     ChatGPT stores the state of a widget in the metadata of a tool message, or as the text of a
     hidden message.
@@ -378,7 +378,7 @@ def _find_deep_research_report(part: _MessagePart) -> _MessagePart | None:
 
 
 def _list_sources_not_cited_in_report(report_metadata: Mapping[str, Any], text: str) -> str:
-    """Return a list of the sources that a report does not cite, to be put after its text."""
+    """Return a list of the sources that a report does not cite, for appending to its text."""
     lines: dict[str, None] = {}
     for reference in get_by_path(report_metadata, list, "content_references"):
         matched = get_by_path(reference, str, "matched_text")

@@ -1,4 +1,4 @@
-"""Read the conversations, memories and projects in an export of Claude."""
+"""Read conversations, memories and projects from a Claude export."""
 
 from __future__ import annotations
 
@@ -143,7 +143,10 @@ _TOOL_OR_FILE: Final = "tool"
 
 
 def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
-    """Yield the attachments of a message. Pasted text counts as written by the user."""
+    """Yield the attachments of a message.
+
+    Text that the user pasted is treated as written by the user.
+    """
     files = [get_by_path(message, list, name) for name in ("attachments", "files", "files_v2")]
     names = set[str]()
     for file in chain.from_iterable(files):
@@ -204,7 +207,7 @@ def _iter_blocks(
 def _convert_tool_call(
     name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _MessagePiece:
-    """Build the text for a tool call from the tool's name, its main argument and its texts."""
+    """Format a tool call from the tool's name, its main argument and its texts."""
     if name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:
@@ -299,7 +302,7 @@ def build_claude_design_conversation(chat: Mapping[str, Any]) -> Conversation:
 
 
 def is_claude_design_chat(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a chat of Claude Design."""
+    """Return whether an object is a Claude Design chat."""
     messages = get_by_path(value, list, "messages")
     return "uuid" in value and any(
         get_by_path(get_by_path(m, dict), dict, "content") for m in messages
@@ -343,12 +346,12 @@ def iter_project_documents(value: Mapping[str, Any]) -> Iterator[SavedText]:
 
 
 def is_memories(value: Mapping[str, Any]) -> bool:
-    """Return whether an object contains the memories that Claude has of the user."""
+    """Return whether an object contains Claude's memories of the user."""
     return bool(value.keys() & {"conversations_memory", "project_memories"})
 
 
 def is_project(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a project of Claude, with its documents."""
+    """Return whether an object is a Claude project with its documents."""
     return isinstance(value.get("docs"), list) and {"uuid", "name"} <= value.keys()
 
 

@@ -1,4 +1,4 @@
-"""Read JSON and JSON Lines files whose objects are messages, or contain several messages."""
+"""Read JSON and JSON Lines files in which each object contains one or more messages."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class JsonLinesReader:
 
 
 def _find_unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
-    """Return the fields of an object that are not imported, such as `tools`."""
+    """Return the names of an object's nonempty fields that are not imported, such as `tools`."""
     return [key for key, value in conversation.items() if key not in _IMPORTED_FIELDS and value]
 
 
@@ -248,7 +248,7 @@ def _add_messages_and_branches(
 
 
 def find_value_at_path(value: Any, *keys: str) -> Any:
-    """Return the value at a path of keys, or None."""
+    """Return the value at a path of nested keys, or None if there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value

@@ -1,4 +1,4 @@
-"""Find the thread of an imported conversation that has no id.
+"""Find the thread that matches an imported conversation without an id.
 
 The thread id is a hash of the user and the conversation's first messages. Usually, the hash covers
 only the first message of the conversation. If a different thread already has the resulting id, the
@@ -34,7 +34,7 @@ _FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")
 
 
 class _StoredThread(NamedTuple):
-    """The messages of a thread in the database.
+    """The ids and signatures of the messages in a stored thread.
 
     Attributes:
         ids: The ids of all messages, including those on branches.
@@ -154,7 +154,7 @@ class ThreadNames:
             yield _CandidateId(derive_id(prefix_ids[-1], number), len(prefix_ids))
 
     def _derive_id_of_each_message_prefix(self, draft: Conversation) -> list[str]:
-        """Return an id for each prefix of the conversation, the shortest prefix first."""
+        """Return an id for each prefix of the conversation's messages, shortest prefix first."""
         id = str(draft.metadata.get("user_id") or draft.metadata.get("owner") or self._user)
         ids = []
         for key in draft.list_message_ids_from_root(draft.leaf):

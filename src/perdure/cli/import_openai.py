@@ -1,8 +1,8 @@
-"""Read training files and batches of OpenAI.
+"""Read OpenAI fine-tuning files and batch files.
 
 Each line of a file is converted to an object with `messages`, for `JsonLinesReader` to read. A
-batch has an input file with requests and an output file with answers. An answer has the `custom_id`
-of its request.
+batch has an input file with requests and an output file with responses. Each response carries the
+`custom_id` of its request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AddConversation = Callable[[str, Mapping[str, Any]], None]
 def convert_training_example_to_conversation(
     json_line: Mapping[str, Any],
 ) -> Mapping[str, Any] | None:
-    """Convert an example of a training file to an object with messages.
+    """Convert a fine-tuning example to an object with messages.
 
     Return None if the line is not a training example.
 

@@ -1,4 +1,4 @@
-"""The report of an import, as text and as JSON."""
+"""An import report, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ConversationsReport:
         return not (self.conversations or self.items or self.known_items or self.memories)
 
     def add_thread_counts(self, report: ImportReport) -> None:
-        """Add the counts of threads that were imported from a database."""
+        """Add the counts of threads and checkpoints imported from a database to the totals."""
         self.conversations += report.threads
         self.checkpoints += report.checkpoints
         self.unchanged += report.unchanged
@@ -110,7 +110,7 @@ class ConversationsReport:
         return format_count(self.memories or 0, "memory", "memories")
 
     def print_notes(self) -> None:
-        """Print to stderr what was not imported, by kind."""
+        """Print to stderr what was not imported, grouped by kind."""
         problems = Counter(problem.reason for problem in self.skipped)
         for heading, kinds in (("left out", self.left_out), ("not as expected", problems)):
             if kinds:
@@ -162,7 +162,7 @@ class ConversationsReport:
 
 
 def _format_counts_by_user(counts: Counter[str]) -> str:
-    """Format counts by user, the highest first, such as "12 of ann, 3 of me"."""
+    """Format counts by user, highest first, such as "12 of ann, 3 of me"."""
     top_counts = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[
         :_MAX_LISTED_USERS
     ]

@@ -1,4 +1,4 @@
-"""Write imported conversations as threads, with memories.
+"""Store imported conversations as threads, and extract memories from them.
 
 At the beginning of a thread, a checkpoint is stored at the end of each turn. As the thread grows,
 checkpoints become less frequent. With a checkpoint for every turn, the work would be quadratic in
@@ -89,7 +89,7 @@ class ImportWriter:
         report.memories = None if self._extraction is None else 0
 
     def store_conversations(self, prefix: str, conversations: list[Conversation]) -> None:
-        """Store each conversation as a thread whose id begins with the prefix."""
+        """Store each conversation as a thread whose id begins with the given prefix."""
         total, stored_count = sum(len(talk.nodes) for talk in conversations), 0
         names = ThreadNames(self._file.saver, prefix, self._file.user)
         with progress_bar("importing", "message") as update_bar:
@@ -120,7 +120,7 @@ class ImportWriter:
             )
 
     def store_texts(self, texts: list[SavedText]) -> None:
-        """Store the memories and documents of an export that are not part of conversations.
+        """Store the memories and documents in an export that do not belong to a conversation.
 
         Imported memories are stored as facts about the user. A document is stored as an item in the
         namespace `("projects", USER, PROJECT)`.
@@ -172,7 +172,8 @@ class ImportWriter:
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._with_memories else ""
         try:
-            # Encode all messages first, so that a failure occurs before anything is written.
+            # Encode all messages before writing, so that an encoding error cannot leave the thread
+            # partly stored.
             for node in talk.nodes.values():
                 self._codec.encode(node.message, lambda: "a message")
             thread = ThreadImport(self._file.saver, thread_id, talk)
@@ -194,7 +195,7 @@ class ImportWriter:
         self._report.left_out += talk.left_out
 
     def import_database(self, source: Source, new_thread_ids_by_old: dict[str, str]) -> None:
-        """Import the threads and items of a database of langgraph or perdure.
+        """Import threads and items from a LangGraph or perdure database.
 
         Args:
             source: The imported database. A database of perdure is merged with the open database.
@@ -341,7 +342,7 @@ class ThreadImport:
         self._newest: str | None = None
 
     def store_new_messages(self, advance: Callable[[int], None] = lambda count: None) -> int:
-        """Store the messages that the thread does not have yet.
+        """Store the messages that are not in the thread yet.
 
         Args:
             advance: Called with the number of messages that have been processed.

@@ -1,4 +1,4 @@
-"""Read the conversations in exports of Open WebUI and LibreChat, which are trees of messages."""
+"""Read conversations, which are trees of messages, from Open WebUI and LibreChat exports."""
 
 from __future__ import annotations
 

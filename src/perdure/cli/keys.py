@@ -1,4 +1,4 @@
-"""The commands `perdure keys`, which list and revoke the API keys of a server."""
+"""Implement the `perdure keys` commands, which list and revoke a server's API keys."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def revoke(
 
 
 def _check_server_is_installed() -> None:
-    """Raise MissingDependency if the packages of the server are not installed."""
+    """Raise MissingDependency if the server's dependencies are not installed."""
     try:
         import perdure.server.keys_file  # noqa: F401 - imported to find out whether it works
     except ImportError as exc:

@@ -1,4 +1,4 @@
-"""The commands `perdure memories`: list, search, add, review and erase memories of a user."""
+"""Implement the `perdure memories` commands, which manage a user's memories."""
 
 from __future__ import annotations
 
@@ -251,7 +251,8 @@ def forget(
             thread_id = None if thread is None else _resolve_thread_id_of_memories(database, thread)
             erase = partial(_erase_matching_memories, database, query=query, thread_id=thread_id)
         if not every:
-            # Store tombstones, because a later extraction would store the erased memories again.
+            # Extract first, so that tombstones are stored. Otherwise, a later extraction would
+            # store the erased memories again.
             with show_status("extracting unread messages …"):
                 extract_due_threads(database)
         receipt = confirm_and_erase_items(
@@ -265,7 +266,7 @@ def forget(
 
 
 def _user_namespaces(database: CommandDatabase) -> list[Namespace]:
-    """Return the namespaces that hold memories of the user."""
+    """Return the namespaces that contain the user's memories."""
     return [(label, database.user) for label in _LABELS]
 
 
@@ -301,7 +302,7 @@ def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str)
 
 
 def extract_due_threads(database: CommandDatabase) -> None:
-    """Extract memories from those messages of the user's threads that no worker has read."""
+    """Extract memories from messages in the user's threads that no worker has processed yet."""
     from perdure.memory.extraction import DueThreads, Pace
 
     extraction = database.build_extraction()
@@ -363,7 +364,7 @@ def _erase_all_memories(database: CommandDatabase, *, dry_run: bool) -> Receipt:
 def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
     """Print the current text of each memory to be erased.
 
-    Texts in quarantine are not printed, because they may contain secrets.
+    Quarantined texts are not printed, because they may contain secrets.
     """
     from perdure.memory.records import QUARANTINE, convert_item_to_memory
 
@@ -381,7 +382,10 @@ def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
 
 
 def _describe_memories(receipt: Receipt) -> str:
-    """Return the number of memories in a receipt. Notes about memories are not counted."""
+    """Return the number of memories listed in an erasure receipt.
+
+    Notes about memories are not counted.
+    """
     count = sum(namespace[0] in _LABELS for namespace, _ in receipt.keys)
     return format_count(count, "memory", "memories")
 

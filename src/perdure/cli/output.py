@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-# Control characters (C0 except newline and tab, DEL, C1) and characters without a visible shape:
-# format characters (category Cf), line and paragraph separators, fillers, and lone surrogates.
+# Matches control characters (C0 except newline and tab, DEL, C1) and invisible characters: format
+# characters (category Cf), line and paragraph separators, fillers, and lone surrogates.
 _HIDDEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
     "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
@@ -48,7 +48,7 @@ _COMPLETE_WORD_END: Final = re.compile(rf"[\n{_IDEOGRAPH}]\Z")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return a text with control characters and invisible characters shown as escapes.
+    r"""Replace control characters and invisible characters in a text with escape sequences.
 
     The escaped text cannot control a terminal or change the direction of text. Newlines, tabs and
     the zero-width joiners within emoji are not escaped.
@@ -103,7 +103,7 @@ def _convert_unsupported_value_for_json(value: Any) -> Any:
 
 @cache
 def get_console(*, stderr: bool = False) -> Console:
-    """Return the console of stdout or stderr, which follows `NO_COLOR` and `TERM`."""
+    """Return the console for stdout or stderr, which respects `NO_COLOR` and `TERM`."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
@@ -140,16 +140,16 @@ def print_note(text: str, style: str = "") -> None:
 
 
 def print_note_line(text: str, style: str = "") -> None:
-    """Print a message to stderr on one line, cut at the width of the terminal."""
+    """Print a message to stderr on one line, truncated to the terminal width."""
     terminal = get_console(stderr=True)
     print_note(format_line(text, terminal.width if terminal.is_terminal else None), style)
 
 
 def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") -> bool:
-    """Print a text while its parts arrive, then end the line.
+    """Print a text as its chunks arrive, then end the line.
 
-    On a terminal, a word is printed when all of it has arrived, so that no word is broken at the
-    end of a line.
+    On a terminal, each word is printed only when it is complete, so that it is never split across
+    two lines.
 
     Returns:
         Whether there was any text.
@@ -213,7 +213,7 @@ def _iter_words(parts: Iterable[str]) -> Iterator[str]:
 
 
 def update_code_fence_and_detect_code_line(line: str, open_fence: str) -> tuple[str, bool]:
-    """Track the code fence of a Markdown text from line to line.
+    """Track fenced code blocks while reading a Markdown text line by line.
 
     Args:
         line: The next line, or its first word.
@@ -232,7 +232,7 @@ def update_code_fence_and_detect_code_line(line: str, open_fence: str) -> tuple[
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()
 ) -> None:
-    """Print rows as a table. Piped output has one line for each row, and no cell is cut.
+    """Print rows as a table. Piped output has one line per row, and its cells are never truncated.
 
     Args:
         columns: The headings. If all are empty, no headings are printed.
@@ -298,7 +298,7 @@ def print_rows(
 
 
 def print_result(value: Any, json: bool, sentence: str) -> None:
-    """Print the result of a command, as JSON or as a sentence."""
+    """Print a command's result, as JSON or as a sentence."""
     if json:
         print_json(value)
     else:
@@ -306,7 +306,7 @@ def print_result(value: Any, json: bool, sentence: str) -> None:
 
 
 class OutputLine(NamedTuple):
-    """A line of a long output, such as the history of a thread.
+    """One line of a long output, such as a thread's history.
 
     Attributes:
         text: The text of the line.
@@ -371,7 +371,7 @@ def _is_pager_available() -> bool:
 
 
 def print_scrub_result(is_scrubbed: bool) -> None:
-    """Print whether the bytes of deleted values have been removed from the file."""
+    """Print whether the bytes of deleted values have been purged from the database file."""
     if is_scrubbed:
         print_text("the deleted bytes have been removed from the file")
     else:
@@ -428,7 +428,7 @@ def format_size(byte_count: int) -> str:
 
 
 def format_age(time: datetime) -> str:
-    """Return how long ago a time is, such as "2 hours ago", or its date after 30 days."""
+    """Format a time as its age, such as "2 hours ago", or as a date if it is over 30 days ago."""
     seconds = max(0.0, (datetime.now(UTC) - time).total_seconds())
     if seconds > 30 * 86400:
         return time.astimezone(UTC).date().isoformat()
@@ -439,7 +439,7 @@ def format_age(time: datetime) -> str:
 
 
 def format_date(time: datetime | None) -> str:
-    """Return the date of a time in UTC, or "" for None."""
+    """Return the UTC date of a datetime, or "" for None."""
     return "" if time is None else time.astimezone(UTC).date().isoformat()
 
 
@@ -518,7 +518,7 @@ def show_status(activity: str) -> Iterator[None]:
 
 @contextmanager
 def print_progress_on_interrupt(describe_progress: Callable[[], str]) -> Iterator[None]:
-    """Print what a command has done if Ctrl-C ends the `with` block.
+    """Print what a command has done so far if Ctrl-C interrupts the `with` block.
 
     Args:
         describe_progress: Returns the progress, such as "12 messages imported".

@@ -1,4 +1,4 @@
-"""The command `perdure forget`, which erases everything that belongs to a person."""
+"""Implement `perdure forget`, which erases everything that belongs to a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `perdure runs` and `perdure crons`, which list runs and crons of a server.
+"""Implement `perdure runs` and `perdure crons`, which list a server's runs and crons.
 
 The commands read the database directly, so the commands work without a running server.
 """
@@ -188,7 +188,7 @@ async def _find_runs(
 
 
 async def _find_person(database: CommandDatabase, thread_id: str) -> str:
-    """Return the person of a thread, or "" if the thread belongs to nobody."""
+    """Return the id of the person to whom a thread belongs, or "" if it belongs to nobody."""
     from perdure.checkpointers.thread_list import ThreadList
     from perdure.cli.threads import find_person_of_thread
 
@@ -218,14 +218,14 @@ def _build_run_json(row: RunRow) -> dict[str, Any]:
 
 
 def _describe_error(error: Any) -> str:
-    """Return the type and the message of a run's error, or "" if the run has no error."""
+    """Return the type and message of the error that a run ended with, or "" if there was none."""
     if isinstance(error, Mapping):
         return f"{error.get('error')}: {error.get('message')}"
     return "" if error is None else str(error)
 
 
 def _as_datetime(seconds: float | None) -> datetime | None:
-    """Return a time in seconds since the epoch as a datetime in UTC; None stays None."""
+    """Convert a Unix timestamp to a UTC datetime; None stays None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 

@@ -1,4 +1,4 @@
-"""The commands `perdure serve` and `perdure mcp`.
+"""Implement the `perdure serve` and `perdure mcp` commands.
 
 `serve` runs the HTTP server, which has pages for browsers, the REST API of langgraph and MCP. `mcp`
 speaks MCP over stdin and stdout.
@@ -194,7 +194,7 @@ def serve(
 
 
 class _ServerInputs(NamedTuple):
-    """Files and addresses that the options of `perdure serve` name.
+    """The files and addresses given as options of `perdure serve`.
 
     Attributes:
         keys: The keys file, or None.
@@ -266,7 +266,7 @@ class _Server(NamedTuple):
         )
 
     def try_to_serve_until_signal(self, application: FastAPI, listener: socket.socket) -> bool:
-        """Serve requests until SIGTERM or SIGINT arrives.
+        """Serve requests until SIGTERM or SIGINT is received.
 
         Returns:
             Whether the server could start.
@@ -306,7 +306,7 @@ class _Server(NamedTuple):
 
 
 def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> None:
-    """Serve with several processes on one socket until SIGTERM or SIGINT arrives.
+    """Serve from several processes that share one socket, until SIGTERM or SIGINT is received.
 
     Worker processes that exit are replaced, unless they failed to start. The worker processes share
     browser login sessions, which a separate process keeps in memory. If the session process dies,
@@ -380,7 +380,7 @@ def _run_worker(
 
 
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
-    """Set the handler of SIGTERM, and stop this process as soon as its parent process has died.
+    """Install a SIGTERM handler, and stop this process when its parent process dies.
 
     A killed parent process cannot stop its child processes. Therefore, a thread in the child
     process waits for the parent process to end, and then terminates the child process with a
@@ -400,7 +400,7 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
 
 
 def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
-    """Raise ConfigurationError if API keys have tenants and the database is a file."""
+    """Raise ConfigurationError if API keys have tenants but the database is not in Postgres."""
     from perdure.server.keys import KeysFileAccess
     from perdure.settings import is_dsn
 
@@ -425,7 +425,7 @@ def _check_worker_options(workers: int, db: str, metrics: bool) -> None:
 
 
 def _has_tenants(access: Access | None) -> bool:
-    """Return whether the users of the server may belong to tenants."""
+    """Return whether the server's users may belong to tenants."""
     from perdure.server.access import LocalAccess
 
     return not isinstance(access, LocalAccess | None) and getattr(access, "tenants", ()) != {None}
@@ -437,7 +437,7 @@ def _print_server_summary(
     keys: str | None,
     auth: str | None,
 ) -> None:
-    """Print which database, which users and which graphs are served."""
+    """Print the database, the users and the graphs that the server serves."""
     from perdure.settings import is_dsn
 
     db = database.settings.db
@@ -457,7 +457,7 @@ def _print_server_summary(
 def _print_langgraph_file_warnings(
     configured: LanggraphFile, database: CommandDatabase, *, has_tenants: bool
 ) -> None:
-    """Print warnings about a langgraph.json: ignored sections, and data without a time to live.
+    """Print warnings about ignored sections of a langgraph.json and stored data without a TTL.
 
     Raises:
         ConfigurationError: The stored vectors come from another embedder than `store.index` names.
@@ -469,7 +469,8 @@ def _print_langgraph_file_warnings(
         sections = ", ".join(configured.ignored)
         print_note(f"{configured.path.name}: these sections have no effect: {sections}", "yellow")
     if has_tenants:
-        return  # The database of a tenant is opened at the first request of that tenant.
+        # A tenant's database is opened when that tenant's first request arrives.
+        return
     options = configured.import_store_options()
     try:
         if "index" in options:
@@ -520,7 +521,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _open_listener(host: str, port: int) -> socket.socket:
-    """Open a socket that listens on the address and the port."""
+    """Open a listening socket on the given address and port."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
@@ -543,7 +544,7 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 
 def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
-    """Print a new API key of a user, and its entry for a keys file."""
+    """Print a new API key for a user, and the entry to add to a keys file."""
     from perdure.server.keys import create_api_key_and_hash
     from perdure.server.keys_file import check_team_name
 

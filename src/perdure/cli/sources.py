@@ -28,7 +28,7 @@ _MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Source:
-    """A database that is opened for reading only.
+    """A database opened read-only, from which data is imported or copied.
 
     Attributes:
         path: The file, or the DSN.
@@ -50,7 +50,7 @@ class Source:
 
 @contextmanager
 def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]:
-    """Check and open a database of perdure or langgraph for an import.
+    """Validate and open a perdure or LangGraph database to import from.
 
     Raises:
         NotADatabase: A table does not have the form in which perdure or langgraph creates it.
@@ -92,7 +92,7 @@ def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
 
 
 def _read_table_names(path: str) -> set[str]:
-    """Return the names of the tables and indexes of a SQLite file."""
+    """Return the names of the tables and indexes in a SQLite file."""
 
     def flow() -> Flow[set[str]]:
         return {name for (name,) in (yield Statement(_SELECT_TABLE_NAMES))}

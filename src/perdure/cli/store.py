@@ -1,4 +1,4 @@
-"""The commands `perdure store`, which read, write, search and remove items of the store."""
+"""Implement the `perdure store` commands, which read, write, search and remove store items."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def parse_namespace(text: str) -> tuple[str, ...]:
 
 
 def format_namespace(labels: tuple[str, ...]) -> str:
-    r"""Return a namespace in the form that `parse_namespace` parses.
+    r"""Format a namespace so that `parse_namespace` can parse it.
 
     >>> format_namespace(("users", "alice")), format_namespace(("a/b", "c")), format_namespace(())
     ('users/alice', 'a\\/b/c', '/')
@@ -97,7 +97,7 @@ def format_namespace(labels: tuple[str, ...]) -> str:
 
 
 def _parse_filter(filter: str | None) -> dict[str, Any] | None:
-    """Return the filter that the user typed as JSON, or None if there is no filter."""
+    """Parse the JSON filter given on the command line, or return None if there is none."""
     from perdure.stores.values import parse_json_object
 
     return None if filter is None else parse_json_object(filter, "--filter")
@@ -106,7 +106,7 @@ def _parse_filter(filter: str | None) -> dict[str, Any] | None:
 def _find_item_key(
     store: WholeStore, namespace: Namespace, key: str, *, include_deleted: bool = False
 ) -> tuple[Namespace, str]:
-    """Return the namespace and the full key of the item whose key the user typed or abbreviated."""
+    """Resolve a full or abbreviated key to an item, and return its namespace and full key."""
     return resolve_item_key(
         store,
         [namespace],

@@ -110,7 +110,7 @@ class Table(NamedTuple):
         return (yield Statement(sql, (*after, limit)))  # type: ignore[no-any-return]
 
     def build_inserts(self, rows: Sequence[Row]) -> list[Statement]:
-        """Return the statements that insert rows, except rows whose key exists already."""
+        """Build `INSERT` statements that skip rows whose key already exists."""
         marks = f"({', '.join('?' for _ in self.columns.split(', '))})"
         statements, start = [], 0
         for width in (_ROWS_PER_INSERT, 1):
@@ -213,7 +213,7 @@ class Tables:
         yield
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """Store the settings of the source, after all rows are copied."""
+        """Store the source's settings after all rows have been copied."""
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
     def find_owners_of_names_postgres_rejects(self) -> Flow[list[str]]:
@@ -374,16 +374,16 @@ class ThreadTables(Tables):
         Search keys depend on the database's encryption key, so they are not compared.
         """
         columns = super().decrypt_row(table, row)
-        if table.name == "threads":  # The search keys depend on the encryption key.
+        if table.name == "threads":
+            # Replace the search keys with None.
             return (*columns[:-4], None, None, *columns[-2:])
         return columns
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
         """Encrypt a row, and recompute a thread's search keys or an item's content hash."""
         if table.name == "threads":
-            search_keys = (
-                None if row[3] else b""
-            )  # A thread without a checkpoint has no search keys.
+            # The search keys of a thread without checkpoints are empty.
+            search_keys = None if row[3] else b""
             text, _, metadata = (None,) * 3 if row[-1] is None else unpack(row[-1])
             if text is not None and metadata is not None:
                 metadata = self.reader.codec.decode(metadata)
@@ -525,7 +525,7 @@ class StoreTables(Tables):
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """Store the settings of the source, after all rows are copied.
+        """Store the source's settings after all rows have been copied.
 
         The target keeps its own settings for keyword search, except the list of searched fields,
         which is copied.
@@ -595,7 +595,7 @@ class DatabaseCopy:
     row_counts: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
-        """Copy the rows that the target does not have, and compare all rows.
+        """Copy the rows that are missing from the target, then compare all rows.
 
         Raises:
             ConfigurationError: The target is not empty, and no interrupted copy of the source.
@@ -662,7 +662,7 @@ class DatabaseCopy:
             )
 
     def _check_nothing_was_erased_during_copy(self) -> None:
-        """Raise ImportFailed if something was erased from the source during the copy."""
+        """Raise ImportFailed if anything was erased from the source while it was being copied."""
         for source, target in self.table_pairs:
             if not isinstance(source, ThreadTables) or not isinstance(target, ThreadTables):
                 continue
@@ -724,7 +724,7 @@ class DatabaseCopy:
     def _find_differing_owners(
         self, source: Tables, target: Tables, table: Table
     ) -> Flow[set[str]]:
-        """Return the owners of rows that are not in both databases.
+        """Return the owners of rows that are in only one of the two databases.
 
         The source and the target may return rows in different orders.
         """

@@ -1,4 +1,4 @@
-"""The commands `perdure threads`, `fork`, `rewind` and `delete`, which work on whole threads."""
+"""Implement the `perdure threads`, `fork`, `rewind` and `delete` commands for whole threads."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def threads(
 
 
 def _describe_conditions(text: str | None, user: str | None, status: str | None) -> str:
-    """Return a note that no thread meets the conditions, or "" if there are no conditions."""
+    """Return a note that no threads match the filters, or "" if no filters were given."""
     conditions = [
         "" if user is None else f"belongs to {user!r}",
         "" if status is None else f"is {status}",
@@ -145,7 +145,7 @@ def _print_search_results(
     db: str | None,
     json: bool,
 ) -> None:
-    """Print the threads whose messages match the query, best first.
+    """Print the threads with messages that match the query, best match first.
 
     Raises:
         ConfigurationError: The command has the argument `text` too, or the search is turned off.
@@ -194,7 +194,7 @@ def _print_search_results(
 def _find_matching_heads(
     database: CommandDatabase, text: str, user: str | None, status: str | None, limit: int
 ) -> list[ThreadHead]:
-    """Return the heads of the newest threads that meet all conditions.
+    """Return the heads of the most recent threads that meet all conditions.
 
     Args:
         database: The database of the command.
@@ -242,7 +242,7 @@ def _find_matching_heads(
 def find_person_of_thread(
     head_metadata: Mapping[str, Any], thread_metadata: Mapping[str, Any]
 ) -> str:
-    """Return the person of a thread, or "" if the thread belongs to nobody.
+    """Return the id of the person to whom a thread belongs, or "" if it belongs to nobody.
 
     Args:
         head_metadata: The metadata of the head, whose `user_id` is the person.
@@ -389,7 +389,7 @@ def _count_messages(database: CommandDatabase, thread_id: str) -> int:
 
 
 def _format_thread_name(database: CommandDatabase, thread_id: str) -> str:
-    """Return the id of a thread with its title, if it has a title."""
+    """Return the thread's id, followed by its title if it has one."""
     head = database.saver.head(thread_id)
     title = format_line(head.title, _MAX_TITLE) if head is not None else ""
     return f"{thread_id!r} ({title})" if title else repr(thread_id)

@@ -1,4 +1,4 @@
-"""The command `perdure worker`, which extracts memories and applies retention in the background."""
+"""Implement `perdure worker`, which extracts memories and applies retention in the background."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def worker(
 
 
 def _apply_retention(database: CommandDatabase, background: Background, *, json: bool) -> None:
-    """Apply the retention rules of the settings, except to threads that wait for an extraction."""
+    """Apply the configured retention rules, but skip threads that are waiting for extraction."""
     if not database.settings.retention:
         return
     from perdure import retention
@@ -130,7 +130,7 @@ def _apply_retention(database: CommandDatabase, background: Background, *, json:
 
 @contextmanager
 def _run_hourly_during_block(work: Callable[[], None]) -> Iterator[None]:
-    """Call a function at once and then every hour, in a thread, while the context is open."""
+    """Call a function immediately and then hourly, in an OS thread, while the context is open."""
     stopped = threading.Event()
 
     def run_until_stopped() -> None:
@@ -151,7 +151,7 @@ def _run_hourly_during_block(work: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _print_background_warnings() -> Iterator[None]:
-    """Print the log records of the background extraction to stderr while the context is open."""
+    """Print log records from background extraction to stderr while the context is open."""
     from perdure.memory.extraction import ExtractionJob
 
     class StderrHandler(logging.Handler):

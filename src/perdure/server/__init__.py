@@ -1,4 +1,4 @@
-"""Build the server of `perdure serve`, which offers pages, langgraph's REST API and MCP.
+"""Build the HTTP server for `perdure serve`, with web pages, LangGraph's REST API and MCP.
 
 `create_app` builds the server's ASGI application. It is imported only on first use, because
 `perdure mcp` does not need it. The server calls only functions that any user of perdure can call.
@@ -13,7 +13,7 @@ __all__ = ["create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `create_app` when it is first used."""
+    """Import `create_app` lazily, on first access."""
     if name == "create_app":
         from perdure.server.app import create_app
 

@@ -81,7 +81,7 @@ class Unauthenticated(Refused):
 
 
 class Forbidden(Refused):
-    """Raised when the user who sends a request may not perform its action."""
+    """Raised when the user who sends a request is not permitted to perform the requested action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Identity:
 
     @property
     def may_act_for_others(self) -> bool:
-        """Return whether the user may act for other users."""
+        """Return whether the user is permitted to act on behalf of other users."""
         return bool({ACT_PERMISSION, ADMIN_PERMISSION} & self.permissions)
 
 
@@ -168,7 +168,7 @@ class Access(Protocol):
 class LocalAccess:
     """Access without authentication.
 
-    Treat each request as a request of the local user, who is an admin.
+    Treat every request as coming from the local user, who is an admin.
 
     Without authentication, a client may set a thread's `owner` to any text. Because the `owner` is
     not verified, the server does not treat it as the person the thread belongs to.
@@ -195,11 +195,11 @@ class LocalAccess:
 def permit_and_build_filter_for_own_data(
     user: str, action: Action, action_arguments: dict[str, Any]
 ) -> Filter:
-    """Allow an action on data of a user, and return the filter that selects this data.
+    """Allow an action on a user's data, and return the filter that selects this data.
 
-    A user's threads, crons and assistants have the user's id as `owner` in their metadata. A user's
-    namespaces have the user's id as their second label. See `Access.authorize_and_build_filter` for
-    the arguments.
+    A user's threads, crons and assistants have the user's id as `owner` in their metadata. The
+    second label of a user's namespaces is the user's id. See `Access.authorize_and_build_filter`
+    for the arguments.
 
     Args:
         user: The owner of the data.
@@ -230,7 +230,7 @@ def permit_and_build_filter_for_own_data(
 
 
 def set_required_action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator that sets the action of an endpoint.
+    """Return a decorator that sets the action for which an endpoint requires permission.
 
     `create_app` raises TypeError if an endpoint does not have this decorator.
 
@@ -322,13 +322,13 @@ def _build_comparison_key_of_scalar(value: str | float | None) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
-        # Use `hex`, because it converts a large number in linear time, and `str` does not.
+        # Use `hex`, which takes linear time for large integers, rather than `str`, which does not.
         return (hex(int(value)),)
     return (repr(value),)
 
 
 def _count_containers_nested_in_lists(value: Any, is_in_list: bool = False) -> int:
-    """Return how many lists and dicts are inside lists, at any depth."""
+    """Count the lists and dicts that are nested inside lists, at any depth."""
     if isinstance(value, Mapping):
         return is_in_list + sum(
             _count_containers_nested_in_lists(part, is_in_list) for part in value.values()
@@ -339,7 +339,7 @@ def _count_containers_nested_in_lists(value: Any, is_in_list: bool = False) -> i
 
 
 def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
-    """Return whether the metadata of a thread, cron or assistant meets a filter."""
+    """Return whether the metadata of a thread, cron or assistant matches a filter."""
     return all(
         _matches_condition(metadata.get(name), condition) for name, condition in filter.items()
     )

@@ -19,12 +19,12 @@ from perdure.settings import is_valid_user_or_team_name
 
 PERSON_HEADER: Final = "X-Perdure-User"
 """The header that names the person for whom a request is sent, in UTF-8."""
-# Maximum number of characters in a person's name. The label of a namespace has the same limit.
+# Maximum length of a person's name, in characters. Namespace labels have the same maximum.
 _MAX_NAME_CHARS: Final = 4096
 
 
 async def identify_caller(connection: HTTPConnection) -> Identity:
-    """Return the user who sends a request, with the person for whom the user acts.
+    """Return the user who sends a request, and the person on whose behalf the user acts.
 
     Args:
         connection: The HTTP request or the websocket.
@@ -50,7 +50,7 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
 
 
 def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> Identity:
-    """Return the identity of a caller who acts for a person.
+    """Return the identity of a caller who acts on behalf of a person.
 
     Unless the named person is the caller, the caller needs the permission `perdure:act`.
 

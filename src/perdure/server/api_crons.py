@@ -113,7 +113,7 @@ async def create_cron(
 async def update_cron(
     call: CurrentCall, runs: ServerRuns, cron_id: PathId, body: dict[str, Any]
 ) -> Response:
-    """Change fields of a cron, and add metadata.
+    """Update fields of a cron, and merge new metadata into the existing metadata.
 
     Later runs of the cron have the permissions of the user who sends this request.
     """
@@ -224,7 +224,7 @@ async def _check_cron_request_and_build_row(
 
 
 async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
-    """Return a cron that the caller may change.
+    """Return a cron after checking that the caller is permitted to change it.
 
     Raises:
         Refused: The cron does not exist, or the caller has no access to the cron.
@@ -305,7 +305,7 @@ def _unknown_cron_error(cron_id: str) -> Refused:
 
 
 def _build_cron_json(cron: CronRow, is_reachable: bool = True) -> dict[str, Any]:
-    """Return a cron in the form of langgraph's API.
+    """Convert a cron to the format of LangGraph's API.
 
     Args:
         cron: The row of the cron.
@@ -332,5 +332,5 @@ def _build_cron_json(cron: CronRow, is_reachable: bool = True) -> dict[str, Any]
 
 
 def _to_datetime(timestamp: float | None) -> datetime | None:
-    """Return seconds since the epoch as a time in UTC."""
+    """Convert a Unix timestamp to a UTC datetime; None stays None."""
     return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)

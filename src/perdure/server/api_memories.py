@@ -40,7 +40,7 @@ class MemorySearch(BaseModel):
 
 
 class NewMemory(BaseModel):
-    """The body of `POST /memories`: a text, or an object with `text` and other fields."""
+    """The body of a `POST /memories` request: a text, or an object with `text` and other fields."""
 
     memory: str | JSONObject
     key: str | None = None
@@ -79,7 +79,7 @@ async def list_memories(
 @routes.post("/memories/search")
 @set_required_action("store:search")
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
-    """Search the memories that answer a question, best first, with the parts of their scores.
+    """Search for memories that answer a question, best first, with a breakdown of their scores.
 
     The search finds the memories that an agent would recall with the same options. In the reply,
     `text` is the text that the agent's model would read if the agent recalled these memories, and
@@ -174,7 +174,7 @@ async def _open_permitted_memories(
 
 
 def _build_team_provenance(call: Call, team: str | None) -> Provenance | None:
-    """Return the provenance for a memory of a team. Return None for a memory of the user."""
+    """Return the provenance of a team memory. Return None for a memory of the user."""
     if team is None:
         return None
     author = call.identity.person

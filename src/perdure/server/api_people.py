@@ -119,13 +119,13 @@ async def _may_reach_namespace(call: Call, store_action: Action, namespace: Name
 
 
 async def plan_person_erasure(call: Call, person: PermittedPerson) -> people.Report:
-    """Return a report of everything that an erasure of the person would erase or keep."""
+    """Return a report of the data that erasing the person would delete or keep."""
     report = await people.aplan(person.user, call.saver, call.store, **person.options)
     return _remove_hidden_namespaces(report, person)
 
 
 async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> people.Report:
-    """Stop the runs of a person's threads, and erase everything that belongs to the person.
+    """Stop all runs in a person's threads, and erase everything that belongs to the person.
 
     Args:
         call: The request. The hashes of the erased texts are added to the request's audit record.
@@ -206,7 +206,8 @@ async def delete_person(
 ) -> Response:
     """Erase everything that belongs to a person, and return the report.
 
-    With `hand_over`, memories that the person wrote for teams are kept, without the person's name.
+    With `hand_over`, memories that the person wrote for teams are kept, but the person's name is
+    removed.
     """
     person = await permit_person(call, user, _ERASE_ACTION)
     person.options["hand_over"] = hand_over

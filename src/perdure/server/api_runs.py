@@ -1,6 +1,6 @@
 """Serve the HTTP endpoints for runs, which langgraph's `RunsClient` calls.
 
-If a request for a run names no thread, the run gets a new thread of its own.
+If a request for a run contains no thread id, the run gets a new thread.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ RunField = Literal[
 
 
 class BatchedRun(RunRequest):
-    """One run in the body of `POST /runs/batch`."""
+    """One of the runs in the body of a `POST /runs/batch` request."""
 
     thread_id: str | None = None
 
@@ -114,7 +114,7 @@ async def start_requested_run(
 ) -> Run:
     """Start the run that a request describes, and return it.
 
-    If the run is delayed, this process waits for its start time.
+    If the run has a delayed start, this process waits for its start time.
     """
     run = await start_run(call, runs, body, thread_id, recorded=body.stream_resumable)
     return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
@@ -132,7 +132,7 @@ RequestedRun = Annotated[Run, Depends(get_requested_run)]
 
 
 async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
-    """Return the run that a request names, if the events of the run are still available.
+    """Return the requested run if its events are still available.
 
     Raises:
         Refused: The events are no longer kept.
@@ -197,7 +197,10 @@ async def cancel_runs(
     body: CancelRequest,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> None:
-    """Cancel runs of a thread by their ids, or all runs of the caller's threads with a status."""
+    """Cancel the given runs of a thread, or all runs with a given status.
+
+    Runs are selected by status only from the caller's threads.
+    """
     await call.authorize_arguments({"thread_id": body.thread_id, "metadata": {}, "action": action})
     if body.status is not None:
         for status in ("pending", "running") if body.status == "all" else (body.status,):
