@@ -136,9 +136,9 @@ def _erase_messages(
         return ErasureReport(events=events)
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.collect_erased_texts()
-    # Repeat the first pass if the thread contains dicts. Transcript items that belong to a dict can
-    # be recognised only once the dict has been read, and the first pass may have read the
-    # transcript earlier than the dict.
+    # Repeat the first pass if the thread contains dicts. A transcript item can be recognised as
+    # part of a dict only after the dict has been read, and the first pass may have read the
+    # transcript before the dict.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
@@ -229,32 +229,35 @@ class _Eraser:
         self.deltas: set[int] = set()
         self._needles = remover.build_byte_strings_to_search_for()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
-        # `_collect_only` is True while the current pass only collects messages and writes nothing.
+        # `_collect_only` is True during passes that only collect messages and write nothing to the
+        # database.
         self._collect_only = True
         # `_items_by_log` contains all items of the thread, keyed by log key and then by position.
         # `_stored_at` contains the time at which each item was first stored, with the same keys.
         self._items_by_log: dict[int, dict[int, bytes]] = {}
         self._stored_at: dict[int, dict[int, float]] = {}
-        # `_suspect_positions` and `_hit_positions` map each log key to sorted log positions. A
-        # suspect is an item whose bytes may contain an erased message. A hit is a suspect that,
-        # once decoded, does contain or quote an erased message.
+        # `_suspect_positions` maps each log key to the sorted positions of items whose bytes may
+        # contain an erased message. `_hit_positions` maps each log key to the sorted positions of
+        # items that, when decoded, do contain or quote an erased message.
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
-        # `_replacements` caches the results of `_build_item_without_erased_messages`, keyed by its
-        # arguments.
+        # `_replacements` is a cache that maps the arguments of
+        # `_build_item_without_erased_messages` to its results.
         self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
-        # `_items_with_calls` contains the log key and the position of each removed message with
-        # tool calls. `_items_of_removed_dicts` contains the log key and the position of each item
-        # of a removed dict.
+        # `_items_with_calls` contains a `(log key, position)` tuple for each removed message that
+        # has tool calls. `_items_of_removed_dicts` contains a `(log key, position)` tuple for each
+        # item of a removed dict.
         self._items_with_calls: set[tuple[int, int]] = set()
         self._items_of_removed_dicts: set[tuple[int, int]] = set()
-        # The `Send`s removed in the current namespace. For each checkpoint id, a dict maps the
-        # index of each removed `Send` to its node.
+        # `_removed_sends` contains the `Send`s removed from the current namespace. It maps the id
+        # of each checkpoint to a dict that maps the index of each removed `Send` to the name of its
+        # node.
         self._removed_sends: dict[str, dict[int, str]] = {}
-        # If the task of a removed `Send` ran a subgraph, the subgraph's namespace starts with one
-        # of the prefixes in `_subgraph_prefixes`.
+        # `_subgraph_prefixes` contains the namespace prefixes of subgraphs that were run by tasks
+        # of removed `Send`s.
         self._subgraph_prefixes: tuple[str, ...] = ()
-        # Whether the current namespace starts with one of the prefixes in `_subgraph_prefixes`.
+        # Whether the current namespace belongs to a subgraph that was run by the task of a removed
+        # `Send`.
         self._in_removed_subgraph = False
         # `_ends_with_removed_call` is True if the last message of a list in the current checkpoint
         # was removed before its tool calls had results.
@@ -278,8 +281,9 @@ class _Eraser:
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
-            # Add the existing items to `positions_by_item`. If removing a message makes an item
-            # equal to an existing item, the existing item is referenced and no new item is stored.
+            # Register the existing items in `positions_by_item`. If an item becomes equal to an
+            # existing item when a message is removed from it, the existing item is reused and no
+            # new item is stored.
             for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
@@ -333,7 +337,7 @@ class _Eraser:
         return title.message_id in {"", *self.remover.ids}
 
     def collect_erased_texts(self) -> None:
-        """Collect the texts of the erased messages, except texts that kept messages contain."""
+        """Collect the texts that occur in erased messages but not in kept messages."""
         self.remover.collect_texts_of_removed_messages()
         self._needles = self.remover.build_byte_strings_to_search_for()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
@@ -440,8 +444,8 @@ class _Eraser:
     def _contains_or_quotes_message(self, value: Any) -> bool:
         """Return whether a decoded log item contains or quotes an erased message.
 
-        The item may be either a list element or a key-value pair of a dict, so it is checked as
-        both.
+        The item may be a list element or a key-value pair of a dict, so both possibilities are
+        checked.
         """
         context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
@@ -507,7 +511,7 @@ class _Eraser:
     ) -> Flow[Any]:
         """Remove `Send`s that quote an erased message from a checkpoint's list of `Send`s.
 
-        Return a reference to the list without the removed `Send`s.
+        Return a reference to the list that contains only the remaining `Send`s.
         """
         value = (
             (yield from self._read_value(sends_ref))
@@ -515,8 +519,8 @@ class _Eraser:
             else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            # The value cannot contain an erased message, or it is not a list of `Send`s and was
-            # therefore not stored by langgraph.
+            # Either the value cannot contain an erased message, or langgraph did not store the
+            # value, because it is not a list of `Send`s.
             return (
                 yield from self._remove_erased_messages_from_referenced_value(
                     TASKS, sends_ref, is_input=True
@@ -561,8 +565,7 @@ class _Eraser:
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_build_task_name(ns, node))
                     self.cancelled.add(_build_task_name(ns, node, task))
-            # Keep a result for the task, because langgraph runs a task again if it has no stored
-            # result.
+            # Keep a result for the task, because langgraph reruns tasks that have no stored result.
             elif not has_no_result(writes) and has_no_result(remaining):
                 remaining.append([0, NO_WRITES, self._encode(None)])
         if not self._collect_only and remaining != writes:
@@ -634,8 +637,8 @@ class _Eraser:
         remaining = yield from self._remove_erased_messages_from_referenced_value(
             channel, inner, kind == DELTA
         )
-        # Store an empty snapshot, because without one langgraph would use an earlier checkpoint's
-        # snapshot, which may contain the erased messages.
+        # Store an empty snapshot. Without a snapshot, langgraph would fall back to the snapshot of
+        # an earlier checkpoint, which may contain the erased messages.
         if remaining is REMOVED:
             empty = self._encode(DeltaSnapshot(None))
             return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
@@ -707,7 +710,7 @@ class _Eraser:
     def _is_split_dict_an_erased_message(
         self, log_key: int, log_ranges: Ranges, context: ValueContext
     ) -> Flow[bool]:
-        """Return whether a dict whose entries are stored separately is an erased message."""
+        """Return whether a dict whose entries are separate log items is an erased message."""
         suspects = (
             _find_positions_in_range(self._suspect_positions, log_key, *part) for part in log_ranges
         )
@@ -743,8 +746,8 @@ class _Eraser:
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log_key, position) for position in iter_positions(ranges)
         )
-        # An item of a removed dict stays in the transcript if the channel's current value contains
-        # the item as well.
+        # Keep an item of a removed dict in the transcript if the channel's current value also
+        # contains it.
         if removed and is_split:
             removed -= {(log_key, p) for p in iter_positions(unflatten_ranges(ref[2]))}
         if parts is None and not removed:
@@ -761,10 +764,10 @@ class _Eraser:
         ]
 
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
-        """Append the new items in `parts` to a log, and return the log ranges of all parts."""
+        """Append the new items in `parts` to a log, and return the log ranges of all `parts`."""
         if self._collect_only:
-            # Return a placeholder, because the caller ignores the ranges in a pass that only
-            # collects messages.
+            # Return a placeholder. During passes that only collect messages, the caller ignores the
+            # ranges.
             return [(0, 1)]
         return self.additions.append_new_items(self.thread.logs[log_key].name, parts)
 
@@ -775,7 +778,7 @@ class _Eraser:
     ) -> list[bytes | Range] | None:
         """Remove erased messages from a list or dict, and return what remains.
 
-        None is returned if the list or dict neither contains nor quotes an erased message. Each
+        If the list or dict neither contains nor quotes an erased message, None is returned. Each
         part in the result is either a range of existing log positions or the bytes of a new item.
         """
         parts: list[bytes | Range] = []
@@ -849,8 +852,8 @@ def _find_positions_in_range(
 def _convert_key_value_pair_to_dict(value: Any) -> dict[Any, Any] | None:
     """Convert a `[key, value]` pair to a dict with one entry. Return None for any other value."""
     if type(value) is list and len(value) == 2:
-        # A TypeError means that the first element is unhashable, so the list is not a
-        # `[key, value]` pair.
+        # `dict()` raises a TypeError if the first element is unhashable, which means that the list
+        # is not a `[key, value]` pair.
         with suppress(TypeError):
             return dict([value])
     return None

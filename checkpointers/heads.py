@@ -24,15 +24,15 @@ def find_seq_of_first_checkpoint_of_run(
     parent_and_put_supersteps: tuple[int | None, ...],
     put_seq: int,
 ) -> int:
-    """Return the sequence number of the first checkpoint of the run that `put` belongs to.
+    """Return the sequence number of the first checkpoint in the new checkpoint's run.
 
     A new checkpoint starts a new run if its source is `input`, `update` or `fork`. A new checkpoint
-    also starts a new run if its superstep does not directly follow its parent's superstep, because
-    langgraph stores only the last checkpoint of a run with the durability `exit`. A new checkpoint
-    also starts a new run if its parent is not the head and was loaded by its checkpoint id. If the
-    parent of the new checkpoint was pruned and the head was stored by another run or a state
-    update, 0 is returned. The number 0 means that the new checkpoint's run started before all other
-    runs.
+    also starts a new run if its superstep number is not one higher than its parent's. Such gaps
+    occur because langgraph stores only the last checkpoint of a run with the durability `exit`. If
+    a run was resumed from a given checkpoint id and that checkpoint is not the head, its next
+    checkpoint also starts a new run. If the new checkpoint's parent was pruned and another run or a
+    state update stored the head, the result is 0, so that the new checkpoint's run counts as the
+    oldest.
 
     Args:
         put: The put.
@@ -56,12 +56,12 @@ def find_seq_of_first_checkpoint_of_run(
 def choose_head_and_detect_run_overlap(
     put: CheckpointPut, head: Head, snapshot: Snapshot, put_seq: int
 ) -> tuple[Head, bool]:
-    """Return the namespace's head after a checkpoint has been stored, and whether two runs overlap.
+    """Return the namespace's head after storing a checkpoint, and whether two runs overlap.
 
-    If the new checkpoint does not become the head, two runs of the thread overlap, unless the
-    thread was rewound. In the root namespace, runs also overlap if a new checkpoint with the source
-    `input` replaces a head that its run has not read. A run that deliberately continues from an
-    earlier checkpoint does not count as overlapping.
+    If the new checkpoint does not become the head, two runs of the thread overlap, except in a
+    thread that was rewound to an earlier checkpoint. In the root namespace, runs also overlap if a
+    new checkpoint with the source `input` replaces a head that its run has not read. A run that
+    deliberately continues from an earlier checkpoint does not count as overlapping.
 
     Args:
         put: The put.

@@ -46,8 +46,8 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# Writes to special channels, such as errors, have negative indexes. The statement sorts them last,
-# because `put_writes` uses the position of each write to a graph channel as its index.
+# Writes to special channels, such as errors, have negative indexes. They are sorted last, so that
+# the position of each write to a graph channel is the index that `put_writes` assigns to it.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -277,7 +277,7 @@ class _PostgresTables:
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
             )
             for task_writes in tasks:
-                # Sort the writes in the same order as the SQL query `_WRITES`.
+                # Sort the writes in the order in which the SQL query `_WRITES` returns them.
                 task_writes.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)
             parent_id = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             parent_address = Address(thread_id, ns, parent_id)
@@ -293,7 +293,7 @@ def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[T
 
 
 def _iter_thread_ids(read_rows: Callable[..., list[Row]]) -> Iterator[str]:
-    """Yield the ids of all threads, read page by page with the function `read_rows`."""
+    """Yield the ids of all threads, reading one page at a time with the function `read_rows`."""
     last_id = ""
     while page := read_rows(_THREADS, last_id):
         for (last_id,) in page:
@@ -327,8 +327,7 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._counts: Counter[str] = Counter()
-        # Number of the current thread's newest removal record, read before the import of the thread
-        # started.
+        # Number of the latest removal record that the current thread had when its import started.
         self._removal_number = 0
 
     def run(self) -> ImportReport:
@@ -452,7 +451,7 @@ class Importer:
     def _find_tasks_with_unstored_writes(
         self, tasks: list[Task], stored: CheckpointTuple
     ) -> list[Task]:
-        """Return the source's tasks that have at least one write missing from the target.
+        """Return the tasks with at least one write that is missing from the target database.
 
         Stored writes that are missing from the source are ignored, because the thread may have
         continued in the target database after an earlier import.

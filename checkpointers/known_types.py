@@ -1,4 +1,4 @@
-"""List the classes that may be rebuilt from stored values even if no allowlist contains them."""
+"""List the classes that can always be deserialised, even if they are not on an allowlist."""
 
 from __future__ import annotations
 

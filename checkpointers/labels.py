@@ -2,8 +2,8 @@
 
 There are two kinds of labels. The labels `user_id` and `owner` identify the user of the thread.
 Each checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the
-values that `CheckpointSaver.label` copied from the context of a run into the metadata. The metadata
-key `LABELS` lists the names of the values that `CheckpointSaver.label` copied.
+values that `CheckpointSaver.label` copied from a run's context into the metadata. The names of the
+values copied by `CheckpointSaver.label` are listed under the metadata key `LABELS`.
 
 Labels inherited by a new checkpoint are stored in its own metadata. Each checkpoint has its own
 copy of the inherited values, because listing threads reads only the head's metadata, and because a
@@ -26,13 +26,13 @@ from perdure.checkpointers.address import (
 LABELS: Final = "perdure_labels"
 """The metadata key that lists the names of the values which the next checkpoint inherits."""
 MERGED: Final = "perdure_merged"
-"""The metadata key that lists the channels which a checkpoint has taken over; see `merge`."""
+"""The metadata key that lists the channels copied into a checkpoint by a merge; see `merge`."""
 UPDATED: Final = "perdure_updated"
 """The metadata key for the checkpoint that a series of updates has changed. The last update of the
 series gets it when the updates before it are pruned. Its value is the id of the checkpoint."""
 CALLER: Final = "perdure_caller"
-"""The metadata key that names the caller of the server whose run put the checkpoint, if the caller
-is not the person of the thread. It is not inherited."""
+"""The metadata key that identifies the server's caller whose run stored the checkpoint. It is set
+only if the caller is not the person to whom the thread belongs. The value is not inherited."""
 DEED: Final = "perdure_deed"
 """The metadata key that says what this caller did, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
@@ -44,10 +44,10 @@ _UNNAMED: Final = object()
 
 
 def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata values of a checkpoint that are needed to store the next checkpoint.
+    """Return the part of a checkpoint's metadata that is needed to store its child checkpoint.
 
-    The child checkpoint inherits the labels of its parent. Planning a merge also requires the list
-    of channel names under `MERGED`.
+    The child checkpoint inherits the labels of its parent. The list of channel names under `MERGED`
+    is also returned, because it is needed to plan a merge.
     """
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
@@ -57,7 +57,7 @@ def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str,
 def describe_actions_of_callers_other_than_person(
     metadata: Iterable[Mapping[str, Any]],
 ) -> list[str]:
-    """Describe what other users did on a person's thread, without duplicates.
+    """Describe the actions that other users performed on a person's thread, without duplicates.
 
     Args:
         metadata: The metadata of checkpoints of the thread.
@@ -111,7 +111,7 @@ def build_labels_of_new_checkpoint(
     Values in the new checkpoint's own metadata override labels inherited from the parent
     checkpoint. If the config or the context of the run identifies a different user, the new
     checkpoint inherits neither `user_id` nor `owner`. Inheriting only one of `user_id` and `owner`
-    could leave the two labels naming different users. The values `""` and None mean nobody.
+    could leave them identifying different users. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -161,7 +161,7 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether `value` identifies the same user as the inherited label `inherited`."""
+    """Return whether `value` and the inherited label value `inherited` identify the same user."""
     return isinstance(value, str | int | float) and value == inherited
 
 

@@ -46,7 +46,7 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
 
 
 def compute_first_metadata_index_tag(seal: Seal, where: MetadataFilter) -> int | None:
-    """Return the index tag of the first filter value that has one, or None.
+    """Return the metadata index tag of the first filter value that has a tag, or None.
 
     A tag is a number that represents a value in the metadata index.
     """
@@ -146,8 +146,8 @@ class Listing:
     ) -> Flow[None]:
         """Check the metadata index entries adjacent to a searched range for damage.
 
-        A damaged entry in the metadata index can make a search stop too early. If a search has
-        stopped too early, the damaged entry is directly before or after the searched range.
+        A damaged entry in the metadata index can end a search too early. If a damaged entry has
+        ended a search too early, the entry is adjacent to the searched range.
         """
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start_key, stop_key)
@@ -159,7 +159,7 @@ class Listing:
     def _check_metadata_index_and_decode_metadata(
         self, thread_id: str | None, ns: str, row: list[Any], index_tag: int, has_index_entry: bool
     ) -> dict[str, Any]:
-        """Check the metadata index against a checkpoint's metadata, and return the metadata.
+        """Check that the metadata index matches a checkpoint's metadata, and return the metadata.
 
         Args:
             thread_id: The thread, or None if the checkpoint has none.
@@ -214,7 +214,7 @@ class Listing:
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """Read a thread's last sequence number and the rows of its namespaces.
 
-        The last sequence number is that of the thread's newest checkpoint.
+        The last sequence number is the sequence number of the thread's newest checkpoint.
         """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
@@ -237,8 +237,8 @@ class Listing:
     ) -> Iterator[tuple[int, Address, Row]]:
         """Yield the matching rows of a namespace whose sequence number is less than `stop_seq`.
 
-        The first row yielded is the head of the namespace, even if it is not the newest checkpoint.
-        The head is yielded with the newest row's sequence number, so that it stays first when the
+        The head of the namespace is yielded first, even if it is not the newest checkpoint. The
+        head's sort key is the newest row's sequence number, so that the head stays first when the
         caller sorts the rows. The other rows follow, newest first.
 
         Yields:
@@ -297,7 +297,7 @@ class Listing:
     def _find_seq_and_id_before_which_listing_starts(
         self, address: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
-        """Find the upper bound for listing only the checkpoints before a given checkpoint.
+        """Find the upper bound for listing only checkpoints older than a given checkpoint.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.
@@ -317,7 +317,7 @@ class Listing:
     def _read_page_of_rows(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
         """Read one page of checkpoint rows that may match a filter, newest first.
 
-        Only rows with keys from `start` to `stop` are read.
+        Only rows whose keys are at least `start` and less than `stop` are read.
         """
         tag = compute_first_metadata_index_tag(self.seal, where)
         if tag is not None:

@@ -139,7 +139,7 @@ class Maintenance:
             self.database.release_unused_disk_space()
 
     def _add_rollback_record(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
-        """Add a removal record for the checkpoints that are deleted together with their run."""
+        """Add a removal record for checkpoints that are deleted because their run is deleted."""
         ids = []
         for key in keys:
             rows = yield self.sql("checkpoint_row", key)
@@ -147,7 +147,7 @@ class Maintenance:
         yield from self.reader.removals.add_rollback(thread_id, ids)
 
     def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
-        """Delete threads or their old checkpoints; see `Checkpointer.prune`."""
+        """Delete threads, or only their old checkpoints; see `Checkpointer.prune`."""
         if strategy in ("delete", "delete_all"):
             self.delete_threads(thread_ids)
         elif strategy == "keep_latest":
@@ -232,7 +232,7 @@ class Maintenance:
     ) -> T:
         """Delete parts of a thread, and drop the thread from the cache.
 
-        The deletion is a flow, a generator that yields SQL statements.
+        `make_deletion_flow` returns a flow, which is a generator that yields SQL statements.
         """
         forget = self.reader.cache.drop_thread
         return self.database.write(
@@ -297,9 +297,9 @@ class Maintenance:
         return PruneReport(checkpoints, items, 1, size, len(run_rows), len(events), len(crons))
 
     def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
-        """Return the ids of a thread's checkpoints.
+        """Return the ids of all checkpoints of a thread.
 
-        If only the pending writes of a checkpoint are stored, its id is returned as well.
+        The result includes the ids of checkpoints for which only pending writes are stored.
         """
         packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
@@ -417,8 +417,9 @@ class Maintenance:
         time, oldest first. However, a checkpoint that a server needs to continue a live run is not
         deleted. An ancestor of a kept checkpoint is not deleted if the kept checkpoint needs the
         ancestor's pending writes to rebuild the value of a `DeltaChannel`. Unless `dry_run` is
-        True, the method also calls `_store_updated_checkpoint_ids`, so that the metadata of each
-        kept head still identifies the checkpoint that was updated.
+        True, the method also updates the metadata of each kept head, so that the metadata still
+        identifies the checkpoint to which state updates were applied (see
+        `_store_updated_checkpoint_ids`).
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -471,10 +472,10 @@ class Maintenance:
     ) -> Flow[None]:
         """Record in a head's metadata which checkpoint a series of state updates was applied to.
 
-        The checkpoint's id is stored under the metadata key `UPDATED`. The id is stored only if the
-        head is the latest of several state updates and the checkpoints of the earlier updates are
-        deleted, because following the parent ids from the head then no longer leads to the
-        checkpoint that was first updated.
+        The metadata key `UPDATED` holds the id of the checkpoint to which the first update was
+        applied. The id is stored only if the head is the latest in a series of state updates and
+        the earlier updates' checkpoints are deleted. Without those checkpoints, the parent ids no
+        longer lead from the head to the checkpoint to which the first update was applied.
         """
         for head in candidates:
             updated = _find_checkpoint_id_before_updates(candidates, head) if head.is_head else None
@@ -586,7 +587,7 @@ class Maintenance:
     def _extend_live_ranges_by_items_of_aliases(
         self, thread_id: str, channel: str, log_key: int, live_ranges: Ranges
     ) -> Flow[None]:
-        """Mark the items that aliases in the live ranges of a log refer to as live, too.
+        """Extend a log's live ranges by the items to which the live aliases refer.
 
         An alias is a log entry that refers to an earlier item. The live ranges of a log contain the
         log positions that are still referenced.
@@ -603,7 +604,7 @@ class Maintenance:
 
 
 def _get_transcripts_of_delta_channels_with_unknown_value(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the stored transcripts of `DeltaChannel`s whose value is unknown."""
+    """Return the stored transcripts of `DeltaChannel`s whose references do not point to a value."""
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
@@ -657,7 +658,7 @@ def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ran
     """
     for log, numbers in refs:
         live_ranges[log] += unflatten_ranges(numbers)
-        # Merge the ranges whenever there are more than 4,096 of them, to limit memory use.
+        # To limit memory use, merge the ranges as soon as there are more than 4,096 of them.
         if len(live_ranges[log]) > 4096:
             live_ranges[log] = merge_ranges(live_ranges[log])
 
@@ -667,8 +668,8 @@ def _add_ancestors_needed_for_deltas(
 ) -> set[str]:
     """Return the ids of the kept checkpoints and of all ancestors that they depend on.
 
-    A checkpoint depends on an ancestor if the value of a `DeltaChannel` is rebuilt from the
-    ancestor's pending writes.
+    A checkpoint depends on an ancestor if the ancestor's pending writes are needed to rebuild the
+    value of a `DeltaChannel`.
     """
     by_id: dict[str | None, RetentionCandidate] = {c.checkpoint_id: c for c in candidates}
     all_kept_ids = set(kept_ids)
@@ -686,10 +687,10 @@ def _add_ancestors_needed_for_deltas(
 def _find_checkpoint_id_before_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
-    """Find the checkpoint that the first in a series of state updates was applied to.
+    """Find the checkpoint to which the first in a series of state updates was applied.
 
-    Each state update records the id of the checkpoint it was applied to. Starting at the head, the
-    search follows these ids backwards.
+    Each state update records the id of the checkpoint to which it was applied. The search starts at
+    the head and follows these ids backwards.
 
     Returns:
         The id of the checkpoint, or None if the head is not an update.
@@ -710,7 +711,7 @@ def _find_checkpoint_id_before_updates(
 
 
 def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
-    """Return the ids of all `candidates` except those whose row keys are in `keys`."""
+    """Return the ids of the `candidates` whose row keys are not in `keys`."""
     return {c.checkpoint_id for c in candidates if c.key not in keys}
 
 
@@ -735,7 +736,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
 
 
 def _check_retention_rule(rule: Retention) -> None:
-    """Check that a retention rule is not empty and has no negative number.
+    """Check that a retention rule is not empty and contains no negative numbers.
 
     Raises:
         ConfigurationError: The rule is not valid.

@@ -15,10 +15,11 @@ pending write stores a reference in place of each value:
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items is stored with at most `compute_max_range_count(n)` ranges. If its items are scattered
-over more ranges than that, short neighbouring ranges are replaced by a single range of aliases
-(`group_log_ranges_for_merging_short_ranges`). An alias is a log entry that refers to an earlier
-item by its position. In each log, the positions of aliases start at `ALIASES`.
+of n items is stored with at most `compute_max_range_count(n)` ranges. If the items of a value are
+scattered over more ranges than this limit, each group of neighbouring short ranges is replaced with
+a single range of aliases (`group_log_ranges_for_merging_short_ranges`). An alias is a log entry
+that refers to an earlier item by its position. In each log, the positions of aliases start at
+`ALIASES`.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log2
 from typing import Any, Final
 
-# The stored form of a value or of part of a value. See the module docstring for all forms.
+# The stored form of a value or of a part of a value. The module docstring describes all forms.
 ValueReference = Any
 Range = tuple[int, int]
 Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
-# `DELTA` is negative, so that `ref[0] == DELTA` is always False if `ref` is bytes.
+# `DELTA` is negative, so that `ref[0] == DELTA` is False for any bytes object `ref`, because the
+# elements of a bytes object are never negative.
 DELTA: Final = -1
 ALIASES: Final = 1 << 31  # The lowest log position of aliases.
-# Smallest limit on the number of log ranges in one value. The limit grows with the number of items.
+# Minimum value of the limit on the number of log ranges per value. The limit grows with the number
+# of items in the value.
 MIN_RANGE_LIMIT: Final = 8
 
 
@@ -53,12 +56,12 @@ def compute_max_range_count(item_count: int) -> int:
 def group_log_ranges_for_merging_short_ranges(ranges: Ranges) -> list[Ranges]:
     """Divide log ranges into groups, keeping each of the longest ranges in a group of its own.
 
-    To reduce the number of ranges, the caller replaces each group that has several ranges by a
+    To reduce the number of ranges, the caller replaces each group of two or more ranges with a
     single range of aliases. An alias is a log entry that refers to an earlier item. The longest
-    ranges are kept as they are, so that few aliases need to be written. A quarter of the maximum
-    number of ranges (`compute_max_range_count`) are treated as the longest ones. The shorter ranges
-    between two of them form one group. Log-structured merge trees also rewrite their largest
-    components rarely, to limit the amount of data that is written again (O'Neil et al., 1996).
+    ranges are kept as they are, so that few aliases need to be written. At most a quarter of the
+    maximum number of ranges (`compute_max_range_count`) are kept in this way. All shorter ranges
+    between two kept ranges form one group. Similarly, log-structured merge trees rarely rewrite
+    their largest components, to limit write amplification (O'Neil et al., 1996).
 
     >>> group_log_ranges_for_merging_short_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -120,7 +123,8 @@ def merge_ranges(ranges: Iterable[Range]) -> Ranges:
 def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
     """Return the parts of `ranges` that are not in the set `excluded`, in order.
 
-    `excluded` must be sorted and must not overlap, as in the result of `merge_ranges`.
+    The ranges in `excluded` must be sorted and must not overlap, like those returned by
+    `merge_ranges`.
 
     >>> subtract_ranges([(0, 10)], [(2, 4), (6, 7)])
     [(0, 2), (4, 6), (7, 10)]
@@ -190,8 +194,8 @@ def extract_value_reference_from_delta_channel_reference(ref: ValueReference) ->
     """Unwrap a `DeltaChannel` reference, and return the reference to the channel's value.
 
     For a `DeltaChannel` snapshot, this is the reference to the value in the snapshot. For a
-    `DeltaChannel` with an unknown value, the result is None. Any other reference is returned
-    unchanged.
+    `DeltaChannel` with an unknown value, the result is None. A reference that does not belong to a
+    `DeltaChannel` is returned unchanged.
     """
     if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
         return None if isinstance(ref[1], int) else ref[1]

@@ -23,8 +23,8 @@ _ROUTING_PREFIXES: Final = ("__", "branch:to:", "join:")
 class Merge:
     """Describes how a new checkpoint is merged with the head of its namespace.
 
-    The new checkpoint takes over the values of some channels from the head, and its parent is set
-    to the head.
+    The new checkpoint receives the values of some channels from the head, and the head becomes its
+    parent.
 
     Attributes:
         head: The head before the put.
@@ -68,11 +68,11 @@ class Merge:
         snapshot.channel_versions |= self.versions
 
     def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
-        """Return the channel version to store in a node's `versions_seen` after a merge.
+        """Return the channel version to record in a node's `versions_seen` after a merge.
 
-        A node that had seen the channel's latest version before the merge is treated as if it had
-        seen the version that the merge assigns. Otherwise, LangGraph would run the node again
-        because of the merge.
+        If a node had seen the channel's latest version before the merge, the version that the merge
+        assigns is recorded in the node's `versions_seen`. Otherwise, the merge would cause
+        LangGraph to run the node again.
         """
         is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
@@ -139,7 +139,7 @@ def parse_whole_part_of_version(version: Any) -> int | None:
 
 
 def build_lowest_channel_version_of_merge_epoch(example_version: Any, merge_epoch: int) -> Any:
-    """Return the lowest channel version in a merge epoch, formatted like `example_version`.
+    """Return the lowest channel version of a merge epoch, in the format of `example_version`.
 
     >>> [build_lowest_channel_version_of_merge_epoch(version, 1) for version in (7, "007.25")]
     [4294967296, '4294967296.25']

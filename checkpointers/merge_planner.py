@@ -1,19 +1,19 @@
 """Merge a state update's checkpoint with the checkpoints of a concurrent run.
 
-LangGraph's `update_state` reads a checkpoint and stores a child of it. If a run continues from the
-same checkpoint at the same time, the run stores a second child, which would split the thread into
-two branches. To keep the thread in one branch, Perdure merges the update with the run, unless both
-have written to the same channel. Whichever child checkpoint is stored later takes over the values
-of the channels that the other child has changed. A merged checkpoint always takes its tasks, its
+LangGraph's `update_state` reads a checkpoint and stores a child of it. If a run concurrently
+continues from the same checkpoint, it stores a second child, which would split the thread into two
+branches. To keep the thread in one branch, Perdure merges the update with the run, unless both have
+written to the same channel. The child checkpoint that is stored later receives the values of the
+channels that the other child changed. A merged checkpoint always takes its tasks, its
 `versions_seen` and LangGraph's routing channels (such as `branch:to:...`) from the run, never from
 the state update.
 
 The run does not notice the merge. The run continues from its in-memory state, which does not
-include the values written by the state update. Each later checkpoint of the run must therefore be
-merged as well, until the run has read those values. A merge assigns a new version to each channel
-whose value it copies. Once a checkpoint of the run has this version of the channel or a higher one,
-the run has read the copied value. Until then, the channel's name is listed in the checkpoint's
-metadata under `MERGED`.
+include the values written by the state update. Therefore, later checkpoints of the run must also be
+merged until the run has read those values. A merge assigns a new version to each channel whose
+value it copies. A run has read the copied value once one of its checkpoints has this version of the
+channel or a higher one. Until the run has read the copied value, the checkpoint's metadata lists
+the channel's name under `MERGED`.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class MergePlanner:
             return self._plan_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
-            # Do not merge the new checkpoint, because the run may also have written to a
-            # `DeltaChannel` that the head contains.
+            # Skip the merge, because the head contains a `DeltaChannel` to which the run may also
+            # have written.
             return None
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
@@ -126,8 +126,8 @@ class MergePlanner:
     ) -> Flow[Merge | None]:
         """Plan the merge of a new checkpoint whose parent was pruned.
 
-        The pruned parent is the last checkpoint that the new checkpoint's run stored or read. The
-        current head was stored after the pruned parent, by a state update or by a later run.
+        The pruned parent is the checkpoint that the run last read or stored before the new
+        checkpoint. After the pruned parent, a state update or a later run stored the current head.
 
         Args:
             put: The put.
@@ -155,13 +155,13 @@ class MergePlanner:
     ) -> Flow[Merge | None]:
         """Plan the merge of a new checkpoint whose parent is a head with merged channels.
 
-        A merged channel is one whose value was copied to the head from another checkpoint. It is
-        possible that the run has not yet read the copied value.
+        A merged channel is one whose value was copied to the head from another checkpoint. The run
+        might not have read the copied value yet.
 
         Args:
             put: The put.
             current_head: The checkpoint that is the head.
-            merged_channels: The channels that the head has taken over.
+            merged_channels: The channels whose values were copied to the head.
         """
         unread = {
             channel
@@ -170,9 +170,9 @@ class MergePlanner:
         }
         if any(channel in put.new_versions for channel in unread):
             if self._reader.decode_superstep_number(current_head) == _ANCHOR_STEP:
-                # Do not merge with an anchor checkpoint, which is the empty checkpoint at which the
-                # first run of a thread stores its writes to `DeltaChannel`s. The new checkpoint
-                # replaces such a head.
+                # Do not merge if the head is an anchor, which is the empty checkpoint at which a
+                # thread's first run stores its writes to `DeltaChannel`s. The new checkpoint
+                # becomes the head instead.
                 return None
             return Merge(
                 current_head,
@@ -188,7 +188,7 @@ class MergePlanner:
     def _plan_put_of_run(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan the merge of a run's checkpoint if a state update has since become the head."""
+        """Plan the merge of a run's new checkpoint with a state update that has become the head."""
         unread = {
             c
             for c in self._list_merged_channels_unread_by_run(base)
@@ -217,7 +217,7 @@ class MergePlanner:
     def _plan_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan the merge of a state update after a run continued from the update's parent."""
+        """Plan the merge of a state update with a run that continued from its parent."""
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
@@ -228,9 +228,9 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # Do not merge if the head stores a value of a `DeltaChannel` to which the state update
-            # also writes. LangGraph would load the head's value and ignore the update's pending
-            # writes, which are stored at an older checkpoint.
+            # Do not merge if the state update writes to a `DeltaChannel` whose value the head
+            # stores. LangGraph would load the stored value and ignore the update's pending writes,
+            # because they are stored at an older checkpoint.
             return None
         codec, step = self._reader.codec, self._reader.decode_superstep_number(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
@@ -245,7 +245,7 @@ class MergePlanner:
     def _plan_merge_that_copies_channels_from_head(
         self, put: CheckpointPut, current_head: Snapshot, channels: Iterable[str]
     ) -> Merge | None:
-        """Plan to take over channels of the head.
+        """Plan a merge that copies channels from the head.
 
         Returns:
             The merge, or None if no new versions can be given to the channels.
@@ -277,11 +277,11 @@ class MergePlanner:
         )
 
     def finish_merge_and_check_if_checkpoint_changed(self, merge: Merge, head: Head) -> Flow[bool]:
-        """Complete a merge after its checkpoint has been stored.
+        """Finish a merge after the new checkpoint has been stored.
 
         If the new checkpoint is a state update and a task of the run has failed or is interrupted,
-        the update's values are copied into the run's checkpoint, and the run's checkpoint becomes
-        the head again.
+        the values from the update are copied into the run's checkpoint, which then becomes the head
+        again.
 
         Args:
             merge: The merge.
@@ -308,8 +308,8 @@ class MergePlanner:
         """Copy values from state updates into a run's checkpoint, and make it the head.
 
         If `requires_stopped_task` is True, the values are copied only if a task at the run's
-        checkpoint has failed or is interrupted. A run stores no further checkpoints after such a
-        stop, so there is no later checkpoint to merge the state updates with.
+        checkpoint has failed or is interrupted. After a task fails or is interrupted, the run
+        stores no further checkpoint that could be merged with the state updates.
 
         Args:
             run_checkpoint_id: The id of the run's checkpoint.
@@ -355,8 +355,8 @@ class MergePlanner:
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
         for row in (yield from self._reader.read_write_rows(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
-            # A task that failed or was interrupted counts as stopped only if it has not finished
-            # since then. For example, an interrupted task can finish after its interrupt was
+            # A task counts as stopped only if it has not finished since it failed or was
+            # interrupted. For example, an interrupted task can finish after its interrupt has been
             # answered.
             has_finished = any(index >= 0 for index, _, _ in writes)
             if not has_finished and any(channel in _STOP_CHANNELS for _, channel, _ in writes):
@@ -386,8 +386,9 @@ class MergePlanner:
         """Return whether the head contains merged values that the run might not have read yet.
 
         A merged channel is one whose value was copied to the head from another checkpoint. A head
-        with unread merged values is not cached. If the head is not cached, the transaction that
-        stores the next checkpoint uses a `MergePlanner` to decide whether to merge.
+        with merged values that the run has not read is not cached. If the head is not cached, the
+        transaction that stores the next checkpoint uses a `MergePlanner` to decide whether to
+        merge.
         """
         snapshot = None if head is None else head.snapshot
         return snapshot is not None and bool(self._list_merged_channels_unread_by_run(snapshot))
@@ -410,10 +411,10 @@ class MergePlanner:
     def _is_ancestor_of_head(
         self, ancestor: Snapshot, allowed_sources: Collection[str]
     ) -> Flow[bool]:
-        """Return whether the head descends from `ancestor` through allowed checkpoints only.
+        """Return whether only allowed checkpoints lie between `ancestor` and the head.
 
-        The head and all checkpoints between `ancestor` and the head must have one of the allowed
-        sources.
+        The result is True if `ancestor` is an ancestor of the head, and if the head and all
+        checkpoints between the two have one of the allowed sources.
 
         Args:
             ancestor: The checkpoint.
@@ -440,7 +441,7 @@ class MergePlanner:
     def _find_last_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
-        """Return the latest state update merged into the head, or the head if there is none."""
+        """Return the latest state update merged into the head, or the head if none is found."""
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_merged_channels_unread_by_run(snapshot):
@@ -468,7 +469,7 @@ class MergePlanner:
 
 
 def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
-    """Return whether a new checkpoint has a value for a channel, or writes to rebuild it from.
+    """Return whether a new checkpoint has a channel's value, or writes from which to rebuild it.
 
     A `DeltaChannel` without a stored value is rebuilt from pending writes.
     """
@@ -478,8 +479,10 @@ def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
 def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
     """Return whether a run has read the channel value that a merge stored in `base`.
 
-    The run has read the merged value if its new checkpoint has the same version of the channel as
-    `base`, or assigns a version whose merge epoch is at least as high.
+    The run has read the merged value if its new checkpoint assigns the channel a version whose
+    merge epoch is at least as high as in `base`. If the new checkpoint assigns the channel no
+    version, the run has read the merged value only if the channel's version is the same as in
+    `base`.
     """
     version, taken_version = (
         put.checkpoint["channel_versions"].get(channel),
@@ -493,7 +496,7 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> b
 
 
 def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[str]:
-    """Return the state channels whose versions in the head differ from those in `base`."""
+    """Return the state channels whose versions differ between the head and `base`."""
     versions = current_head.channel_versions.items()
     return {
         c
@@ -507,13 +510,14 @@ def _infer_versions_of_pruned_checkpoint(
 ) -> Snapshot:
     """Infer a pruned checkpoint's channel versions from a new child checkpoint.
 
-    A channel that the new checkpoint has not changed has the same version in the pruned parent. For
-    a channel that the new checkpoint has changed, the version in the head is compared with the
-    lowest version that the new checkpoint has assigned. LangGraph assigns versions that are higher
-    than all versions the run has read. If the head's version is lower than the lowest assigned
-    version, the pruned parent had the same version as the head. Otherwise, the head's version was
-    assigned after the pruned parent was stored, so the pruned parent's version is unknown and is
-    left out.
+    If the new checkpoint has not changed a channel, the pruned parent had the same version of that
+    channel. If the new checkpoint has changed a channel, the channel's version in the head is
+    compared with the lowest version that the new checkpoint assigned to any channel. LangGraph
+    assigns versions that are higher than all versions the run has read. If the version in the head
+    is lower than all versions that the new checkpoint assigned, the pruned parent had the same
+    version as the head. If it is not lower, the channel is left out of the result, because the
+    head's version was assigned after the pruned parent was stored and the parent's version is
+    unknown.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
@@ -529,7 +533,7 @@ def _infer_versions_of_pruned_checkpoint(
 
 
 def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
-    """Return whether the head could descend from `base` without a new input in between."""
+    """Return whether the head could descend from `base` with no new input between them."""
     for channel, version in base.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
@@ -551,12 +555,12 @@ def _is_delta(ref: Any) -> bool:
 def _is_channel_version_changed_only_by_merge(
     channel: str, current_head: Snapshot, base_checkpoint: Snapshot
 ) -> bool:
-    """Return whether two checkpoints differ in a channel's version only because of a merge.
+    """Return whether a channel's version differs from `base_checkpoint` only due to a merge.
 
-    A merge increments the epoch of the channel's version and leaves the channel's value unchanged,
-    so both are compared. Comparing only the values is not enough, because a run may have written
-    the same value again. Comparing only the versions is not enough either, because a run and a
-    concurrent update can assign the same version to different values.
+    A merge increases the epoch of a channel's version and leaves the channel's value unchanged, so
+    both the epochs and the values are compared. Comparing only the values is not enough, because a
+    run may have written the same value again. Comparing only the versions is not enough either,
+    because a run and a concurrent update can assign the same version to different values.
     """
     old_epoch, new_epoch = (
         extract_merge_epoch_from_version_bits(base_checkpoint.channel_versions.get(channel)),
@@ -574,10 +578,9 @@ def try_making_run_checkpoint_head_again(
 ) -> Flow[bool]:
     """Make a run's checkpoint the head again after a state update has replaced it as the head.
 
-    The run's checkpoint becomes the head only if one of its tasks has failed or is interrupted.
-    If another task of the run stores writes after the state update, the state was updated while the
-    run was still in progress. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for
-    details.
+    The run's checkpoint becomes the head only if one of its tasks has failed or is interrupted. If
+    a task of the run stores writes after the state update, the run was still in progress when the
+    state was updated. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for details.
 
     Args:
         reader: The reader of the database.
