@@ -168,8 +168,8 @@ def _read_namespace(
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to the sequence number `last_seq`.
 
-    In the root namespace, only the checkpoint with sequence number `last_seq` and its ancestors are
-    read.
+    If `last_seq` is not the maximum sequence number, only the checkpoint with this sequence number
+    and its ancestors are read from the root namespace.
     """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
     yield from reader.check_row_count(len(rows), *key_range(namespace_key))

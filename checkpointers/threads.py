@@ -179,7 +179,7 @@ class ThreadReader:
         return decode_items
 
     def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
-        """Read the time at which each item at `positions` was stored, and cache it in `log`."""
+        """Read the time each item at `positions` was first stored, and cache it in `log`."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
@@ -411,7 +411,7 @@ class ThreadReader:
     ) -> Flow[Title | None]:
         """Build the title of a thread from its head and its first messages.
 
-        An erasure or a prune removes the title from the thread's row. The title is then rebuilt
+        If an erasure or a prune has removed the title from the thread's row, the title is rebuilt
         from the messages.
         """
         checkpoint = yield from self.reader.find_checkpoint(

@@ -1,9 +1,9 @@
 """Convert values to msgpack and back.
 
 Values that are not plain data become msgpack extension types. The msgpack extensions have the
-format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). An extension contains the
-list `[module, name, payload, ...]`. perdure's encoding differs from langgraph's in three ways.
-Class names are qualified names. Pydantic models are encoded from their attributes, not with
+format of langgraph's serializer (`langgraph.checkpoint.serde.jsonplus`). Each extension contains an
+encoded list, `[module, name, payload, ...]`. perdure's encoding differs from langgraph's in three
+ways. Class names are qualified names. Pydantic models are encoded from their attributes, not with
 `model_dump()`. In instances of plain data classes, the types of tuples, bytearrays and dict keys
 are preserved.
 

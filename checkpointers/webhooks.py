@@ -72,8 +72,8 @@ class WebhookTable(ServerTable):
     ) -> tuple[Any, int] | None:
         """Claim the next attempt to deliver a webhook.
 
-        The webhook becomes due again after the delay that `retry_delays_s` gives for this attempt,
-        unless the webhook is deleted before then.
+        The webhook becomes due again after the delay that `retry_delays_s` gives for the claimed
+        attempt, unless the webhook is deleted before then.
 
         Args:
             run_id: The run whose webhook is due.

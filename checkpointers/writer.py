@@ -160,7 +160,7 @@ class CheckpointWriter:
 
         If the transaction was meant to store a checkpoint, drop the thread's cached heads. Also
         discard the row keys that this process has reserved, because the failure may mean that one
-        of them is already in use.
+        of these keys is already in use.
         """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
@@ -445,8 +445,9 @@ class CheckpointWriter:
         """Build the statements that update the title and metadata in a thread's row.
 
         The row of a thread contains a copy of the metadata of the head of its root namespace.
-        Storing a checkpoint on a branch does not change this copy. Instead, the thread is marked as
-        possibly waiting for an answer, because the head stays the same and may be waiting for one.
+        Storing a checkpoint on a branch does not change the copied metadata. Instead, the thread is
+        marked as possibly waiting for an answer, because the head stays the same and may be waiting
+        for one.
         """
         if put.address.checkpoint_ns:
             return []
@@ -786,8 +787,8 @@ class CheckpointWriter:
     def _build_activity_statements(self, thread: Thread) -> list[Statement]:
         """Build the statement that updates a thread's last-activity time, if it needs an update.
 
-        The time is updated only if it is more than `ACTIVITY_PRECISION_S` seconds old, because
-        updating the index on last-activity times is expensive.
+        The last-activity time is updated only if it is more than `ACTIVITY_PRECISION_S` seconds
+        old, because updating the index on last-activity times is expensive.
         """
         now = time.time()
         if now - thread.updated_at <= ACTIVITY_PRECISION_S:
