@@ -614,7 +614,7 @@ def try_making_run_checkpoint_head_again(
 def avoid_task_id_clash_and_get_new_task_id_and_path(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
-    """Store a state update's writes and a task's writes under different task ids.
+    """Use different task ids for the writes of a state update and the writes of a task.
 
     LangGraph's `update_state` can choose the id of one of the run's tasks for its own writes. To
     avoid this conflict, the writes of the state update are stored under a new, random task id.

@@ -1,10 +1,10 @@
-"""Encode messages in the compact form in which they are stored, cached, compared and copied.
+"""Encode and decode the compact form in which messages are stored, cached, compared and copied.
 
-The compact form of a message is the msgpack encoding of `[class code, fields]`. Messages are
-encoded and decoded without a Python loop over their fields and without validation. Decoding the
+The compact form of a message is the msgpack encoding of `[class code, fields]`. For speed, messages
+are encoded and decoded without validation and without a Python loop over their fields. Decoding the
 compact form does not validate the fields, so a message is encoded in the compact form only if its
-fields contain plain data that validation would not change. A decoded message equals the one that
-langgraph's serializer returns, type for type.
+fields contain plain data that validation would not change. A decoded message equals the message
+that LangGraph's serializer returns, including the types of all values.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
 def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
-    """Return whether a message consists of plain data, which validation would not change."""
+    """Return whether a message consists only of plain data that validation would not change."""
     cls, fields = type(message), message.__dict__
     if fields.keys() != _FIELDS.get(cls) and not _has_defaults_in_unknown_fields(cls, fields):
         return False
@@ -144,10 +144,10 @@ _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 def pack_messages_if_all_plain(
     classes: Sequence[type[BaseMessage]], messages: Sequence[BaseMessage]
 ) -> list[bytes] | None:
-    """Return the bytes of each message, or None if one of them is not plain data.
+    """Return the encoding of each message, or None if one of the messages is not plain data.
 
-    The returned bytes can be used to compare messages. To store the bytes of a message, callers
-    must first check the message with `is_message_unchanged_by_validation`.
+    The encodings can be used to compare messages. Before storing an encoding, callers must check
+    the message with `is_message_unchanged_by_validation`.
 
     Args:
         classes: The class of each message, from `CLASSES`.
@@ -177,7 +177,7 @@ def pack_message_in_class_order(message: BaseMessage) -> bytes | None:
 def unpack_messages(
     packed: Sequence[bytes], *, is_packed_by_this_process: bool = False
 ) -> list[BaseMessage]:
-    """Build new messages from their bytes, so that callers never share mutable parts.
+    """Decode messages into new objects, so that callers never share mutable data.
 
     Args:
         packed: The bytes of the messages.
@@ -201,8 +201,8 @@ def unpack_messages(
         ):
             deque(assignment, maxlen=0)
         for i, (_, fields) in enumerate(pairs):
-            # Validate a message that another version of langchain-core stored with more or fewer
-            # fields.
+            # Validate a message whose fields differ from those of its class, because it was stored
+            # by another version of langchain-core.
             if fields.keys() != names[classes[i]] and not is_packed_by_this_process:
                 messages[i] = classes[i].model_validate(fields)
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""Read and rebuild pydantic models, dataclasses, enums and named tuples by their attributes.
+"""Read and restore the attributes of pydantic models, dataclasses, enums and named tuples.
 
 Reading and rebuilding an object never runs code of its class, such as a constructor, `__setattr__`,
 a property, a validator or `_missing_`. The only exception is that rebuilding an object calls a
@@ -35,7 +35,7 @@ class AttributeMismatch(ValueError):
 
 @functools.lru_cache(maxsize=1024)
 def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
-    """Return whether a class is an enum, a pydantic model, a dataclass or a named tuple.
+    """Return the kind of a class: enum, pydantic model, dataclass or named tuple.
 
     The result is `"enum"`, `"model"`, `"dataclass"` or `"namedtuple"`, or None if the class is none
     of these four.
@@ -56,10 +56,10 @@ def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
 
 
 def class_name(cls: type) -> tuple[str, str]:
-    """Return the module name and the qualified name with which `find_class` can look up a class."""
+    """Return the module name and the qualified name by which `find_class` can find a class."""
     name = cls.__qualname__
-    # In the name of a parametrised model such as `Box[int]`, pydantic omits the outer classes, so
-    # they are added here.
+    # Pydantic omits the enclosing classes from the qualified name of a parametrised model such as
+    # `Box[int]`. Add them here.
     if "[" in name and BaseModel in cls.__mro__:
         origin = cls.__pydantic_generic_metadata__["origin"]  # type: ignore[attr-defined]
         if origin is not None:
@@ -70,9 +70,10 @@ def class_name(cls: type) -> tuple[str, str]:
 def find_class(module: str, name: str, *, load: bool) -> type | None:
     """Find a class by its module and `__qualname__`; return None if it does not exist.
 
-    If the module is already loaded, `find_class` runs none of its code. In particular, it neither
-    calls the module's `__getattr__` nor triggers lazy loading. A parametrised pydantic model such
-    as `Box[int]` is found only if this process has already created the parametrised class.
+    If the module is already loaded, `find_class` does not run any code of the module. In
+    particular, `find_class` neither calls the module's `__getattr__` nor triggers lazy loading. A
+    parametrised pydantic model such as `Box[int]` is found only if this process has already created
+    the parametrised class.
 
     Args:
         module: The name of the module.
@@ -103,7 +104,7 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
 
 
 def explain_missing_class(module: str, name: str) -> str:
-    """Return a clause for an error message that says why `find_class` cannot find a class."""
+    """Return the part of an error message that explains why `find_class` cannot find a class."""
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
         return f"this process has not imported the module {module!r}"
@@ -191,7 +192,7 @@ def rebuild_object_of_class(
     *,
     is_model_dump: bool = False,
 ) -> Any:
-    """Rebuild an instance of a plain data class, or return the matching member of an enum.
+    """Rebuild a model, a dataclass instance or a named tuple, or return the matching enum member.
 
     Args:
         cls: The class.
@@ -239,13 +240,13 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
         and type(value) is int
         and _can_combine_enum_flags_without_running_class_code(cls)
     ):
-        # Call the base implementation `enum.Flag._missing_`, because the class could override it.
+        # Call `enum.Flag._missing_` directly, because the class could override `_missing_`.
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
     raise AttributeMismatch(f"the enum has no member with the value {value!r}")
 
 
 def _can_combine_enum_flags_without_running_class_code(flag_class: Any) -> bool:
-    """Return whether members of a flag enum can be combined without running the class's code."""
+    """Return whether flag members can be combined without running code of their enum class."""
     own_bases = [base for base in flag_class.__mro__ if base.__module__ not in ("enum", "builtins")]
     return flag_class._member_type_ in (object, int) and not any(
         hook in _class_dict(base) for base in own_bases for hook in _INSTANCE_HOOKS
@@ -306,8 +307,8 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             attributes[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            # A slot must be set to the default explicitly. For any other field, the default is an
-            # attribute of the class.
+            # A slot must be set to its default explicitly. For any other field, the class attribute
+            # provides the default.
             if field.name in slots:
                 attributes[field.name] = field.default
         elif field.init:
@@ -353,7 +354,7 @@ def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
 def _rebuild_dumped_dict_as_annotated(
     annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]
 ) -> Any:
-    """Rebuild a model, a dataclass or a dict from a dumped dict, according to the type annotation.
+    """Rebuild a model, a dataclass or a dict from its dumped form, using the type annotation.
 
     If nothing in `value` needs to be rebuilt, `value` itself is returned.
     """

@@ -1,8 +1,9 @@
 """Record whether a server with an Auth file has used this database.
 
 On a server with an Auth file, the file's handlers set the owners of threads, and an owner can be an
-organisation. A row in the `settings` table marks a database that such a server has used. Without
-this mark, the `owner` of each thread is assumed to be a person, as on a server with API keys.
+organisation. A row in the `settings` table records that such a server has used the database.
+Without this row, the `owner` of each thread is assumed to be a person, as on a server with API
+keys.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ _ORGANISATIONS: Final = b"organisations"
 
 
 def may_owners_be_organisations(saver: Checkpointer) -> bool:
-    """Return whether the `owner` of a thread in this database may be an organisation."""
+    """Return whether organisations can own threads in this database."""
     return saver.database.read(read_organisations_mark)
 
 
 def record_that_owners_may_be_organisations(saver: Checkpointer) -> None:
-    """Record permanently that thread owners in this database can be organisations."""
-    # Check for the mark first to avoid a write, because most databases already have it when the
-    # server starts.
+    """Record permanently that organisations can own threads in this database."""
+    # Check for the mark first. Most databases already have it when the server starts, so the check
+    # avoids a write.
     if not may_owners_be_organisations(saver):
         saver.database.write(add_organisations_mark)
 
 
 def read_organisations_mark() -> Flow[bool]:
-    """Return whether the database is marked as one whose thread owners can be organisations."""
+    """Return whether the database is marked as one in which organisations can own threads."""
     return bool((yield from fetch_rows(_FIND)))
 
 
 def add_organisations_mark() -> Flow[None]:
-    """Mark the database as one whose thread owners can be organisations, if not yet marked."""
+    """Mark the database as one in which organisations can own threads, if not yet marked."""
     yield Statement(_ADD, (_ORGANISATIONS,))

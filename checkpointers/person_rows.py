@@ -1,9 +1,9 @@
-"""Find, cancel and erase the rows of a person in a checkpointer's database.
+"""Find and erase a person's rows in a checkpointer's database, and cancel the person's runs.
 
-A person's rows store the person's threads, runs, crons and webhooks. A thread belongs to the person
-given by the `user_id` in its head's metadata or, if that is missing, by the thread's `owner`. A run
-belongs to the same person as its thread. A run or cron without a thread belongs to the user on
-whose behalf it was created or, if that is not recorded, to the user who created it.
+The rows of a person are those of the person's threads, runs, crons and webhooks. A thread belongs
+to the person given by the `user_id` in its head's metadata or, if that is missing, by the thread's
+`owner`. A run belongs to the same person as its thread. A run or cron without a thread belongs to
+the user on whose behalf it was created or, if that is not recorded, to the user who created it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perdure.storage.flow import Flow, Row, fetch_rows
 
 # Maximum number of runs that a single SQL statement reads.
 _PAGE: Final = 1_000
-# A time later than any delayed run's due time, in seconds since 1970.
+# A Unix timestamp, in seconds, that is later than the start time of any delayed run.
 _END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
 """The prefix of the name of the lock that a server process holds while it lives."""
@@ -90,16 +90,17 @@ class PersonRows:
     def _build_query_for_threads_that_may_be_of_person(self) -> ThreadQuery:
         """Build a query that matches all of the person's threads, and possibly other threads."""
         if self.user.removeprefix("-").isdecimal():
-            # Match all threads, because metadata can contain a user name made of digits as a str or
-            # as an int, and these have different tags in the index.
+            # Match all threads. Metadata can contain a numeric user name as a str or as an int, and
+            # the index has different tags for these two values.
             return ThreadQuery()
         return ThreadQuery(metadata={"owner": self.user})
 
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
 
-        A thread without checkpoints has no checkpoint metadata that could name the person, so it
-        belongs to the person if one of its runs does.
+        A thread without checkpoints has no checkpoint metadata that identifies the person. Such a
+        thread belongs to the person if no person is recorded for the thread and at least one of its
+        runs belongs to the person.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -126,9 +127,9 @@ class PersonRows:
         )
 
     def _matches_person_name(self, value: Any) -> bool:
-        """Return whether a metadata value is the person's name.
+        """Return whether a metadata value equals the person's name.
 
-        A name made of digits can be stored in metadata as an integer.
+        Metadata can contain a numeric name as an integer.
         """
         return type(value) in (str, int) and str(value) == self.user
 
@@ -213,7 +214,7 @@ class PersonRows:
         return run_ids
 
     def list_live_runs(self, own_ids: frozenset[str]) -> list[LiveRun]:
-        """Return the person's runs that have not ended, including runs whose start is delayed."""
+        """Return the person's unfinished runs, including pending and delayed runs."""
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
         other_thread_ids = {run.thread_id for run in live} - own_ids
         sent_ids = {
@@ -225,15 +226,15 @@ class PersonRows:
         return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
 
     def _is_own_run(self, run: RunRow) -> bool:
-        """Return whether the person started a run, or the run uses the person's memories."""
+        """Return whether a run was started by the person or uses the person's memories."""
         return self.user in (run.details.get("person"), run.details.get("user"))
 
     @staticmethod
     def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose memories a run uses.
 
-        If the run does not record whose memories it uses, the user who started the run is returned.
-        The result is None if the run records neither the person nor the user who started it.
+        If this person is not recorded, the user who started the run is returned. If neither is
+        recorded, the result is None.
         """
         return run.details.get("person") or run.details.get("user")
 
@@ -269,7 +270,7 @@ class PersonRows:
         self._delete_row(run_id, "drop_webhook", run_id)
 
     def _delete_row(self, lock_id: str, statement_name: str, *params: Any) -> None:
-        """Execute a statement that deletes a row, and request a scrub of the file.
+        """Delete a row with the named statement, and request a scrub of the database file.
 
         Args:
             lock_id: The id that the transaction locks.
@@ -321,7 +322,7 @@ class PersonRows:
 
 
 def _find_owner_of_thread(thread: ListedThread) -> Any:
-    """Return the `owner` in the metadata of a thread's head, or else in the client metadata."""
+    """Return a thread's `owner`, from its head's metadata or else from its client metadata."""
     client = (
         thread.client
         if thread.is_client_metadata_about_stored_conversation and thread.client

@@ -23,9 +23,9 @@ _SQL: Final = {
 
 
 class PostgresCheckpointer(PostgresOwner, Checkpointer):
-    """Stores threads of langgraph in a Postgres database, for blocking and asynchronous code.
+    """Stores LangGraph threads in a Postgres database, for blocking and asynchronous code.
 
-    Any number of processes and machines may use one database. Use the checkpointer in a `with` or
+    Any number of processes and machines can share a database. Use the checkpointer in a `with` or
     `async with` statement, or call `close` after use. The first use opens the database.
 
     Args:

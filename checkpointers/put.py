@@ -1,9 +1,10 @@
 """Encode checkpoints and pending writes for storage.
 
 For each new checkpoint, LangGraph passes the names of the channels that have changed since the
-parent checkpoint. Channels that have not changed keep their values from the parent checkpoint. In a
-changed channel, new items are found by comparing the encoded items with the stored items. Because
-encodings are compared, not object identities, an object that was changed in place is stored again.
+parent checkpoint. Channels that have not changed keep their values from the parent checkpoint. To
+find the new items of a changed channel, its encoded items are compared with the stored items.
+Because encodings are compared, not object identities, an object that was changed in place is stored
+again.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen
 
 
 class SplitValue(NamedTuple):
-    """A channel's value, split into new items and parts that the channel's log already contains.
+    """A channel's value, split into new items and ranges of existing items in the channel's log.
 
     Attributes:
         kind: LIST or DICT for a list or dict, whose elements are separate items. ITEM for a value
@@ -101,7 +102,7 @@ Node = SplitValue | bytes | list[Any]
 
 
 class EncodedValue(NamedTuple):
-    """The value of a channel, encoded as a whole or as separate elements.
+    """A channel's value, encoded as a whole or element by element.
 
     Attributes:
         kind: LIST, DICT or ITEM for a value that is stored in the log. None for a value that is
@@ -179,9 +180,9 @@ class CheckpointPut:
 
     @property
     def stores_whole_run(self) -> bool:
-        """Whether this request stores a whole run in a single checkpoint.
+        """Whether the run stores all of its steps in this single checkpoint.
 
-        A run with durability `exit` stores all its steps in one put when it ends or is interrupted.
+        A run with durability `exit` makes a single `put` call, when it ends or is interrupted.
         """
         config = self.config or {}
         return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
@@ -208,7 +209,7 @@ class CheckpointPut:
         }
         self.cached_thread = cached_thread
         for channel, value in self._values.items():
-            # The names of LangGraph's internal channels, such as the channel of tasks, start with
+            # LangGraph's internal channels, such as the task channel, have names that start with
             # "__".
             if channel.startswith("__"):
                 path = f"channel_values[{channel!r}]"
@@ -217,7 +218,7 @@ class CheckpointPut:
                 )
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
-        # These errors are raised if the value of `ts` is not a valid time.
+        # Ignore these errors, which mean that `ts` is not a valid timestamp.
         with suppress(TypeError, ValueError, OverflowError):
             created_at = datetime.fromisoformat(checkpoint["ts"])
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
@@ -244,8 +245,8 @@ class CheckpointPut:
     def _record_times_of_last_messages(self, items: list[bytes], times: Any) -> None:
         """Record the creation times of the latest items in the `messages` channel.
 
-        The two lists are matched from the end, so that the last element of `times` is the time of
-        the last item. Times in the future are ignored.
+        The two lists are aligned at their ends: the last element of `times` is the time of the last
+        item. Times in the future are ignored.
         """
         now = time.time()
         for item, item_time in zip(
@@ -255,19 +256,19 @@ class CheckpointPut:
                 self.item_times["messages", item] = item_time
 
     def encode_unchanged_channels(self, codec: Codec) -> None:
-        """Encode the unchanged channels too, in case the stored parent lacks their values."""
+        """Encode unchanged channels as well, in case the stored parent lacks their values."""
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
     def replace_cache_references_and_messages_by_copies(
         self, thread_key: int, generation: int
     ) -> None:
-        """Detach this request from the cache and from mutable messages.
+        """Replace references to cached items, and mutable messages, with copies.
 
-        Call this method when a transaction plans the request again, because the cached thread and
-        the message objects may have changed since the request was encoded. References to log items
-        are replaced with the items themselves, unless the cached thread has the given key and
-        generation. Messages are replaced with copies that are decoded from their encodings.
+        Call this method before the write is planned again, because the cached thread and the
+        message objects may have changed since this request was encoded. References to log items are
+        replaced with the items themselves if the cached thread's key or generation differs from the
+        arguments. Messages are replaced with copies that are decoded from their encodings.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = replace_log_ranges_by_items_if_outdated(
@@ -300,14 +301,14 @@ class CheckpointPut:
         return self._versions[channel]
 
     def iter_encoded_elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return `(element, encoding)` pairs for the elements of a channel's list or dict."""
+        """Return the `(element, encoding)` pairs of a channel value that is a list or dict."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
     def build_channel_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
-        """Convert each channel's value to its stored form, which is log items or encoded bytes.
+        """Convert each channel's value to its stored form: log items or encoded bytes.
 
         Args:
             codec: Encodes values.
@@ -358,10 +359,11 @@ class CheckpointPut:
     def _add_replayed_writes_to_nodes(
         self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
     ) -> None:
-        """Add the results of replaying a `DeltaChannel`'s writes to the channel's node in `nodes`.
+        """Add the replayed writes of each `DeltaChannel` to the channel's node in `nodes`.
 
-        The updates are added to the nodes of `DeltaChannel`s that have no snapshot. For a snapshot,
-        the node records which of its items repeat a message that is already in the transcript.
+        If a channel has no snapshot, the replayed updates become part of its node. If a channel has
+        a snapshot, its node records which items of the snapshot repeat messages that are already in
+        the transcript.
         """
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
@@ -382,9 +384,10 @@ class CheckpointPut:
     def decode_values_other_fields_and_metadata(
         self, codec: Codec
     ) -> tuple[dict[str, Any], Any, Any]:
-        """Decode the checkpoint, and return its channel values, its other fields and its metadata.
+        """Decode the checkpoint, and return its channel values, other fields and metadata.
 
-        The value of a channel that was passed as a `Continuation` is a list of only its new items.
+        If a channel's value was passed as a `Continuation`, the returned value is a list of the new
+        items only.
         """
         self.encode_unchanged_channels(codec)
         self.replace_cache_references_and_messages_by_copies(0, -1)
@@ -422,7 +425,7 @@ class CheckpointPut:
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the `Snapshot` of the checkpoint.
 
-        The snapshot does not refer to the channel values yet. The caller must add the references.
+        The snapshot contains no references to channel values yet. The caller must add them.
         """
         checkpoint_id, step, fields = (
             self.checkpoint["id"],
@@ -439,7 +442,8 @@ class CheckpointPut:
             self._versions_seen,
         )
         snapshot.step = step if type(step) is int else None
-        # A merged checkpoint also contains messages from another run, so it gets no run start time.
+        # A merged checkpoint has no run start time, because it also contains messages from another
+        # run.
         if self.merge is None:
             snapshot.run_started_at = (
                 parent.run_started_at if self.continues_run and parent else self.run_started_at
@@ -501,10 +505,11 @@ class TaskWrites:
         self.encoded, self.cached_thread = list(writes_by_index.values()), cached_thread
 
     def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
-        """Return the encoded writes with references that are valid in the thread's current state.
+        """Return the encoded writes, with references that are valid for the thread's current state.
 
-        The encoded writes may refer to the cached thread's log items. If the cached thread does not
-        have the given key and generation, these references are replaced with the items themselves.
+        The encoded writes can contain references to log items of the cached thread. If the key or
+        generation of the cached thread differs from the arguments, these references are replaced
+        with the items themselves.
         """
         return [
             [
@@ -521,7 +526,7 @@ class TaskWrites:
 def replace_log_ranges_by_items_if_outdated(
     ref: ValueReference, cached_thread: Thread | None, thread_key_and_generation: tuple[int, int]
 ) -> ValueReference:
-    """Return `ref`, converted so that it is valid for the thread key and generation.
+    """Return `ref`, or a copy without log ranges if the thread's key or generation has changed.
 
     Args:
         ref: A reference from `encode_value_as_inline_reference`.
@@ -572,11 +577,11 @@ def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
 
 
 def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
-    """Choose between a thread's former title and the title from a new checkpoint.
+    """Choose between a thread's current title and the title from a new checkpoint.
 
-    The new checkpoint's title is used if the thread has no title yet, if the title comes from the
-    metadata, or if it comes from a new version of the message from which the former title was
-    taken. Otherwise, the thread keeps its title.
+    The new title is used if the thread has no title yet, if the new title comes from the metadata,
+    or if it comes from a new version of the message that the current title was taken from.
+    Otherwise, the thread keeps its current title.
     """
     former, title = thread.title, put.title
     if title is None:
@@ -629,7 +634,7 @@ def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
 def _split_into_known_ranges_and_new_items(
     codec: Codec, log: ChannelLog, value: EncodedValue, parent_ranges: Ranges, path: str
 ) -> SplitValue:
-    """Split a value into ranges of existing log items and encoded new items.
+    """Split a value into ranges of existing log items and the encodings of new items.
 
     Existing items are found by comparing the encoded elements with the channel's log.
 
@@ -640,8 +645,8 @@ def _split_into_known_ranges_and_new_items(
         parent_ranges: The ranges of the parent's value, which are compared first.
         path: The path of the value, for error messages.
     """
-    # Read `is_complete` before searching the log, because another OS thread could add items during
-    # the search.
+    # Read `is_complete` before searching the log. Otherwise, another OS thread could complete the
+    # log during the search, after some of its items were looked up without success.
     is_log_complete = log.is_complete
     if value.kind == ITEM:
         position = log.find_position(value.encoded)
@@ -666,12 +671,12 @@ def encode_value_as_inline_reference(
     *,
     is_nested_value: bool = False,
 ) -> Any:
-    """Encode a value as an inline reference, which contains the value's encoded parts.
+    """Encode a value as an inline reference, which can contain both encoded data and log ranges.
 
     Inline references are used for pending writes and for LangGraph's internal channels. Long lists
     and dicts often contain elements that are already in the channel's log, such as messages that
-    are passed to or returned from a subgraph. In lists and dicts of eight or more elements, such
-    elements are replaced with references to log ranges.
+    are passed to or returned from a subgraph. If a list or dict has eight or more elements, those
+    that are already in the log are replaced with references to log ranges.
 
     Args:
         codec: Encodes values.
@@ -824,7 +829,7 @@ def _find_ranges_and_parts_in_log(
 def _count_equal_items(
     log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
 ) -> int:
-    """Count the consecutive elements from `index` that equal the log items from `position`."""
+    """Count the elements from `index` on that match the log items from `position` on."""
     get_item = log.items.get if position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
     # Compare slices of growing size, so that a mismatch is found without copying all remaining
@@ -839,16 +844,15 @@ def _count_equal_items(
 
 
 def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
-    """Return the stored form of a part, which is a new item or a range of items in a log.
+    """Return the form in which an inline reference stores a new item or a log range.
 
-    In an inline reference, new elements are stored as bytes, and elements that are already in the
-    log are stored as log ranges.
+    A new item is stored as bytes, and a range as `[log_key, start, length]`.
     """
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
 def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """Map the content of each cached item in `ranges` to the item's log position."""
+    """Return a dict that maps the content of each cached item in `ranges` to its log position."""
     by_content: dict[bytes, int] = {}
     for position in iter_positions(ranges):
         item = log.get(position)

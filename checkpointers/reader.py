@@ -68,13 +68,13 @@ from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Sta
 
 # Maximum number of log items that a single SQL statement reads.
 ITEMS_PAGE_SIZE: Final = 1024
-# Number of additional keys that a process reserves in advance, so that it rarely needs to reserve
-# keys.
+# Number of extra keys that a process reserves at a time, so that it rarely needs to access the
+# database for new keys.
 _KEY_BLOCK_SIZE: Final = 256
 
 
 class StoredCheckpoint(NamedTuple):
-    """A stored checkpoint, with its thread's cached data and its namespace's key."""
+    """A stored checkpoint, with the cached data of its thread and the key of its namespace."""
 
     thread: Thread
     namespace_key: int
@@ -83,7 +83,7 @@ class StoredCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointReader:
-    """Reads the checkpointer's tables, and caches the items that it reads.
+    """Reads checkpoints, pending writes and log items, and caches the log items.
 
     Attributes:
         sql: The statements by name.
@@ -104,7 +104,7 @@ class CheckpointReader:
     def find_checkpoint(
         self, address: Address, row_key: int | None = None, *, separate_request: bool = False
     ) -> Flow[StoredCheckpoint | None]:
-        """Find the checkpoint or head that an address names, without reading its values.
+        """Find the checkpoint or head at an address, without reading its values.
 
         Args:
             address: The address.
@@ -163,8 +163,8 @@ class CheckpointReader:
     ) -> Flow[tuple[list[Row], bool]]:
         """Execute a statement, and check whether the thread's cached data is still valid.
 
-        The cached data is not valid if the database does not contain the newest cached checkpoint,
-        for example after a failover that has lost commits.
+        The cached data is invalid if the latest cached checkpoint is missing from the database, for
+        example because a failover lost commits.
 
         Returns:
             The rows, and whether the cached data may be used.
@@ -181,8 +181,8 @@ class CheckpointReader:
     ) -> Thread:
         """Return the cached thread if it is valid, or else a new `Thread`.
 
-        The cached thread is valid if `is_cache_valid` is True and the thread has the given key,
-        generation and latest removal number. A new `Thread` contains no data.
+        The cached thread is valid if `is_cache_valid` is True and its key, generation and latest
+        removal number equal the given ones. A new `Thread` contains no data.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -191,7 +191,7 @@ class CheckpointReader:
         )
 
     def verify_checkpoint_missing(self, address: Address) -> Flow[None]:
-        """Check for damaged indexes after a search found no checkpoint at an address.
+        """Check the indexes for damage after no checkpoint was found at an address.
 
         Raises:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
@@ -202,7 +202,7 @@ class CheckpointReader:
                 raise build_damaged_index_error(entry)
 
     def check_row_count(self, row_count: int, start_key: int, stop_key: int) -> Flow[None]:
-        """Check that the table and its index on ids have the same number of rows in a key range.
+        """Check that the checkpoint table and its id index have equal row counts in a key range.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -226,9 +226,8 @@ class CheckpointReader:
         """
         cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
-            # Read the cached head's pending writes first and the current head second. If the
-            # current head turns out to be the cached one, the pending writes are those of the
-            # current head.
+            # Read the pending writes of the cached head before reading the current head. If the
+            # cached head turns out to be still current, the pending writes are up to date as well.
             rows, heads = yield LastRequest(
                 [
                     self._build_writes_statement(cached),
@@ -290,8 +289,8 @@ class CheckpointReader:
     def build_tuple_from_cache(self, address: Address, epoch: object) -> CheckpointTuple | None:
         """Return the head's `CheckpointTuple` from the cache, or None if the database must be read.
 
-        The head is returned only if this process stored it, nothing has been written to the
-        database since, and all of its items are cached.
+        The head is returned only if this process stored it, nobody else has written to the database
+        since, and all of the head's items are cached.
 
         Args:
             address: The address.
@@ -315,12 +314,12 @@ class CheckpointReader:
         except StopIteration as stop:
             self.cache.mark_thread_used(address.thread_id)
             return cast(CheckpointTuple, stop.value)
-        # Return None, because an item of one of the pending writes is not cached.
+        # The flow has requested rows, because an item of a pending write is not cached.
         flow.close()
         return None
 
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
-        """Return whether an address refers to a cached head that has at most `max_items` items."""
+        """Return whether an address refers to a cached head with at most `max_items` items."""
         thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
@@ -368,7 +367,7 @@ class CheckpointReader:
     def _build_tuple(
         self, address: Address, stored_checkpoint: StoredCheckpoint, rows: Sequence[Row]
     ) -> Flow[CheckpointTuple]:
-        """Read the values of a checkpoint, and build a `CheckpointTuple` of langgraph from them."""
+        """Read a checkpoint's values, and build LangGraph's `CheckpointTuple` from them."""
         snapshot, values = stored_checkpoint.snapshot, {}
         for channel, ref in snapshot.references.items():
             if ref[0] != DELTA:
@@ -392,7 +391,7 @@ class CheckpointReader:
         )
 
     def find_thread_status(self, address: Address) -> Flow[ThreadStatus | None]:
-        """Return the status at a checkpoint, or None if the checkpoint does not exist."""
+        """Return the thread's status at a checkpoint, or None if the checkpoint does not exist."""
         checkpoint = yield from self.find_checkpoint(address)
         if checkpoint is None:
             return None
@@ -402,7 +401,7 @@ class CheckpointReader:
     def read_status(
         self, thread_id: str, checkpoint_ns: str, snapshot: Snapshot, rows: Sequence[Row]
     ) -> Flow[ThreadStatus]:
-        """Read the values that are needed to compute a thread's status, and return the status.
+        """Read the values that determine a thread's status, and return the status.
 
         Args:
             thread_id: The thread.
@@ -436,7 +435,7 @@ class CheckpointReader:
     def read_referenced_value(self, thread_id: str, ref: Any) -> Flow[Any]:
         """Read the value that a stored reference refers to.
 
-        Of the log items in the value, only those that are not cached are read from the database.
+        Log items that are already cached are not read from the database again.
         """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
@@ -448,7 +447,7 @@ class CheckpointReader:
         return (yield from self.read_value(thread_id, thread, ref))
 
     def is_head(self, address: Address) -> Flow[bool]:
-        """Return whether the checkpoint that an address names is the head of its namespace."""
+        """Return whether the checkpoint at an address is the head of its namespace."""
         packed_id = pack_id(address.checkpoint_id)
         rows = yield self.sql(
             "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
@@ -492,7 +491,7 @@ class CheckpointReader:
     def read_namespace_checkpoints(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
-        """Read all checkpoints of a namespace and their rows, newest first.
+        """Read all checkpoints of a namespace with their rows, newest first.
 
         The log ranges in the returned snapshots still have their stored form, a flat list of
         numbers.
@@ -507,7 +506,7 @@ class CheckpointReader:
         return metadata
 
     def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
-        """Store the metadata of a thread's head in the thread's list entry.
+        """Copy the metadata of a thread's head to the thread's list entry.
 
         The list entry keeps its title.
 
@@ -530,7 +529,7 @@ class CheckpointReader:
             )
 
     def read_activity_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """Return the time of a checkpoint, in seconds since 1970.
+        """Return a checkpoint's time as a Unix timestamp in seconds.
 
         The result is the earlier of the checkpoint's `ts` and the time at which the checkpoint was
         stored.
@@ -558,10 +557,10 @@ class CheckpointReader:
     def unflatten_ranges_in_snapshot(
         self, thread_id: str, thread: Thread, snapshot: Snapshot
     ) -> Flow[None]:
-        """Decode the log ranges of a snapshot and set the transcripts of all its channels.
+        """Decode a snapshot's log ranges in place, and set the transcripts of all its channels.
 
-        The snapshot must come from `decrypt_row`. A transcript contains each item only once. If a
-        value contains aliases, which are log entries that refer to earlier items, the aliases are
+        The snapshot must have been returned by `decrypt_row`. A transcript contains each item only
+        once. If a value contains aliases (log entries that refer to earlier items), the aliases are
         loaded to find repeated items.
         """
         stored_transcript: Any = snapshot.transcript
@@ -592,8 +591,8 @@ class CheckpointReader:
 
         If this process has fewer than `count` reserved keys, it reserves a block of new keys in the
         database. A block has more than `count` keys, so that most calls need no database access.
-        After the commit, the unused keys must be passed to `KeyBlock.replace_keys`. A transaction
-        must allocate keys before it writes anything else, so that two transactions cannot deadlock.
+        After the commit, the unused keys must be passed to `KeyBlock.replace_keys`. To prevent
+        deadlocks between transactions, a transaction must allocate keys before its other writes.
         """
         keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:
@@ -634,9 +633,9 @@ class CheckpointReader:
         """Yield the rows of the `checkpoint_writes` statement that belong to the checkpoint.
 
         On SQLite, `checkpoint_writes` also returns the rows directly before and after the
-        checkpoint's own rows in the index. These neighbouring rows normally belong to other
-        checkpoints. The neighbouring rows are decrypted too, to detect rows that belong to this
-        checkpoint but have a damaged key.
+        checkpoint's own rows in the index. The neighbouring rows normally belong to other
+        checkpoints. The neighbouring rows are decrypted as well, to detect rows of this checkpoint
+        that have a damaged key.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
@@ -698,7 +697,7 @@ class CheckpointReader:
     def load_log_items_into_cache(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
-        """Load the items in `ranges` into a cached log, and return the log."""
+        """Load the log items in `ranges` into the thread's cached log, and return the log."""
         log = thread.logs.get(log_key)
         if log is None:
             rows = yield self.sql("find_log_channel", log_key)
@@ -766,8 +765,8 @@ class CheckpointReader:
         answers = yield statements
         contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            # Compare the number of rows with the length of the range before listing the range's
-            # positions, because a damaged range can be too long to list in memory.
+            # Check the number of rows before listing all positions of the range, because a damaged
+            # range can be too long to list in memory.
             are_all = len(rows) == stop - start
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
@@ -785,8 +784,8 @@ class CheckpointReader:
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Read the last snapshot of each `DeltaChannel` and all writes since that snapshot.
 
-        The checkpoint's ancestors are read one by one, until a snapshot of each channel is found.
-        The returned dict has the form that LangGraph defines for
+        Ancestors of the checkpoint are read one at a time until a snapshot of each channel has been
+        found. The returned dict has the form that LangGraph defines for
         `BaseCheckpointSaver.get_delta_channel_history`.
         """
         histories: dict[str, DeltaChannelHistory] = {
@@ -819,7 +818,7 @@ class CheckpointReader:
 
 
 def build_damaged_index_error(entry: str) -> CorruptRecord:
-    """Build the error for a database index whose entry does not match the row to which it points.
+    """Build the error for an index entry that does not match the row it points to.
 
     Args:
         entry: The entry, such as "checkpoint 'c1' of thread 't1'".

@@ -1,10 +1,10 @@
-"""Check the references in a thread's records that were read from another database.
+"""Validate the references in thread records that were read from another database.
 
 Anyone who can write to an unencrypted database file can add rows with correct checksums. A row from
 another database can refer to rows that do not exist, even if its checksum is correct. This module
-therefore checks the references between rows before the rows are stored. Otherwise, a later read of
-the thread could look for missing log items, or build a value in which the same items occur a
-million times.
+therefore checks the references between rows before the rows are stored. Otherwise, reading the
+thread later could fail because of missing log items, or build a value in which the same items occur
+a million times.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ MALFORMED: Final = (
     ValueError,
 )
 """The exceptions that are raised by records of a form that perdure does not write."""
-# The latest valid time, in seconds since 1970, which is the last second of the year 9999.
+# Latest valid Unix timestamp, in seconds: the last second of the year 9999.
 _MAX_TIME: Final = 253_402_300_799
-# Maximum nesting depth of references to channel values. LangGraph's channels need only two levels.
+# Maximum nesting depth of value references. LangGraph's channels need only two levels.
 _MAX_DEPTH: Final = 100
-# Maximum number of checkpoints that a thread can have stored, far below SQLite's largest integer,
-# which has 64 bits.
+# Exclusive upper limit of a thread's checkpoint counter, far below SQLite's 64-bit integer limit.
 _MAX_COUNT: Final = 1 << 48
 
 
@@ -58,8 +57,8 @@ class _LogPositions:
         """Check that every item in a value's stored log ranges exists.
 
         Values with too many items are rejected as well. A valid value has at most
-        `compute_max_range_count` ranges, and each range covers at most the whole log, so the number
-        of items in the value is at most a small multiple of the number of items in the log.
+        `compute_max_range_count` ranges, and no range is longer than the log. The number of items
+        in a value is therefore at most a small multiple of the log's length.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
@@ -143,7 +142,7 @@ def _check_namespace_records_well_formed(
 def _check_reference_form_and_items(
     logs: Mapping[int, _LogPositions], ref: ValueReference, depth: int = 0
 ) -> None:
-    """Check that a value reference is well formed and that the log items it refers to exist.
+    """Check that a value reference is well formed, and that its log items exist.
 
     The forms of references are described in `manifest.py`.
     """

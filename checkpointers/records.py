@@ -3,8 +3,8 @@
 The functions `encrypt_…` build the stored bytes of a row, and the functions `decrypt_…` read them.
 Without an encryption key, rows are stored unencrypted, and each row is protected by a checksum
 (`storage/encryption.py`). A row's ids are passed to the encryption or checksum as associated data,
-which binds the row's body to these ids. If a body is copied to another row, decryption raises an
-error, because the ids do not match.
+which binds the row's body to these ids. If a body is copied to another row, decrypting the body
+raises an error, because the ids of the two rows differ.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = "perdure:views"
 """The namespace of the views, which record the messages that models were shown."""
-# Maximum length, in characters, of an indexed metadata value. A search for a longer value reads the
-# rows instead of using the index.
+# Maximum length, in characters, of an indexed metadata value. Longer values are not in the index,
+# so a search for a longer value reads the rows.
 _TAG_LIMIT: Final = 256
-# Names of metadata values that are not indexed. An index on them would be useless, because such a
-# value differs in every checkpoint, is the same in every checkpoint, or has only a few variants.
+# Names of metadata values that are not indexed. Indexing them would be useless, because they are
+# different in every checkpoint, equal in every checkpoint, or have only a few possible values.
 UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
@@ -91,10 +91,10 @@ def build_row_key(table_key: int, seq_or_position: int) -> int:
 
 
 def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
-    """Return the half-open range of row keys for numbers `start` to `stop` in a namespace or log.
+    """Convert a range of numbers in a namespace or log to the half-open range of their row keys.
 
-    A checkpoint's number is its sequence number in the namespace. An item's number is its position
-    in the log.
+    The number of a checkpoint is its sequence number within the namespace. The number of an item is
+    its position in the log.
     """
     return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
@@ -102,7 +102,7 @@ def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int,
 def compute_position_ranges_of_items_and_aliases(
     last_item_row_key: int | None, last_alias_row_key: int | None
 ) -> list[tuple[int, int]]:
-    """Return the position range of a log's items and the position range of its aliases.
+    """Return two position ranges of a log: the range of its items and the range of its aliases.
 
     Args:
         last_item_row_key: The row key of the last item, or None if the log has no items.
@@ -133,11 +133,11 @@ def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
 
 
 def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
-    """Return the index tag (a keyed hash) of a metadata value, or None if it is not indexed.
+    """Return a metadata value's index tag (a keyed hash), or None if the value is not indexed.
 
-    The value None is not indexed, because for langgraph a filter for None also matches metadata
-    without the key. Enum members are not indexed, because a process that cannot import the enum
-    class decodes a different value.
+    None is not indexed, because a LangGraph filter for None also matches metadata that lacks the
+    key. Enum members are not indexed, because a process that cannot import the enum class decodes
+    them to different values.
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
@@ -339,9 +339,9 @@ def encrypt_thread_list_entry_and_build_search_keys(
     title: Title | None,
     decoded_and_encoded_metadata: tuple[Any, bytes] | None,
 ) -> tuple[bytes, bytes | None]:
-    """Encrypt the title and metadata that are shown for a thread in lists of threads.
+    """Encrypt the title and the metadata that thread lists show for a thread.
 
-    The function also builds the thread's search keys, which allow a search to find the thread
+    The function also builds the thread's search keys, with which a search can find the thread
     without decrypting its row.
 
     Args:
@@ -385,7 +385,7 @@ def decrypt_list_entry(
 
 
 def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the checkpoint metadata that is shown in lists of threads."""
+    """Return the part of a checkpoint's metadata that thread lists show."""
     return {
         name: value
         for name, value in metadata.items()
@@ -397,12 +397,12 @@ def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, A
 def build_thread_search_keys(
     seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
 ) -> bytes | None:
-    """Build the search keys that allow finding a thread without decrypting its row.
+    """Build the search keys with which a search can find a thread without decrypting its row.
 
     The search keys contain the tags of all strings and numbers in the metadata. If the database is
-    not encrypted, the case-folded thread id and title are appended. The search keys can match even
-    though the thread itself does not match the search, so the caller must check each match against
-    the decrypted row.
+    not encrypted, the case-folded thread id and title are appended. The search keys can match a
+    search that the thread itself does not match, so the caller must check each match against the
+    decrypted row.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -426,7 +426,7 @@ def fold_search_text(text: str) -> bytes:
 def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
     """Yield the tags of all strings and numbers in metadata, up to a depth of `_TAG_LEVELS`.
 
-    The tag of a list element does not depend on the element's index.
+    The index of a list element does not affect its tag.
     """
     if len(path) > _TAG_LEVELS:
         return
@@ -464,7 +464,7 @@ def encrypt_client_metadata_and_search_keys(
 
 
 def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
-    """Build a thread's search keys from client metadata; see `build_thread_search_keys`."""
+    """Build a thread's search keys from its client metadata; see `build_thread_search_keys`."""
     title = str(client.metadata.get("title") or "")
     return build_thread_search_keys(seal, thread_id, title, client.metadata)
 
@@ -605,7 +605,7 @@ class CronRow(NamedTuple):
 
 
 class DueCron(NamedTuple):
-    """A cron that is due, with the time of the run that follows the due run, if any."""
+    """A cron that is due, with the time at which it will be due again, if any."""
 
     cron: CronRow
     next_at: float | None
@@ -626,7 +626,7 @@ def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
 
 
 def _decrypt_and_unpack(seal: Seal, body: bytes, associated_data: AssociatedData) -> Any:
-    """Decrypt the body of a row, and decode it from msgpack."""
+    """Decrypt a row's body and decode it from msgpack."""
     try:
         return unpack(seal.unseal(body, associated_data))
     except ValueError as exc:

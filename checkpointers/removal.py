@@ -46,7 +46,7 @@ _MIN_QUOTATION_CHARS: Final = 16
 many messages by chance."""
 # Fields that link a tool message to its tool call.
 _RESULT_FIELDS: Final = {"tool_call_id", "name"}
-# Keys of message content blocks whose values are text.
+# Keys under which message content blocks contain text.
 _TEXT_KEYS: Final = ("text", "thinking", "reasoning")
 _TEXT_ATTRIBUTES: Final = {
     "says": "_contents",
@@ -64,8 +64,8 @@ _PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}
 class ValueContext(NamedTuple):
     """Describes where a value occurs.
 
-    The context of a value determines which of its parts are treated as messages and which are
-    treated as quotations of messages.
+    The context determines which parts of a value are treated as messages and which are treated as
+    quotations of messages.
 
     Attributes:
         is_input: Whether the value is an input of a reducer, which has yet to assign ids to
@@ -88,11 +88,11 @@ class ValueContext(NamedTuple):
 class TextSet(set[str]):
     """A set of texts from erased messages, used to find quotations in values.
 
-    A subclass may store the hash of a text instead of the text itself.
+    A subclass can store hashes of the texts instead of the texts themselves.
     """
 
     def has_part_of(self, text: str) -> bool:
-        """Return whether `text` contains one of the texts of this set as a substring."""
+        """Return whether any text in this set is a substring of `text`."""
         return any(part in text for part in self)
 
 
@@ -100,7 +100,7 @@ class TextSet(set[str]):
 class Remover:
     """Removes erased messages from values.
 
-    Messages are recognised by their ids. Quotations of the erased messages are removed only once
+    Messages are recognised by their ids. Quotations of the erased messages are removed only after
     `collect_texts_of_removed_messages` has been called.
 
     Args:
