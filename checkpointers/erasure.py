@@ -632,8 +632,8 @@ class _Eraser:
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # If a `DeltaChannel`'s value was computed from pending writes, treat the value like the
-        # pending writes themselves, so that messages without ids are also erased from it.
+        # Treat a `DeltaChannel` value that was computed from pending writes like the pending writes
+        # themselves, so that messages without ids are also erased from it.
         remaining = yield from self._remove_erased_messages_from_referenced_value(
             channel, inner, kind == DELTA
         )

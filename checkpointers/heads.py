@@ -14,7 +14,7 @@ from perdure.checkpointers.put import CheckpointPut
 # Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
 _SEQ_MASK: Final = 0xFFFFFFFF
 START_SOURCES: Final = {"input", "update", "fork"}
-"""The sources in the metadata of a put that starts a run."""
+"""The values of `source` in the metadata of a checkpoint that starts a run."""
 
 
 def find_seq_of_first_checkpoint_of_run(

@@ -24,19 +24,19 @@ from perdure.checkpointers.address import (
 )
 
 LABELS: Final = "perdure_labels"
-"""The metadata key that lists the names of the values which the next checkpoint inherits."""
+"""The metadata key that lists the names of the values that the child checkpoint inherits."""
 MERGED: Final = "perdure_merged"
 """The metadata key that lists the channels copied into a checkpoint by a merge; see `merge`."""
 UPDATED: Final = "perdure_updated"
-"""The metadata key for the checkpoint that a series of updates has changed. The last update of the
-series gets it when the updates before it are pruned. Its value is the id of the checkpoint."""
+"""The metadata key for the id of the checkpoint to which the first in a series of state updates was
+applied. The key is added to the last update of the series when the updates before it are pruned."""
 CALLER: Final = "perdure_caller"
 """The metadata key that identifies the server's caller whose run stored the checkpoint. It is set
 only if the caller is not the person to whom the thread belongs. The value is not inherited."""
 DEED: Final = "perdure_deed"
-"""The metadata key that says what this caller did, such as `answered`."""
+"""The metadata key for the action that the caller under `CALLER` performed, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
-"""The metadata keys that name the user of a thread."""
+"""The metadata keys that identify the user of a thread."""
 # Maximum length of a label in characters. Longer values are ignored. A similar limit applies to
 # store namespaces.
 _LONGEST_LABEL: Final = 4096

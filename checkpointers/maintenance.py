@@ -414,7 +414,7 @@ class Maintenance:
         """Return the checkpoints to delete, each with the key of its namespace.
 
         The result contains all checkpoints that the rule `keep` does not select, sorted by storage
-        time, oldest first. However, a checkpoint that a server needs to continue a live run is not
+        time, oldest first. However, checkpoints that a server needs to resume a live run are not
         deleted. An ancestor of a kept checkpoint is not deleted if the kept checkpoint needs the
         ancestor's pending writes to rebuild the value of a `DeltaChannel`. Unless `dry_run` is
         True, the method also updates the metadata of each kept head, so that the metadata still

@@ -80,7 +80,7 @@ def group_log_ranges_for_merging_short_ranges(ranges: Ranges) -> list[Ranges]:
 
 
 def join_ranges(parts: Iterable[Range]) -> Ranges:
-    """Join consecutive ranges without a gap between them, and drop empty ranges. Keep the order.
+    """Join consecutive ranges that have no gap between them, and drop empty ranges. Keep the order.
 
     >>> join_ranges([(0, 2), (2, 5), (7, 8)])
     [(0, 5), (7, 8)]

@@ -12,11 +12,11 @@ from typing import Any, Final
 from perdure.checkpointers.cache import Snapshot
 
 _EPOCH_BITS: Final = 32
-"""The number of low bits of a channel version. The low bits count writes of the channel, and the
-high bits, the epoch, count merges. A version of a new epoch is higher than any that a run can reach
-without reading the merged value."""
+"""The number of low bits of a channel version. The low bits count writes to the channel. The high
+bits, called the epoch, count merges. A version of a new epoch is higher than any version that a run
+can assign without having read the merged value."""
 _ROUTING_PREFIXES: Final = ("__", "branch:to:", "join:")
-"""The prefixes of the names of channels that route a run."""
+"""The name prefixes of channels that only route a run."""
 
 
 @dataclass(slots=True)
@@ -28,9 +28,9 @@ class Merge:
 
     Attributes:
         head: The head before the put.
-        versions: The channels to take over, with the versions that they get.
-        written: For an update of the state, the channels that the update has written. All other
-            channels are taken from the head. None for a put of a run.
+        versions: The channels whose values are copied from the head, with their new versions.
+        written: For a state update, the channels that the update has written. All other channels
+            are copied from the head. None for a run's checkpoint.
         keeps_head: If the put cannot be merged, the checkpoint that is the head after the put.
     """
 
@@ -113,8 +113,8 @@ def find_max_merge_epoch_of_versions(channel_versions: Iterable[Any]) -> int | N
 def extract_merge_epoch_from_version_bits(channel_version: Any) -> int | None:
     """Return the merge epoch in a channel version, or None if the version is not a number.
 
-    A version may also be a text such as `"007.25"`. The epoch is the upper part of a channel
-    version. A merge of the channel increases the epoch.
+    A channel version can also be a string such as `"007.25"`. The epoch is the upper part of a
+    channel version. A merge of the channel increases the epoch.
     """
     whole = parse_whole_part_of_version(channel_version)
     return None if whole is None else whole >> _EPOCH_BITS

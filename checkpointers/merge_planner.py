@@ -8,12 +8,12 @@ channels that the other child changed. A merged checkpoint always takes its task
 `versions_seen` and LangGraph's routing channels (such as `branch:to:...`) from the run, never from
 the state update.
 
-The run does not notice the merge. The run continues from its in-memory state, which does not
-include the values written by the state update. Therefore, later checkpoints of the run must also be
-merged until the run has read those values. A merge assigns a new version to each channel whose
-value it copies. A run has read the copied value once one of its checkpoints has this version of the
-channel or a higher one. Until the run has read the copied value, the checkpoint's metadata lists
-the channel's name under `MERGED`.
+The run is not aware of the merge and continues from its in-memory state, which does not include the
+values written by the state update. Therefore, later checkpoints of the run must also be merged
+until the run has read those values. A merge assigns a new version to each channel whose value it
+copies. A run has read the copied value once one of its checkpoints has this version of the channel
+or a higher one. Until the run has read the copied value, the checkpoint's metadata lists the
+channel's name under `MERGED`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
 
-# Maximum number of checkpoints to read when following parent ids from the head back to a new
-# checkpoint's parent.
+# Maximum number of checkpoints that are read while following parent ids from the head back to the
+# parent of a new checkpoint.
 _MAX_STEPS: Final = 64
 # Channels to which langgraph writes when a task fails or is interrupted.
 _STOP_CHANNELS: Final = (ERROR, INTERRUPT)
@@ -59,7 +59,7 @@ _ANCHOR_STEP: Final = -2
 # Mask for the bits of a checkpoint's row key that hold the checkpoint's sequence number.
 _SEQ_MASK: Final = 0xFFFFFFFF
 _EMPTY_CHECKPOINT: Final = Snapshot("", 0, None, 0, [], {}, {})
-"""Stands for the parent of a put that has none."""
+"""Placeholder for the parent of a new checkpoint that has no parent."""
 
 
 class MergePlanner:
@@ -248,7 +248,7 @@ class MergePlanner:
         """Plan a merge that copies channels from the head.
 
         Returns:
-            The merge, or None if no new versions can be given to the channels.
+            The merge, or None if no new versions can be assigned to the channels.
         """
         own_epoch = find_max_merge_epoch_of_versions(put.checkpoint["channel_versions"].values())
         last = find_max_merge_epoch_of_versions(
