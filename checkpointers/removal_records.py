@@ -90,7 +90,7 @@ class RemovalNumberAtLoad(NamedTuple):
 
 
 class RemovalRecords:
-    """Reads and writes removal records, and hashes texts to compare them with records.
+    """Reads and writes removal records, and hashes texts for comparison with the records.
 
     Attributes:
         key: The key of the hashes; None until the database is open.
@@ -124,7 +124,7 @@ class RemovalRecords:
         self.key = key
 
     def _seal_key(self, key: bytes) -> bytes:
-        """Encrypt the key for hashes in removal records, for storage in the `settings` table."""
+        """Encrypt the hash key of the removal records for storage in the `settings` table."""
         return self.seal.seal(key, _KEY_ASSOCIATED_DATA)
 
     # -- hashes
@@ -145,7 +145,7 @@ class RemovalRecords:
         return self._hash_data(kind, text, _HASH_BYTES)
 
     def _hash_data(self, kind: str, text: str, size: int) -> bytes:
-        """Return a keyed hash, `size` bytes long, of a text and its kind."""
+        """Return a keyed hash of a text and its kind as `size` bytes."""
         data = f"{kind}\0{text}".encode(errors="surrogatepass")
         return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
 
@@ -229,7 +229,7 @@ class RemovalRecords:
     def find_rolled_back_checkpoints(
         self, thread_id: str, checkpoint_ids: Iterable[str]
     ) -> Flow[list[str]]:
-        """Return those of `checkpoint_ids` whose checkpoints were deleted by a rollback."""
+        """Return the ids in `checkpoint_ids` whose checkpoints were deleted by a rollback."""
         records = yield from self.read_records_since(thread_id, 0)
         hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
@@ -268,7 +268,7 @@ class RemovalRecords:
     def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
         """Return whether data was removed from the thread after a request's state was loaded.
 
-        The request stores a checkpoint or pending writes that a run computed from the state that it
+        A request stores a checkpoint or pending writes, which a run computed from the state that it
         had loaded.
 
         Args:
@@ -284,9 +284,9 @@ class RemovalRecords:
     ) -> RemovalNumberAtLoad:
         """Return the number of the thread's latest removal when a request's state was loaded.
 
-        The request stores a checkpoint or pending writes that a run computed from the state that it
-        had loaded. A subgraph or a node may store data from the state that the run loaded at its
-        start. Therefore, for a request from a subgraph or a node, the number that was recorded at
+        A request stores a checkpoint or pending writes, which a run computed from the state that it
+        had loaded. A subgraph or a node can store data from the state that was loaded when the run
+        started. Therefore, for a request from a subgraph or a node, the number that was recorded at
         the start of the run is returned, even if the subgraph loaded a checkpoint later.
 
         Returns:

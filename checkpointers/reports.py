@@ -127,7 +127,7 @@ class ThreadStatus:
 
     @property
     def questions(self) -> tuple[NodeAndInterruptValue, ...]:
-        """The unanswered questions, as pairs of a node name and an interrupt value."""
+        """The unanswered questions, as `(node name, interrupt value)` pairs."""
         open_tasks = [task for task in self.tasks if not task.done]
         return tuple(
             (task.node, _get_interrupt_value(one)) for task in open_tasks for one in task.interrupts

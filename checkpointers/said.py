@@ -20,7 +20,7 @@ from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
 from perdure.storage.flow import Flow, NamedSQL, Statement
 
-# Number of transcript items to read at once, starting from the end.
+# Number of transcript items to read per page, starting from the end of the transcript.
 _PAGE: Final = 64
 _CHECKPOINTS_PER_MESSAGE: Final = (
     # Number of checkpoints to read per new message. A run stores several checkpoints for each

@@ -499,7 +499,7 @@ def choose_serializer(
     types: Sequence[StoredType[Any]] = (),
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
-    """Choose the serializer, the encryption and the stored types from the options of `open`."""
+    """Choose the serializer, encryption and stored types based on the options of `open`."""
     seal, stored_types = build_encryption_or_checksum_seal(key), StoredTypes(types, aliases)
     if serde is None:
         names = [class_name(t) if isinstance(t, type) else t for t in allow]

@@ -94,10 +94,10 @@ class KeyedTexts(TextSet):
         return super().has_part_of(text) or any(self._iter_whether_substrings_are_in_set(text))
 
     def _iter_whether_substrings_are_in_set(self, text: str) -> Iterator[bool]:
-        """Look up substrings of a text in this set, and yield for each whether the set contains it.
+        """Yield, for each candidate substring of a text, whether this set contains the substring.
 
-        Only substrings that start with the same `PREFIX_CHARS` characters as a text in the set are
-        looked up.
+        A substring is a candidate if it has the same first `PREFIX_CHARS` characters and the same
+        length as a text in the set.
         """
         hash_text = self._removals.hash_text
         for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
