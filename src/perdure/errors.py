@@ -102,7 +102,7 @@ class NotADatabase(StorageError):
 
 
 class SchemaMismatch(StorageError):
-    """Raised if a newer version, or a build older than the first release, wrote the database."""
+    """Raised if a newer perdure, or a build older than its first release, wrote the database."""
 
 
 class CorruptRecord(StorageError):

@@ -1,4 +1,4 @@
-"""The command `perdure answer`, which answers an interrupt of a graph and resumes the run.
+"""Implement `perdure answer`, which answers a graph's interrupt and resumes the run.
 
 The run continues in this process, or on the server given by `--url`.
 """

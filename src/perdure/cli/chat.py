@@ -1,4 +1,4 @@
-"""The command `perdure chat`, for chatting with a model in a stored thread."""
+"""Implement `perdure chat`, for chatting with a model in a stored thread."""
 
 from __future__ import annotations
 

@@ -482,7 +482,7 @@ def _iter_files(
 def _select_conversation_file_names(
     file_names: list[str], report: ConversationsReport
 ) -> list[str]:
-    """Return the files with the names that ChatGPT and Claude use, or else all JSON files.
+    """Return the files named as in ChatGPT or Claude exports, or all JSON files if none match.
 
     JSON files that are not selected are listed in the report. JSON files in the export's folder
     `frames` are counted under the folder's name, and not listed individually.

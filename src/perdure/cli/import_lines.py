@@ -1,4 +1,4 @@
-"""Read JSON and JSON Lines files in which each object contains one or more messages."""
+"""Read JSON and JSON Lines files whose objects are messages or contain lists of messages."""
 
 from __future__ import annotations
 

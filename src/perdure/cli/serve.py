@@ -1,7 +1,7 @@
 """Implement the `perdure serve` and `perdure mcp` commands.
 
-`serve` runs the HTTP server, which has pages for browsers, the REST API of langgraph and MCP. `mcp`
-speaks MCP over stdin and stdout.
+`serve` runs the HTTP server, with web pages, LangGraph's REST API and MCP. `mcp` speaks MCP over
+stdin and stdout.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from perdure.errors import InvalidFilter, PerdureError
 ADMIN_PERMISSION: Final = "perdure:admin"
 """The permission of an identity that may see and change the whole database."""
 ACT_PERMISSION: Final = "perdure:act"
-"""The permission of an identity that may act for other users of its tenant."""
+"""The permission to act on behalf of other users of the same tenant."""
 Action = Literal[
     "admin",
     "assistants:create",

@@ -43,7 +43,7 @@ from perdure.server.threads import (
 )
 
 Assistant = dict[str, Any]
-"""An assistant in the form of langgraph's API."""
+"""An assistant in the format of LangGraph's API."""
 # The creation time of all default assistants. It is the time at which this module was installed, so
 # that all processes of a server report the same time.
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)

@@ -1,10 +1,10 @@
-"""Determine the person of a thread, which is the user whose memories the thread's runs use.
+"""Find the person to whom a thread belongs, whose memories the thread's runs use.
 
-The person of a thread and the sender of a request may be different users. The `user_id` in the
-metadata of the thread's head identifies the person the thread belongs to. If the head has no
-`user_id`, the thread's `owner` identifies the person, but only if the server uses API keys. With an
-Auth file, an `owner` may be an organisation, so it does not identify a person. The rules that
-determine the person are listed in a table in docs/server.md.
+The person to whom a thread belongs and the sender of a request can be different users. The
+`user_id` in the metadata of the thread's head identifies the person the thread belongs to. If the
+head has no `user_id`, the thread's `owner` identifies the person, but only if the server uses API
+keys. With an Auth file, an `owner` may be an organisation, so it does not identify a person. The
+rules that determine the person are listed in a table in docs/server.md.
 """
 
 from __future__ import annotations

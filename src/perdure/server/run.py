@@ -365,7 +365,7 @@ class Run:
                 self.free_output()
 
     def build_json(self) -> dict[str, Any]:
-        """Return the run in the form of langgraph's API."""
+        """Convert the run to the format of LangGraph's API."""
         return build_run_json(self.row)
 
 
@@ -397,7 +397,7 @@ def restore_request(row: RunRow) -> RunRequest:
 
 
 def build_run_json(row: RunRow) -> dict[str, Any]:
-    """Return a stored run in the form of langgraph's API."""
+    """Convert a stored run to the format of LangGraph's API."""
     live = row.live
     return {
         "run_id": live.run_id,

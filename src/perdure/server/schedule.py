@@ -63,7 +63,7 @@ class CronOptions(WithoutNulls):
     on_run_completed: Literal["delete", "keep"] = "delete"
 
     def next_time(self, after: float) -> float | None:
-        """Return the next due time in seconds since the epoch, or None if there is none.
+        """Return the next due time as a Unix timestamp in seconds, or None if there is none.
 
         If daylight saving time skips a scheduled time, the cron is due at the first moment after
         the skipped hour. If a scheduled time occurs twice because the clocks are set back, the cron

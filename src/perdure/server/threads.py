@@ -53,7 +53,7 @@ from perdure.stores.store import Store
 from perdure.stores.values import encode_value_as_json
 
 Thread = dict[str, Any]
-"""A thread in the form of langgraph's API, without its values."""
+"""A thread in the format of LangGraph's API, without its values."""
 MAX_METADATA_BYTES: Final = 64_000
 """The maximum size in bytes of the metadata that a client gives a thread, as JSON."""
 MAX_METADATA_LEVELS: Final = 8
@@ -154,7 +154,7 @@ class Threads:
     # -- one thread
 
     async def get(self, thread_id: str) -> Thread:
-        """Return a thread in the form of langgraph's API; see `get_permitted_row`."""
+        """Return a thread in the format of LangGraph's API; see `get_permitted_row`."""
         return _build_thread(await self.get_permitted_row(thread_id))
 
     async def get_permitted_row(self, thread_id: str) -> ListedThread:
@@ -665,7 +665,7 @@ def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
 
 
 def _build_thread(thread: ListedThread) -> Thread:
-    """Return a thread in the form of langgraph's API."""
+    """Convert a thread to the format of LangGraph's API."""
     status = _combine_head_status_and_last_run_status(
         thread.status,
         thread.last_run_status if thread.is_client_metadata_about_stored_conversation else "idle",
@@ -709,7 +709,7 @@ def _combine_head_status_and_last_run_status(
 
 
 def format_interrupt_for_api(interrupt: Any) -> dict[str, Any]:
-    """Return an interrupt of a task in the form of langgraph's API."""
+    """Convert a task's interrupt to the format of LangGraph's API."""
     if isinstance(interrupt, dict):
         return interrupt
     response_schema = getattr(interrupt, "response_schema", None)
