@@ -78,7 +78,10 @@ class Checkpointer(CheckpointSaver):
         Use the lock in a `with` or `async with` statement. A thread's lock works across OS threads,
         event loops and processes on the same machine. When a process ends, its locks are released.
         The lock is advisory, which means that a run can use the thread without acquiring the lock.
-        See `put` for what happens when runs of the same thread overlap.
+        See `put` for what happens when runs of the same thread overlap. For example:
+
+            async with saver.lock("thread-1", timeout_s=30):
+                await graph.ainvoke(question, config)
 
         Raises:
             InvalidConfig: The thread_id is not valid.

@@ -28,7 +28,7 @@ class _CollectorPause:
     def __call__(self) -> Iterator[None]:
         """Pause the garbage collector.
 
-        Several OS threads may pause the garbage collector at the same time.
+        Several OS threads can pause the garbage collector at the same time.
         """
         with self._lock:
             self._paused += 1
