@@ -1,7 +1,7 @@
 """Find and erase a person's rows in a checkpointer's database, and cancel the person's runs.
 
 The rows of a person are those of the person's threads, runs, crons and webhooks. A thread belongs
-to the person given by the `user_id` in its head's metadata or, if that is missing, by the thread's
+to the person named by the `user_id` in its head's metadata or, if that is missing, by the thread's
 `owner`. A run belongs to the same person as its thread. A run or cron without a thread belongs to
 the user on whose behalf it was created or, if that is not recorded, to the user who created it.
 """
@@ -70,7 +70,7 @@ class PersonRows:
         return self._sort_permitted_ids(thread_ids | {*self._iter_threads_without_checkpoint()})
 
     def list_threads_by_owner(self) -> list[str]:
-        """Return the sorted ids of threads without `user_id` whose `owner` is the person's name."""
+        """Return the sorted ids of threads that have no `user_id` and are owned by the person."""
 
         def match(thread: ListedThread) -> str | None:
             has_user = (thread.head_metadata or {}).get("user_id") not in (None, "")
@@ -84,7 +84,7 @@ class PersonRows:
         return self._sort_permitted_ids({*threads.search(query, match, sys.maxsize)})
 
     def _sort_permitted_ids(self, thread_ids: set[str]) -> list[str]:
-        """Sort thread ids, dropping ids that are not in the constructor argument `only`."""
+        """Sort thread ids, and drop those that are not in the constructor argument `only`."""
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
     def _build_query_for_threads_that_may_be_of_person(self) -> ThreadQuery:
@@ -96,7 +96,7 @@ class PersonRows:
         return ThreadQuery(metadata={"owner": self.user})
 
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
-        """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
+        """Yield the ids of the person's threads that have no checkpoint.
 
         A thread without checkpoints has no checkpoint metadata that identifies the person. Such a
         thread belongs to the person if no person is recorded for the thread and at least one of its
@@ -134,7 +134,7 @@ class PersonRows:
         return type(value) in (str, int) and str(value) == self.user
 
     def _find_person_of_thread(self, thread: ListedThread) -> Any:
-        """Return the name of the person a thread belongs to, or None if no person is recorded."""
+        """Return the name of the person to whom a thread belongs, or None if it is not recorded."""
         user = (thread.head_metadata or {}).get("user_id")
         return (
             user
@@ -163,7 +163,7 @@ class PersonRows:
             start += _PAGE
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
-        """List other people's threads that have a checkpoint naming the person as the caller."""
+        """List other people's threads in which a checkpoint names the person as the caller."""
         addresses = self.saver._listing.iter_addresses_and_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
@@ -233,8 +233,8 @@ class PersonRows:
     def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose memories a run uses.
 
-        If this person is not recorded, the user who started the run is returned. If neither is
-        recorded, the result is None.
+        If the run does not record this person, the user who started the run is returned. If the run
+        records neither, the result is None.
         """
         return run.details.get("person") or run.details.get("user")
 

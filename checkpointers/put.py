@@ -267,8 +267,9 @@ class CheckpointPut:
 
         Call this method before the write is planned again, because the cached thread and the
         message objects may have changed since this request was encoded. References to log items are
-        replaced with the items themselves if the cached thread's key or generation differs from the
-        arguments. Messages are replaced with copies that are decoded from their encodings.
+        replaced with the items themselves if the cached thread's key or generation differs from
+        `thread_key` or `generation`. Messages are replaced with copies that are decoded from their
+        encodings.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = replace_log_ranges_by_items_if_outdated(
@@ -508,8 +509,8 @@ class TaskWrites:
         """Return the encoded writes, with references that are valid for the thread's current state.
 
         The encoded writes can contain references to log items of the cached thread. If the key or
-        generation of the cached thread differs from the arguments, these references are replaced
-        with the items themselves.
+        generation of the cached thread differs from `thread_key` or `generation`, these references
+        are replaced with the items themselves.
         """
         return [
             [
@@ -829,7 +830,11 @@ def _find_ranges_and_parts_in_log(
 def _count_equal_items(
     log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
 ) -> int:
-    """Count the elements from `index` on that match the log items from `position` on."""
+    """Return how many consecutive elements equal the log items at consecutive positions.
+
+    The comparison starts at the element `index` and the log position `position`, which are known to
+    be equal, and ends at the first difference.
+    """
     get_item = log.items.get if position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
     # Compare slices of growing size, so that a mismatch is found without copying all remaining

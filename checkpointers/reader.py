@@ -226,8 +226,9 @@ class CheckpointReader:
         """
         cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
-            # Read the pending writes of the cached head before reading the current head. If the
-            # cached head turns out to be still current, the pending writes are up to date as well.
+            # Read the pending writes of the cached head before the current head. If the current
+            # head is the cached one, it was also the current head when its pending writes were
+            # read.
             rows, heads = yield LastRequest(
                 [
                     self._build_writes_statement(cached),
@@ -579,7 +580,7 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_log_items_into_cache(thread_id, thread, key, aliases)
-                # Check for the common case first, in which no item occurs twice in the value.
+                # Check first for the common case that no item occurs twice in the value.
                 if log.has_no_repeats(ranges):
                     continue
                 origin = log.resolve_alias_to_item_position
@@ -609,7 +610,7 @@ class CheckpointReader:
         rows: Sequence[Row],
         channels: Collection[str] | None = None,
     ) -> Flow[list[PendingWrite]]:
-        """Return decoded pending writes, in the order in which langgraph applies their tasks.
+        """Decode pending writes, and return them in the order in which LangGraph applies them.
 
         Args:
             address: The address of the checkpoint.
@@ -733,8 +734,8 @@ class CheckpointReader:
     ) -> Flow[list[int]]:
         """Return the log positions of the items in `ranges`, with aliases resolved.
 
-        An alias is a log entry that refers to an earlier item. For an alias, the position of that
-        earlier item is returned.
+        An alias is a log entry that refers to an earlier item. For an alias, the position of the
+        item to which the alias refers is returned.
         """
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:

@@ -114,7 +114,7 @@ def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRe
 def _check_namespace_records_well_formed(
     reader: CheckpointReader, logs: Mapping[int, _LogPositions], namespace: NamespaceRecords
 ) -> None:
-    """Check the checkpoints and pending writes of a namespace."""
+    """Validate the checkpoints and pending writes of a namespace."""
     seqs = {seq for seq, _, _ in namespace.checkpoints}
     _require(namespace.head in seqs or not seqs, "the head")
     for _, put_at, snapshot in namespace.checkpoints:

@@ -245,7 +245,7 @@ def encrypt_checkpoint(
 
 
 def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
-    """Decrypt a row of the table `checkpoints`, and return the checkpoint as a `Snapshot`.
+    """Decrypt a row of the `checkpoints` table, and return the checkpoint as a `Snapshot`.
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. In the returned
     snapshot, the log ranges in `transcript` still have their stored form, a flat list of numbers,
@@ -400,9 +400,9 @@ def build_thread_search_keys(
     """Build the search keys with which a search can find a thread without decrypting its row.
 
     The search keys contain the tags of all strings and numbers in the metadata. If the database is
-    not encrypted, the case-folded thread id and title are appended. The search keys can match a
-    search that the thread itself does not match, so the caller must check each match against the
-    decrypted row.
+    not encrypted, the search keys also contain the case-folded thread id and title. The search keys
+    can match a search that the thread itself does not match, so the caller must check each match
+    against the decrypted row.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -564,7 +564,7 @@ def encrypt_events(
 def decrypt_batch_of_events(
     seal: Seal, thread_id: str, run_id: str, after_event: int, body: bytes | None
 ) -> list[tuple[Any, bytes]]:
-    """Decrypt a batch of events. Each event is returned with its encoded data.
+    """Decrypt a batch of events. Each event is returned as a pair `(event, encoded_data)`.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
