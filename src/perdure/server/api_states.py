@@ -392,7 +392,7 @@ def _build_config_for_new_checkpoint(
 
 
 def build_state_json(state: StateSnapshot) -> dict[str, Any]:
-    """Return a thread state in the format of the LangGraph API.
+    """Return a thread state in the format of LangGraph's API.
 
     If the thread has no state, `checkpoint` is None.
     """

@@ -316,7 +316,7 @@ def _canonicalize_id(assistant_id: str) -> str:
 
 
 def _build_assistant(row: AssistantRow) -> Assistant:
-    """Return a stored assistant in the format of the LangGraph API."""
+    """Return a stored assistant in the format of LangGraph's API."""
     updated_at = row.latest_since or row.created_at
     return {
         "assistant_id": row.assistant_id,
@@ -328,7 +328,7 @@ def _build_assistant(row: AssistantRow) -> Assistant:
 
 
 def _build_default_assistant(name: str) -> Assistant:
-    """Return a graph's default assistant in the format of the LangGraph API."""
+    """Return a graph's default assistant in the format of LangGraph's API."""
     return {
         **_DEFAULT_FIELDS,
         "assistant_id": default_assistant_id(name),
@@ -592,7 +592,7 @@ async def get_assistant_subgraphs(
 
 
 def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
-    """Return a graph's schemas in the format of the LangGraph API."""
+    """Return a graph's schemas in the format of LangGraph's API."""
     output = _build_schema_or_none_if_unsupported(graph.get_output_jsonschema)
     return {
         "graph_id": graph_id,

@@ -1,4 +1,4 @@
-"""Load the graphs that the server serves, which are built in or named by a `langgraph.json`."""
+"""Load the graphs to serve: the built-in graphs, or those that a `langgraph.json` lists."""
 
 from __future__ import annotations
 

@@ -90,11 +90,12 @@ class RequestSummary:
 
 
 class Guard:
-    """Checks and limits each request before the application receives it.
+    """ASGI middleware that checks requests and enforces limits before the application is called.
 
-    The guard refuses requests for other host names, requests from other sites, and HTML forms that
-    imitate JSON. The guard forwards each part of a reply immediately, so that events are streamed
-    without delay. A `Guard` object reads its settings from the `state` of the FastAPI application.
+    The guard rejects requests for unknown host names, cross-site requests, and HTML forms that
+    imitate JSON requests. The guard forwards each part of a reply immediately, so that events are
+    streamed without delay. A `Guard` object reads its settings from the `state` of the FastAPI
+    application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -131,8 +132,8 @@ class Guard:
                 content = "" if is_socket else reply.get("content-type", "")
                 summary.stream = summary.status == 101 or content.startswith("text/event-stream")
                 if is_head:
-                    # End the reply to a HEAD request after its headers, even if the reply to GET is
-                    # a stream.
+                    # End the response to a HEAD request after its headers, even if a GET request
+                    # would return a stream.
                     await send(message)
                     message = {"type": "http.response.body"}
             elif is_head:
@@ -180,7 +181,8 @@ def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
     reply["X-Request-ID"] = request_id
     for name, value in _DEFAULT_HEADERS.items():
         reply.setdefault(name, value)
-    if "etag" not in reply:  # Static files have an ETag, and may be cached.
+    # Static files have an ETag, so they can be cached.
+    if "etag" not in reply:
         reply.setdefault("Cache-Control", "no-store")
 
 
@@ -221,7 +223,7 @@ async def _record_request_in_audit_log_if_change(scope: Scope, http_status: int)
 
 
 def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp | None:
-    """Return the reply that refuses a request, or None if the request is accepted."""
+    """Return the response that rejects a request, or None if the request is accepted."""
     state = scope["app"].state
     try:
         _check_host(headers.get("host", ""), state.hosts)
@@ -240,12 +242,12 @@ def _build_refusal_response_or_none(scope: Scope, headers: Headers) -> ASGIApp |
 
 
 def build_refusal(scope: Scope, error: PerdureError) -> Response:
-    """Return the reply that refuses a request or a websocket."""
+    """Return the response that rejects a request or a websocket connection."""
     return build_error_reply(_as_http_request(scope), error)
 
 
 def _as_http_request(scope: Scope) -> Request:
-    """Return a request object for the scope of an HTTP request or a websocket."""
+    """Return a request object for an HTTP or websocket scope."""
     return Request({**scope, "type": "http"})
 
 
@@ -370,7 +372,7 @@ def _check_content_type(path: str, headers: Headers) -> None:
 
 
 def build_error_reply(request: Request, error: PerdureError) -> Response:
-    """Return the reply to a request that failed.
+    """Build the response to a request that failed.
 
     A browser without a session is redirected to the login page.
     """
@@ -426,7 +428,7 @@ def _build_error_content(
 
 
 def _describe_invalid_field(error: Mapping[str, Any]) -> str:
-    """Return a sentence that names an invalid field, its value and what was expected."""
+    """Return an error message with an invalid field's name, its value and what was expected."""
     if error["type"] == "json_invalid":
         return f"the body is not valid JSON: {error['ctx']['error']}"
     location = ".".join(map(str, error["loc"]))
@@ -446,7 +448,7 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
 
 
 class EncodedSlashes:
-    """Replaces encoded slashes in the path of a request by NUL characters, which no id contains.
+    """Replaces encoded slashes in a request path with NUL characters, which never occur in ids.
 
     The type `call.PathId` replaces each NUL character in an id with a slash. NUL characters are
     used because servers decode `%2F` to a slash before routing (see `path` in the ASGI

@@ -1,7 +1,7 @@
-"""Check the messages in the input or the command of a run before anything is stored.
+"""Check the messages in a run's input or command before anything is stored.
 
-langgraph stores an input, and the update of a command, before it calls the reducer of the channel.
-If the reducer fails, it fails again whenever the state of the thread is read.
+LangGraph stores an input or a command's update before it calls the channel's reducer. If the
+reducer raises an error, it raises the error again each time the thread's state is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _EXAMPLE_MESSAGE: Final = {"role": "user", "content": ""}
 
 
 def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[str, Any]]:
-    """Return the channels and values of a request that may be malformed messages.
+    """Return the channel values in a run request that may contain malformed messages.
+
+    The result is a list of `(channel, value)` pairs.
 
     If the returned list is empty, there is no need to load the graph or to call
     `refuse_malformed_messages`. In a run's input, a channel other than `messages` is included only
@@ -54,7 +56,8 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
             continue
         try:
             channel.copy().update([deepcopy(value)])
-        except Exception as exc:  # A reducer that a user wrote may raise any exception.
+        # A user-defined reducer can raise any exception.
+        except Exception as exc:
             # A reducer can fail here even for a valid message. The update was applied to an empty
             # copy of the channel, and a message that tells the reducer to remove or keep existing
             # messages finds none in the copy.
@@ -86,7 +89,7 @@ def _iter_channel_values_of_request(request: RunRequest) -> Iterator[tuple[str, 
 
 
 def _resembles_messages(value: Any) -> bool:
-    """Return whether a value is a list with an object that may be a message."""
+    """Return whether a value is a list with at least one mapping that looks like a message."""
     return isinstance(value, list) and any(
         isinstance(element, Mapping) and _MESSAGE_KEYS & element.keys() for element in value
     )
@@ -109,13 +112,14 @@ def _find_conversion_error(value: Any, *, skips_keep_messages: bool = False) -> 
         ]
     try:
         convert_to_messages(values)
-    except Exception as exc:  # LangChain raises errors of many classes.
+    # LangChain raises many different exception types.
+    except Exception as exc:
         return exc
     return None
 
 
 def _converts_messages(channel: Any) -> bool:
-    """Return whether a channel converts JSON to messages, as `add_messages` does."""
+    """Return whether a channel's reducer converts JSON to messages, as `add_messages` does."""
     value = _try_update_of_empty_channel(channel, [dict(_EXAMPLE_MESSAGE)])
     return isinstance(value, list) and all(isinstance(message, BaseMessage) for message in value)
 
@@ -125,7 +129,8 @@ def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
 
     Return None if the reducer of the channel raises an exception.
     """
-    with suppress(Exception):  # A reducer that a user wrote may raise any exception.
+    # A user-defined reducer can raise any exception.
+    with suppress(Exception):
         trial = channel.copy()
         trial.update([update])
         return trial.get()

@@ -77,7 +77,7 @@ class KeysFileAccess:
 
     @property
     def is_readable_by_others(self) -> bool:
-        """Return whether other users of this machine may read the file."""
+        """Return whether other users on this machine can read the file."""
         return bool(self._path.stat().st_mode & 0o077)
 
     @property
@@ -86,7 +86,7 @@ class KeysFileAccess:
         return {entry.tenant for entry in self._keys}
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """Return the user of the key that a request sends.
+        """Return the user to whom the request's API key belongs.
 
         Raises:
             Unauthenticated: The request has no key, or the file does not list the key.
@@ -111,10 +111,10 @@ class KeysFileAccess:
         )
 
     async def refresh_identity(self, identity: Identity) -> Identity:
-        """Return an identity with its current permissions and teams.
+        """Return a copy of the identity with the user's current permissions and teams.
 
-        The returned identity has only permissions that the given identity already had. Crons use
-        this method, so that a cron stops when its user's keys are revoked.
+        The returned identity never has a permission that the given identity lacks. Crons call this
+        method, so that a cron stops once its user's keys are revoked.
 
         Raises:
             Unauthenticated: The user has no key any more.

@@ -1,4 +1,4 @@
-"""Read the file of API keys, and revoke keys in it while a server uses the file."""
+"""Read API keys from the keys file, and revoke keys while a server is using the file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _parse_keys(text: str) -> list[Key]:
 
 @contextmanager
 def _wrap_file_errors(path: Path) -> Iterator[None]:
-    """Convert errors of reading a keys file into a ConfigurationError with the file's name."""
+    """Convert errors raised while reading a keys file to ConfigurationError with the file name."""
     try:
         yield
     except (OSError, ValueError) as exc:
@@ -123,7 +123,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
         ConfigurationError: The file cannot be read or written, it is written in a form that cannot
             be edited, or another program kept changing it.
     """
-    # If the path is a symbolic link, replace its target and not the link itself.
+    # If the path is a symbolic link, replace the file that it points to instead of the link.
     path = path.resolve()
     for _ in range(_MAX_ATTEMPTS):
         with _wrap_file_errors(path):
@@ -202,7 +202,7 @@ def _find_comment_start(lines: Sequence[str], start: int) -> int:
 
 
 def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
-    """Replace a file atomically if it still has its old content. Return whether it was replaced."""
+    """Replace a file atomically if its content is unchanged. Return whether it was replaced."""
     with _lock_folder(path):
         status = path.stat()
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -1,4 +1,4 @@
-"""Limit the rate, the number of concurrent requests, and the size of a request body."""
+"""Limit the request rate, the number of concurrent requests, and the size of request bodies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TooManyRequests(Refused):
 class Limits:
     """The limits of a server.
 
-    The limits on requests apply to each network address and to each user.
+    Request limits apply separately to each network address and to each user.
 
     Attributes:
         body_bytes: Maximum bytes of a request's body.
@@ -61,7 +61,7 @@ class Limits:
 class RequestLimiter:
     """Counts each client's requests, and refuses requests above the limits.
 
-    A client is any hashable value, such as an address or the tenant and id of a user.
+    A client is identified by any hashable value, such as an address or a user's tenant and id.
 
     Source: the generic cell rate algorithm, ITU-T I.371.
 

@@ -1,9 +1,9 @@
-"""The audit log, and the formats of the logs on stderr.
+"""The audit log, and the formatters for logs on stderr.
 
 The audit log records which user changed or erased which objects, and whether the action was
-permitted. The audit log has a record for every request and every tool call whose action changes
-something, unless the request is refused for its host, site, rate or content type. Audit records are
-written by `guard.py` and `mcp.py`, not by endpoints. An audit record contains the ids of the
+permitted. The audit log has a record for each request or tool call whose action modifies data,
+except requests that are rejected because of their host, origin, rate or content type. Audit records
+are written by `guard.py` and `mcp.py`, not by endpoints. An audit record contains the ids of the
 objects that an endpoint passed to `Call.authorize_arguments`. After an erasure, an endpoint calls
 `Call.record_for_audit` to add the hashes of the erased texts to the audit record. Audit records do
 not contain the content of messages or memories.
@@ -38,7 +38,7 @@ _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "creat
 
 
 def is_audited_change(action: Action | None, method: str = "POST") -> bool:
-    """Return whether an action changes something and must therefore be recorded."""
+    """Return whether an action modifies data and must therefore be written to the audit log."""
     return (
         action is not None
         and action.split(":")[-1] not in _UNRECORDED_ACTIONS
@@ -47,7 +47,7 @@ def is_audited_change(action: Action | None, method: str = "POST") -> bool:
 
 
 class Audit:
-    """Writes records to a file of JSON lines, or to the logger `perdure.audit`.
+    """Writes audit records to a JSON Lines file, or to the logger `perdure.audit`.
 
     An audit record is flushed to disk before the reply is sent. If the disk is almost full, the
     server refuses requests that would make audited changes. If writing an audit record fails
@@ -60,8 +60,7 @@ class Audit:
         if path is not None:
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                # `fsync` fails if the path is a pipe or a device, which cannot be flushed to a
-                # disk.
+                # `fsync` fails on pipes and devices, which cannot be flushed to disk.
                 os.fsync(self._file)
             except OSError as exc:
                 raise ConfigurationError(
@@ -138,7 +137,7 @@ class Audit:
 
 
 def _encode_json_line(fields: dict[str, Any]) -> str:
-    """Return fields as one line of JSON without unprintable characters."""
+    """Encode fields as one line of JSON, with unprintable characters escaped."""
     # Import `reply` only when it is needed, so that `perdure mcp` starts faster.
     from perdure.server.reply import encode_json, escape_unprintable
 
@@ -160,7 +159,7 @@ class TextLines(logging.Formatter):
 
 
 class JSONLines(logging.Formatter):
-    """Formats a log record as one line of JSON."""
+    """Formats each log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""

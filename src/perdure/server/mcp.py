@@ -1,4 +1,4 @@
-"""Serve the MCP tools, which use a user's memories and threads, over stdio and HTTP."""
+"""Serve the MCP tools for a user's memories and threads over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
 
 
 def _load_store_options(graphs: str | None) -> dict[str, Any]:
-    """Return the store options of a langgraph.json, or no options if the path is None."""
+    """Return the store options from a langgraph.json, or an empty dict if the path is None."""
     if graphs is None:
         return {}
     from perdure.graphs.langgraph_json import LanggraphFile
@@ -171,7 +171,7 @@ class _PrefixedInput:
         self._lines, self._stream = lines, stream
 
     def readline(self) -> str:
-        """Return the next line, or an empty text at the end of the input."""
+        """Return the next line, or an empty string at the end of the input."""
         return next(self._lines, None) or self._stream.readline()
 
 
@@ -210,12 +210,13 @@ routes = APIRouter()
 @routes.post("/mcp", include_in_schema=False)
 @public
 async def handle_mcp_request(call: CurrentCall) -> Response:
-    """Handle an MCP request by streamable HTTP.
+    """Handle an MCP request that was sent over streamable HTTP.
 
-    There are no MCP sessions, so GET and DELETE are not supported. The user is identified before
-    this function runs. Each tool checks the permission for its own action.
+    There are no MCP sessions, so GET and DELETE are not supported. The user has already been
+    identified when this function is called. Each tool checks that the user has permission for the
+    tool's action.
     """
-    # Use another thread, because importing the SDK takes a second.
+    # Use another OS thread, because importing the SDK takes about a second.
     return _SdkResponse(await asyncio.to_thread(_get_http_server))
 
 
@@ -244,12 +245,12 @@ class _SdkResponse(Response):
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the SDK handle the request and send the reply."""
+        """Pass the request to the SDK, which sends the response."""
         from mcp.server.transport_security import TransportSecuritySettings
 
-        # The module `perdure.server.guard` has already checked the headers Host and Origin.
+        # The Host and Origin headers have already been checked by `perdure.server.guard`.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        # Create a new session manager for each request, because a manager can run only once.
+        # Create a session manager for each request, because a session manager can run only once.
         self._server.streamable_http_app(
             stateless_http=True, json_response=True, transport_security=security
         )

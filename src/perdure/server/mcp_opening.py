@@ -1,10 +1,11 @@
-"""Answer the first messages of an MCP connection over stdio before the MCP SDK is imported.
+"""Respond to the first messages of a stdio MCP connection before the MCP SDK is imported.
 
-Importing the SDK and the modules of the tools takes two seconds of CPU. Many MCP clients start all
-their servers and list the tools, but never call a tool. `StartupResponder` answers the handshake
-and `tools/list` with the same JSON as the SDK. A test in tests/server/test_mcp_opening.py compares
-the JSON from `StartupResponder` with the JSON from the SDK. Once `StartupResponder` receives a
-message that it cannot answer, such as a tool call, the SDK handles that message and all later ones.
+Importing the SDK and the tool modules takes two seconds of CPU time. Many MCP clients start all of
+their configured servers and list the tools, but never call one. `StartupResponder` answers the
+handshake and `tools/list` with the same JSON as the SDK. A test in tests/server/test_mcp_opening.py
+compares the JSON from `StartupResponder` with the JSON from the SDK. Once `StartupResponder`
+receives a message that it cannot answer, such as a tool call, the SDK handles that message and all
+later ones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code for an unknown method.
 
 
 class StartupResponder:
-    """Answers the first messages of an MCP connection.
+    """Responds to the first messages of an MCP connection.
 
     Args:
         version: The version of perdure.
@@ -206,5 +207,5 @@ def _is_client_info(value: Any) -> bool:
 
 
 def _build_not_found_error(method: str) -> dict[str, Any]:
-    """Return the error for a method that perdure does not support."""
+    """Build the error response to a request whose method perdure does not support."""
     return {"error": {"code": _METHOD_NOT_FOUND, "message": "Method not found", "data": method}}

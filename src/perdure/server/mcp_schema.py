@@ -1,4 +1,4 @@
-"""Describe the MCP tools to clients, and check the arguments of calls.
+"""Describe the MCP tools to clients, and validate the arguments of tool calls.
 
 This module imports only settings and errors, so that `perdure mcp` can list the tools quickly. The
 modules that implement the tools are not imported until a tool is called. For each tool in this
@@ -94,7 +94,7 @@ def _build_text_schema(description: str, **constraints: Any) -> Schema:
 
 
 def _build_schema_of_integer_1_to_100(description: str, default: int) -> Schema:
-    """Return the schema of a whole number from 1 to 100 with a default."""
+    """Return the JSON schema of an integer from 1 to 100 with the given default."""
     return {
         "type": "integer",
         "minimum": 1,
@@ -214,14 +214,14 @@ TOOLS: Final = (
 
 
 def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> Any:
-    """Convert a value to the type of its schema, for example a number that was sent as text.
+    """Convert a value to the type that its schema declares, such as a number sent as a string.
 
     Raises:
         ValueError: The value does not fit the schema.
     """
     value_schema, is_nullable = _split_nullable(schema)
     if is_nullable and (value is None or value == ""):
-        # Treat "" as null, because models pass "" to omit an argument.
+        # Treat "" as null, because models pass "" for arguments that they want to omit.
         return None
     converted = _CONVERSIONS[value_schema["type"]](value)
     if converted is None:
@@ -247,7 +247,7 @@ def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
 
 
 def _describe_type(schema: Schema) -> str:
-    """Describe the values of a schema, for example `a whole number from 1 to 100`."""
+    """Describe the values that a schema accepts, for example `a whole number from 1 to 100`."""
     value_schema, is_nullable = _split_nullable(schema)
     if value_schema["type"] == "string":
         expected = "a text"
@@ -258,7 +258,7 @@ def _describe_type(schema: Schema) -> str:
 
 
 def _quote_value(value: Any) -> str:
-    """Return the repr of a value, shortened for an error message."""
+    """Return a value's repr, truncated for use in an error message."""
     quoted = repr(value)
     return quoted if len(quoted) <= _MAX_QUOTED_CHARS else f"{quoted[:_MAX_QUOTED_CHARS]}…"
 

@@ -65,7 +65,7 @@ def type_name(value: Any) -> str:
 
 
 def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, Any]:
-    """Build the template data of a message, or of another element of a channel.
+    """Build the template data for a message, or for any other element of a channel's value.
 
     Args:
         value: A message, or any other stored element.
@@ -108,9 +108,9 @@ def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, 
 
 
 def format_one_line(value: Any) -> str:
-    """Return the beginning of a value's text in one line, at most `MAX_LINE_CHARS` long.
+    """Return a value's text on one line, truncated to `MAX_LINE_CHARS` characters.
 
-    An AI message without text is shown as the names of its tool calls.
+    For an AI message without text, the names of its tool calls are returned instead.
     """
     text = value.text if isinstance(value, BaseMessage) else format_as_text(value)
     if isinstance(value, AIMessage) and not text:
@@ -129,10 +129,10 @@ def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bo
 
 
 def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str]]:
-    """Yield the kind ("text", "reasoning" or "other") and the text of each content block.
+    """Yield each content block's kind ("text", "reasoning" or "other") and text.
 
-    Tool calls are skipped if the message lists them separately. A base64 data URL in a text is
-    replaced by its media type, such as `[image/png]`.
+    Blocks with tool calls are skipped if the message also lists the tool calls separately. A base64
+    data URL in a text is replaced by its media type, such as `[image/png]`.
     """
     content = message.content
     for block in [content] if isinstance(content, str) else content:
@@ -210,7 +210,7 @@ def _is_pair(value: Any) -> bool:
 def build_type_and_text_of_channel_element(element: Any) -> dict[str, Any]:
     """Build the template data for a channel element: its type, and its text on one line.
 
-    An element of a dict is shown as its key and value.
+    A dict entry is shown as its key and value.
     """
     is_named_pair = _is_pair(element) and isinstance(element[0], str)
     text = (
@@ -237,11 +237,11 @@ _TIME_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
 def render_text_with_hidden_characters_shown(text: Any, adds_bdi: bool = True) -> Markup:
-    """Return text as HTML: escaped, in a `<bdi>`, with control and bidi characters as code points.
+    """Escape text for HTML, wrap it in `<bdi>`, and show hidden characters as code points.
 
-    The `<bdi>` keeps right-to-left text from moving the text beside it. A character that moves or
-    hides other characters is shown as its code point, such as `<i class="ctl">U+202E</i>`. Unicode
-    Technical Report 36 describes how invisible and bidi characters are used for spoofing.
+    The `<bdi>` keeps right-to-left text from reordering the text around it. A character that moves
+    or hides other characters is shown as its code point, such as `<i class="ctl">U+202E</i>`.
+    Unicode Technical Report 36 describes how invisible and bidi characters are used for spoofing.
 
     Args:
         text: The value to show; it is converted to a string.
@@ -252,7 +252,7 @@ def render_text_with_hidden_characters_shown(text: Any, adds_bdi: bool = True) -
 
 
 def _mark_hidden_character(match: re.Match[str]) -> str:
-    """Return the code point as HTML if the matched character is invisible, else the character."""
+    """Return an invisible character's code point as HTML, or any other character unchanged."""
     is_hidden = (
         unicodedata.category(match[0]) in _HIDDEN_CATEGORIES or match[0] in _INVISIBLE_FILLERS
     )
@@ -300,7 +300,7 @@ def format_as_json(value: Any) -> str:
 
 
 def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
-    """Parse a date or a time that was entered into a form.
+    """Parse a date or timestamp that was entered in a form.
 
     Args:
         text: An ISO 8601 date or time. A text without a time zone is in UTC.
@@ -365,10 +365,10 @@ HEADERS: Final = {
 
 
 def render_page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
-    """Render a page as HTML, or its values as JSON.
+    """Render a page as HTML, or return its values as JSON.
 
-    The reply is JSON if the path ends with `.json` or if the client accepts JSON. Templates apply
-    the filter `visible` to stored text, as in `{{ text | visible }}`.
+    The response is JSON if the path ends with `.json` or if the client accepts JSON. Templates
+    apply the filter `visible` to stored text, as in `{{ text | visible }}`.
 
     Args:
         request: The request, which selects HTML or JSON.
@@ -392,7 +392,7 @@ def render_error_page(
 
 
 class Pages(APIRouter):
-    """Routes of pages. Each page is also available as JSON, at its path with `.json` added."""
+    """Routes of pages. To get a page's data as JSON, append `.json` to the page's path."""
 
     def __init__(self) -> None:
         super().__init__(include_in_schema=False)

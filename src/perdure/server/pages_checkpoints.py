@@ -1,4 +1,4 @@
-"""Pages of checkpoints: the tree, one checkpoint, a comparison, rewind, fork, prune and delete."""
+"""Checkpoint pages: the tree, one checkpoint, a comparison, rewind, fork, prune and delete."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ async def _read_checkpoint(
 
 
 def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
-    """Build the template data of a channel's value.
+    """Build the template data for a channel's value.
 
     If the value is a list or dict, the last `_MAX_ELEMENTS` elements are shown on one line each.
     The field `cut` is True if part of the value is not shown.
@@ -284,7 +284,7 @@ async def rewind_thread(target: PermittedThread, checkpoint: str) -> Response:
 @routes.post("/ui/fork")
 @set_required_action("threads:create")
 async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText) -> Response:
-    """Copy a checkpoint and its ancestors to a new thread, which the user owns."""
+    """Copy a checkpoint and its ancestors to a new thread that the user owns."""
     read_call = call.with_action("threads:read")
     await read_call.permit_thread(id)
     await _read_checkpoint(read_call.saver, id, "", checkpoint)
@@ -328,7 +328,7 @@ async def preview_pruning(
 @routes.post("/ui/prune")
 @set_required_action("threads:update")
 async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form()]) -> Response:
-    """Prune a thread by a rule, or redirect to the preview of the rule."""
+    """Apply a pruning rule to a thread, or redirect to a preview of what the rule would prune."""
     if rule.preview:
         rule_fields = rule.model_dump(exclude_defaults=True, exclude={"preview"})
         return redirect_to("/ui/prune", id=target.id, **rule_fields)

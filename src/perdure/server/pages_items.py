@@ -1,4 +1,4 @@
-"""Pages of the store: the tree of namespaces, their items, and one item with its versions."""
+"""Store pages: the namespace tree, the items in a namespace, and one item with its versions."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def authorize_namespace_and_get_permitted_fields(
 
 
 async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarget:
-    """Check that the caller may use the requested item."""
+    """Check that the caller is permitted to access the requested item."""
     if not requested.key:
         raise ConfigurationError("the request names no item; add ns=…&key=… to the query")
     permitted = await authorize_namespace_and_get_permitted_fields(
@@ -129,7 +129,7 @@ async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarge
 async def _permit_item_change(
     call: CurrentCall, requested: RequestedItem, new_key: FormText = ""
 ) -> ItemTarget:
-    """Check that the caller may change the requested item.
+    """Check that the caller is permitted to change the requested item.
 
     The key of a new item is taken from the HTML form.
     """
@@ -205,7 +205,7 @@ async def show_namespaces(
 
 
 async def _list_readable_team_namespaces(call: Call) -> list[Namespace]:
-    """Return the namespaces of the user's teams that contain items and that the user may read."""
+    """Return the non-empty namespaces of the user's teams that the user is permitted to read."""
     permitted_namespaces = list[Namespace]()
     for team in sorted(call.identity.teams):
         with suppress(Forbidden):
@@ -268,7 +268,7 @@ async def show_items(
 
 
 def build_item_template_values(item: Any) -> PageValues:
-    """Build the template data of an item: its fields, and a memory's text and kind."""
+    """Build the template data for a store item: its fields and, for a memory, its text and kind."""
     text = item.value.get("text")
     return {
         **{name: getattr(item, name) for name in (*_ITEM_FIELDS, *_VALIDITY_FIELDS)},
@@ -335,7 +335,7 @@ async def _load_item_page(
 
 
 async def _load_item_versions(call: Call, target: ItemTarget) -> list[Any]:
-    """Load the versions of an item, oldest first.
+    """Load an item's versions, oldest first.
 
     Raises:
         UnknownMemory: There is no such item.
@@ -484,7 +484,7 @@ def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, Runn
 
 
 def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
-    """Return the provenance of a change that was made on a page.
+    """Return the provenance to store with a change that was made through the web pages.
 
     If an admin changes another person's memory, the provenance contains "an admin" instead of the
     admin's user id. The audit log contains the user id of the admin.
@@ -571,7 +571,7 @@ def find_value_changes(
 
 
 def _iter_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each leaf of a value. A list counts as a leaf."""
+    """Yield the path and text of each leaf in a nested value. A list counts as a leaf."""
     if isinstance(value, Mapping) and (value or not path):
         for name, part in value.items():
             yield from _iter_leaves(part, f"{path}.{name}" if path else name)
@@ -624,7 +624,7 @@ def _compare_texts(
 
 
 def _truncate_change_text(text: str) -> str:
-    """Return the text, cut to `_MAX_PART_CHARS` characters with a note of its full length."""
+    """Truncate text to `_MAX_PART_CHARS` characters, and append a note with its full length."""
     return (
         text
         if len(text) <= _MAX_PART_CHARS

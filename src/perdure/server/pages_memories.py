@@ -176,7 +176,7 @@ async def show_memories(
 
 
 async def _list_users(call: Call, ns: tuple[str, ...]) -> list[str]:
-    """Return the users whose memories an admin may choose, or an empty list if there is no choice.
+    """Return the users whose memories an admin can select, or an empty list if there is no choice.
 
     A user id that contains hidden characters is left out, because an HTML form would submit it
     without them.
@@ -253,7 +253,7 @@ def _build_quarantine(call: Call, target: ItemTarget) -> tuple[Quarantine, Runna
 async def show_forget_all_form(
     request: Request, call: CurrentCall, target: PermittedMemories
 ) -> Response:
-    """Show what erasing all memories of a user would remove."""
+    """Preview what erasing all of a user's memories would delete."""
     previews = [
         await call.store.aforget(ns, dry_run=True)
         for ns in await _list_user_namespaces(call, target)
@@ -272,7 +272,7 @@ async def show_forget_all_form(
 async def forget_all_memories(
     request: Request, call: CurrentCall, target: PermittedMemories, typed: FormText = ""
 ) -> Response:
-    """Erase all memories of a user, after the confirmation phrase was typed."""
+    """Erase all of a user's memories if the confirmation phrase was entered."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
             f"nothing was erased: {typed!r} was typed; type {CONFIRMATION_PHRASE!r} to confirm"
@@ -287,7 +287,7 @@ async def forget_all_memories(
 
 
 async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[str, ...]]:
-    """Return the permitted namespaces that store data about a user, the memories first."""
+    """Return the namespaces with data about a user that the caller may access, memories first."""
     related_namespaces = [
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]
     ]

@@ -74,7 +74,7 @@ def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
 
 
 def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
-    """Build the answer to a question from the fields of its form.
+    """Build the response to an interrupt from the fields of its HTML form.
 
     Args:
         question: The value of the interrupt.
@@ -97,7 +97,7 @@ def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
 
 
 def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) -> dict[str, Any]:
-    """Build the decision on one tool call from the fields of the form.
+    """Build the decision about a tool call, such as "edit", from the fields of the HTML form.
 
     If the person edited the arguments of the tool call, every decision except "edit" is rejected,
     because it would silently discard the edits.
@@ -121,7 +121,7 @@ def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) 
 
 
 def _normalize_newlines(text: str) -> str:
-    """Replace CR LF, which browsers send in forms, by LF."""
+    """Replace CR LF, which browsers send in form data, with LF."""
     return text.replace("\r\n", "\n")
 
 
@@ -131,7 +131,7 @@ def _list_questions(thread: Thread) -> list[dict[str, Any]]:
 
 
 def _can_resend_input(row: RunRow) -> bool:
-    """Return whether a run failed before its input was stored in the thread.
+    """Return whether a run failed before its input was written to the thread.
 
     The request of a run that failed before its input was stored is kept, so that the input can be
     sent again.
@@ -224,7 +224,7 @@ async def load_conversation(
 
 
 async def find_permitted_metadata_of_new_thread(call: Call) -> PageValues | None:
-    """Return the metadata of a new thread, or None if the user may not create and run threads."""
+    """Return metadata for a new thread, or None if the user cannot create and run threads."""
     with suppress(Refused):
         permitted = await call.authorize_arguments({"metadata": {}})
         if await call.may_use_thread("threads:create_run", {"thread_id": None, **permitted}):
@@ -252,9 +252,9 @@ async def create_thread(call: CurrentCall) -> Response:
 async def answer_question(
     call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
-    """Resume a graph with the answer to one question.
+    """Resume a graph with the response to one of its thread's interrupts.
 
-    Other open questions of the thread stay open.
+    The thread's other interrupts remain pending.
     """
     _, thread = await _load_permitted_thread(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
@@ -283,7 +283,7 @@ async def send_message(
     text: FormText,
     assistant: FormText,
 ) -> Response:
-    """Start a run whose input is a message of the user."""
+    """Start a run with the user's message as its input."""
     if not text.strip():
         raise ConfigurationError(f"the message is {text!r:.80}; enter some text")
     graph_input = {"messages": [{"role": "user", "content": _normalize_newlines(text)}]}

@@ -1,4 +1,4 @@
-"""Pages for admins: sizes, retention, and the jobs of background extraction."""
+"""Admin pages: storage sizes, retention and background extraction jobs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ServerSettings = Annotated[Settings, Depends(_get_settings)]
 
 @routes.add_page_and_json_routes("/ui/storage", "admin")
 async def show_storage(request: Request, call: AdminCall, settings: ServerSettings) -> Response:
-    """Show sizes by kind, the largest threads and namespaces, and growth by month."""
+    """Show storage sizes by kind, the largest threads and namespaces, and monthly growth."""
     thread_stats, item_stats, thread_usage, item_usage = await asyncio.gather(
         call.saver.astats(),
         call.store.astats(),
@@ -79,7 +79,7 @@ async def show_storage(request: Request, call: AdminCall, settings: ServerSettin
 async def show_retention_plan(
     request: Request, call: AdminCall, settings: ServerSettings
 ) -> Response:
-    """Show what the retention rules of the settings would remove now."""
+    """Preview what the configured retention rules would delete now."""
     report = await retention.aplan(settings.retention, call.saver, call.store)
     page_fields = {"phrase": CONFIRMATION_PHRASE, "is_done": False}
     return render_page(
@@ -96,7 +96,7 @@ async def show_retention_plan(
 async def apply_retention(
     request: Request, call: AdminCall, settings: ServerSettings, typed: FormText = ""
 ) -> Response:
-    """Remove what the retention rules select, after the confirmation phrase was typed."""
+    """Delete everything that the retention rules select if the confirmation phrase was entered."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
             f"nothing was removed: {typed!r} was typed; type {CONFIRMATION_PHRASE!r} to confirm"
@@ -111,7 +111,7 @@ async def apply_retention(
 
 
 def _list_set_rules(rules: Rules) -> dict[str, Any]:
-    """Return the retention rules that differ from their defaults."""
+    """Return the retention rules whose settings differ from the defaults."""
     return {name: value for name, value in asdict(rules).items() if value != getattr(Rules(), name)}
 
 
@@ -146,7 +146,7 @@ async def show_jobs(
 @routes.post("/ui/jobs")
 @set_required_action("admin")
 async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: str) -> Response:
-    """Queue a thread for extraction by the next free worker."""
+    """Queue a thread for memory extraction by the next available worker."""
     await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, thread)
     return redirect_to("/ui/jobs", queued=thread)
 

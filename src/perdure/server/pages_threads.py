@@ -1,4 +1,4 @@
-"""Pages of threads: the list, and one thread with its messages, model inputs and changes."""
+"""Thread pages: the list, and one thread with its messages, model inputs and changes."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def load_thread_row(call: Call, thread: dict[str, Any]) -> PageValues:
 
 
 def _build_status_fields(status: ThreadStatus) -> PageValues:
-    """Return a thread's state, the questions that wait for an answer, and the next nodes."""
+    """Build the template data for a thread's state, pending interrupts and next nodes."""
     questions = [
         {
             "node": node,
@@ -217,7 +217,7 @@ class ThreadTarget(NamedTuple):
 
 
 async def _permit_thread(call: CurrentCall, id: str, ns: str = "") -> ThreadTarget:
-    """Check that the caller may use the thread, and return it as the target of the request."""
+    """Check that the caller is permitted to access the thread, and return a `ThreadTarget`."""
     thread = await call.permit_thread(id)
     await call.require_model_view_access(id, ns)
     return ThreadTarget(call, id, ns, thread)
@@ -236,7 +236,7 @@ async def show_thread(
     order: NonNegativeNumber | None = None,
     message: str | None = None,
 ) -> Response:
-    """Show a thread turn by turn: its messages, the model's inputs, and the changes of its state.
+    """Show a thread turn by turn, with its messages, model inputs and state changes.
 
     Args:
         request: The request.
@@ -284,7 +284,7 @@ async def _redirect_to_message(target: ThreadTarget, message_id: str) -> Respons
 
 @routes.add_page_and_json_routes("/ui/seen", "threads:read")
 async def show_model_view(request: Request, target: PermittedThread, view: str) -> Response:
-    """Show the messages that a model was given in one call."""
+    """Show the messages that were sent to a model in one call."""
     await target.call.require_model_view_access(target.id)
     # Read the newest view whose id is less than `end_id`. The id of a view followed by "~" sorts
     # directly after the id of the view, so the newest view before `end_id` is the requested view.
@@ -491,7 +491,7 @@ def _group_checkpoints_by_turn(
 
 
 def _added_message_positions(step: Step) -> list[int]:
-    """Return the positions of the messages that a checkpoint added."""
+    """Return the positions of the messages that were added at a checkpoint."""
     messages = step[1].channels.get("messages")
     return [*messages.added] if messages and not messages.whole else []
 
@@ -556,7 +556,7 @@ async def _load_model_view_rows(
 def _build_turn_row(
     items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Build the template data of one turn from its items, checkpoints and model views."""
+    """Build the template data for one turn from its items, checkpoints and model views."""
     message_count = None  # The number of messages in the state before the first AI message.
     for (info, _), (_, change) in pairwise(steps):
         message_change = change.channels.get("messages")

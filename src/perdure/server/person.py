@@ -83,9 +83,9 @@ class Person(NamedTuple):
     uses_memory: bool
 
     def build_configurable(self) -> dict[str, Any]:
-        """Return the values of the run's `configurable` that name the user.
+        """Return the entries of the run's `configurable` that identify the user.
 
-        A run that uses no memory gets an empty `user_id` and the flag `WITHOUT_MEMORY_KEY`.
+        If the run uses no memory, `user_id` is empty and `WITHOUT_MEMORY_KEY` is set.
         """
         if self.uses_memory:
             return {"user_id": self.user}
@@ -175,7 +175,8 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
     user = (thread.head_metadata or {}).get("user_id")
     if user is None and owners_are_people:
         user = thread.metadata.get("owner")
-    if type(user) is int:  # Some services identify their users by integers.
+    # Some services use integers as user ids.
+    if type(user) is int:
         return str(user)
     return user if isinstance(user, str) else None
 
@@ -208,7 +209,7 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
 
 
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
-    """Return the owner for the checkpoints of a run, or None if the thread has no owner.
+    """Return the owner to record with a run's checkpoints, or None if the thread has no owner.
 
     If the caller owns a thread that has no checkpoint yet, and acts on behalf of another person,
     that person becomes the owner.
@@ -255,8 +256,8 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
     """Mark the messages in a channel's value so that no memories are extracted from them.
 
     A mark is a field in the metadata of a message. If a human message is marked, no memories are
-    extracted from any message of the same turn. A plain text counts as a message only in the
-    channel `messages`.
+    extracted from any message of the same turn. A plain string is treated as a message only in the
+    `messages` channel.
 
     Args:
         channel_name: The channel, or `""` if it is not known.
@@ -282,11 +283,11 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
 
 
 def _unwrap_serialized_langchain_message(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the role and fields of a message that LangChain serialized, without the envelope.
+    """Return the role and fields of a message that is wrapped in LangChain's serialization format.
 
-    A value that was not serialized by LangChain is returned unchanged. LangChain takes the class
-    from the last part of the `id`, such as `HumanMessage`, and the fields from `kwargs`. Envelopes
-    may be nested.
+    A value that was not serialized by LangChain is returned unchanged. LangChain determines the
+    class, such as `HumanMessage`, from the last part of the `id`, and the fields from `kwargs`.
+    Serialized messages can be nested.
     """
     while value.get("lc") == 1 and value.get("type") == "constructor":
         class_path, fields = value.get("id"), value.get("kwargs")

@@ -1,6 +1,6 @@
 """Build replies of the server.
 
-A reply contains values as JSON, or an error with its HTTP status and a sentence.
+A reply contains either values as JSON, or an error with its HTTP status and message.
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ _ORJSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 def encode_json(value: Any) -> bytes:
     """Encode a value as JSON.
 
-    A message is converted to an object with the message's fields. A value that JSON cannot
-    represent is converted to text.
+    A message is converted to a JSON object with the message's fields. Any other value that JSON
+    cannot represent is converted to a JSON type such as a list or string.
     """
     try:
         return orjson.dumps(value, _convert_unsupported_value_for_json, _ORJSON_OPTIONS)
-    except TypeError:  # orjson refuses integers beyond 64 bits, lone surrogates and deep nesting.
+    # orjson rejects integers over 64 bits, lone surrogates and deep nesting.
+    except TypeError:
         return json.dumps(
             value, default=_convert_unsupported_value_for_json, skipkeys=True
         ).encode()
 
 
 def _convert_unsupported_value_for_json(value: Any) -> Any:
-    """Convert a value that JSON does not support to a type that JSON supports."""
+    """Convert a value that is not JSON-serializable to a serializable type."""
     if isinstance(value, BaseMessage | BaseModel):
         return value.model_dump()
     if isinstance(value, Mapping):
@@ -87,7 +88,7 @@ def format_as_text(value: Any) -> str:
 
 
 def truncate_and_count_omitted(text: str, max_chars: int) -> tuple[str, int]:
-    """Return the start of a text, and the number of characters that were left out.
+    """Truncate a text, and return it with the number of characters that were omitted.
 
     Args:
         text: The text.
@@ -97,7 +98,7 @@ def truncate_and_count_omitted(text: str, max_chars: int) -> tuple[str, int]:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape unprintable characters of a text as JSON does. Line feeds stay."""
+    """Escape the unprintable characters in a text as JSON does. Line feeds are kept."""
     return "".join(
         character if character == "\n" or character.isprintable() else json.dumps(character)[1:-1]
         for character in text
@@ -117,7 +118,7 @@ class JSONReply(Response):
 async def build_json_reply(content: Any) -> Response:
     """Build a JSON reply from stored values, which are encoded in a worker thread.
 
-    Encoding the values of a long conversation would block the event loop. Endpoints do not return
+    Encoding a long conversation's values in the event loop would block it. Endpoints do not return
     stored values directly, because FastAPI would pass them through pydantic, which rejects some of
     them.
     """
@@ -143,7 +144,7 @@ def split_url(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:
-        # The URL is invalid, for example because it has brackets without an IPv6 address.
+        # The URL is invalid, for example because its brackets do not contain an IPv6 address.
         return urlsplit("")
 
 

@@ -1,4 +1,4 @@
-"""Represent one run of a graph on a thread, with the state that this process knows of."""
+"""Represent a run of a graph on a thread, with the state that is known to this process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CANCEL_ACTIONS: Final = {"interrupt": "interrupt", "rollback": "rollback"}
 
 
 class RunOvertaken(PerdureError):
-    """Raised if another program changed the thread before a run could be continued."""
+    """Raised if another program modified the thread before a run could be resumed."""
 
 
 @dataclass(eq=False)
 class Run:
-    """A run of a graph on a thread, as this process sees it.
+    """A run of a graph on a thread, with the state that is known to this process.
 
     Attributes:
         row: The row of the run, as this process last read or stored it.
@@ -128,22 +128,22 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return the stored status of the run, a `RunState`."""
+        """Return the run's stored status, which is a `RunState`."""
         return self.row.live.status
 
     @property
     def is_delayed(self) -> bool:
-        """Return whether the start time of the run has not come yet."""
+        """Return whether the run is scheduled to start in the future."""
         return self.status == "delayed"
 
     @property
     def error(self) -> Mapping[str, str] | None:
-        """Return the stored error of a failed run, or None."""
+        """Return the stored error if the run failed, or None."""
         return self.row.error  # type: ignore[no-any-return]
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the run has ended and its thread is free for the next run."""
+        """Return whether the run has ended and its thread is available for the next run."""
         return self.task is None or self.task.done()
 
     @property
@@ -153,12 +153,12 @@ class Run:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether another process may be executing the run, or may have just executed it."""
+        """Return whether another process might be executing the run, or was until recently."""
         return self.may_have_started and not self._is_executing and not self.has_ended
 
     @property
     def events(self) -> EventLog:
-        """Return the log that receives the events of the run."""
+        """Return the event log to which the run's events are added."""
         return self.log if self.feed is None else self.feed
 
     @property
@@ -171,13 +171,13 @@ class Run:
 
     @property
     def seq_range(self) -> tuple[int, int]:
-        """Return the lowest and the highest `seq` of the runs that the log contains."""
+        """Return the lowest and highest `seq` of the runs whose events the log contains."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
     def build_event_batch(
         self, closing: Sequence[LoggedEvent] = (), limit: int | None = None
     ) -> EventBatch | None:
-        """Return the events that are not stored yet, or None if there are none.
+        """Return the events that have not been stored yet, or None if there are none.
 
         Args:
             closing: Events that follow those of the log.
@@ -221,7 +221,7 @@ class Run:
         return removable
 
     def record_stored_batch(self, batch: EventBatch) -> None:
-        """Record that a batch of events was stored in the database."""
+        """Mark a batch of events as stored in the database."""
         self.last_stored = batch.last_number
         self.events.last_stored = max(self.events.last_stored, batch.last_number)
         self._stored_batches.append(
@@ -231,8 +231,8 @@ class Run:
             self._stored_batches.popleft()
 
     def cancel(self, cancel_action: str = "interrupt") -> None:
-        """Stop the run. With `rollback`, also remove everything that the run has stored."""
-        # A run that has not started yet checks the attribute `cancelled` when it starts.
+        """Stop the run. With `rollback`, also delete everything that the run stored."""
+        # If the run has not started yet, it will check the `cancelled` attribute when it starts.
         if self.cancelled is None or cancel_action == "rollback":
             self.cancelled = cancel_action
         self.changed.set()
@@ -319,7 +319,7 @@ class Run:
         self.outcome, self.failure = "error", self.failure or _remove_tracebacks(exc)
 
     def end_because_thread_was_changed(self) -> None:
-        """End the run as interrupted, because another program has changed its thread."""
+        """Mark the run as interrupted because another program modified its thread."""
         self.outcome = "interrupted"
         self.failure = RunOvertaken(
             f"thread {self.thread_id!r} was changed by another program after the server of this "
@@ -341,12 +341,12 @@ class Run:
         self.free_output()
 
     def free_input(self) -> None:
-        """Drop the input and the config of the graph after the graph has ended."""
+        """Release the run's input and config, which are not needed once the graph has ended."""
         dropped = {"input": None, "command": None, "context": None, "config": ClientConfig()}
         self.request = self.request.model_copy(update=dropped)
 
     def free_output(self) -> None:
-        """Drop the output of the run, unless a request waits for the output."""
+        """Release the run's output, unless a request is waiting for it."""
         if not self._output_requests:
             self.output = None
 
@@ -382,7 +382,7 @@ def _remove_tracebacks(exc: Exception) -> Exception:
 
 
 def describe_error(exc: Exception) -> dict[str, str]:
-    """Return the type and the message of an error, as clients receive them."""
+    """Return an error's type and message in the format that clients receive."""
     return {"error": type(exc).__name__, "message": str(exc)[:2000]}
 
 
@@ -412,7 +412,7 @@ def build_run_json(row: RunRow) -> dict[str, Any]:
 
 
 def add_interrupts_to_output(output: Any, interrupts: Sequence[Any]) -> Any:
-    """Add the pending questions of a graph to its values, under the key `__interrupt__`.
+    """Add a graph's pending interrupts to its output under the key `__interrupt__`.
 
     Args:
         output: The output of the graph: a mapping or an object with attributes.

@@ -1,4 +1,4 @@
-"""Store the events of runs, so that clients can read them on other servers or after a restart."""
+"""Persist run events, so that clients can read them from other servers or after a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class StoredEvents:
-    """Stores and reads the events of the recorded runs of a database."""
+    """Stores run events in a database, and reads them back."""
 
     def __init__(self, table: RunTable) -> None:
         self._table = table
@@ -40,8 +40,8 @@ class StoredEvents:
     async def start_storing_events_of_run(self, run: Run, live_run: LiveRun) -> None:
         """Store the events of a run from now on.
 
-        If an earlier process has started the run, its new events follow the events that are already
-        stored.
+        If another process started the run earlier, new events are numbered after the events that
+        are already stored.
         """
         if not run.recorded:
             return
@@ -110,7 +110,7 @@ class StoredEvents:
     async def store_events_except_returned_last_batch(
         self, run: Run, live: LiveRun, closing: Sequence[LoggedEvent] = ()
     ) -> EventBatch | None:
-        """Store all but the last batch of events of a run that ends, and return the last batch.
+        """Store a finished run's remaining events, except the last batch, which is returned.
 
         Args:
             run: The run.
@@ -213,12 +213,12 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events with a higher number than `number`, and wait for new events.
+        """Yield the events whose number is higher than `number`, waiting for new ones.
 
         If `number` is None, all events are yielded.
 
-        Events that the log does not have are read from the database. The memory used by events that
-        are read from the database is counted in `account`. See `EventLog.read_after`.
+        Events that are missing from the log are read from the database. The memory used by events
+        that are read from the database is counted in `account`. See `EventLog.read_after`.
 
         Args:
             log: The log of the run or of the thread.
@@ -362,7 +362,7 @@ def _compute_event_number_to_read_after(event_number: int, seq_range: tuple[int,
 
 
 def _split_events_by_bytes(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
-    """Split events into lists of at most `CHUNK_BYTES`. Each list has at least one event."""
+    """Split events into lists of at most `CHUNK_BYTES` bytes. Each list has at least one event."""
     part, size = list[LoggedEvent](), 0
     for event in events:
         if part and size + event.size > CHUNK_BYTES:
@@ -375,7 +375,7 @@ def _split_events_by_bytes(events: Sequence[LoggedEvent]) -> Iterator[list[Logge
 
 
 def _convert_batch_to_logged_events(batch: EventBatch, number_before: int) -> list[LoggedEvent]:
-    """Return those events of a batch whose number is higher than `number_before`."""
+    """Return the events in a batch whose number is higher than `number_before`."""
     first = batch.last_number - len(batch.events) + 1
     events = (
         LoggedEvent(event_number, *event) for event_number, event in enumerate(batch.events, first)

@@ -61,21 +61,21 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunAbandoned(PerdureError):
-    """Raised if a run is given up because processes that executed it have died several times."""
+    """Raised if a run is abandoned because the processes that executed it died several times."""
 
 
 class Player(Protocol):
-    """An object that runs a graph to its end, and creates the events and the output of the run."""
+    """Runs a graph to completion, and produces the run's events and output."""
 
     async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
-        """Run the graph with an input, or continue it if `graph_input` is None."""
+        """Run the graph with the given input, or resume it if `graph_input` is None."""
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return the last events of the run, which are stored together with its end."""
+        """Return the run's last events, which are stored together with its final status."""
 
 
 class GraphServer(Protocol):
-    """The attributes and methods of the server that are needed to execute a run.
+    """The server attributes and methods that are required to execute a run.
 
     Attributes:
         graphs: The graphs that the server serves.
@@ -123,13 +123,13 @@ class ServedDatabase(Protocol):
         """Return whether this process still holds its lock. If the lock is lost, stop all runs."""
 
     def wake(self) -> None:
-        """Read the rows of runs now instead of after the regular interval."""
+        """Read the runs' database rows now, without waiting for the next regular poll."""
 
     async def update_run_from_row(self, run: Run) -> None:
-        """Update a run from its row in the database."""
+        """Update a run object from its database row."""
 
     async def read_output(self, run: Run) -> Any:
-        """Return the output of a run, read from its last checkpoint."""
+        """Read a run's output from its last checkpoint."""
 
 
 class _StoredEnd(NamedTuple):
@@ -163,7 +163,7 @@ class RunExecution:
         self._webhook: Statement | None = None
 
     async def execute(self) -> None:
-        """Execute the run and store its end, unless another process takes the run over."""
+        """Execute the run and store its outcome, unless another process takes over the run."""
         run, live = self._run, self._live
         with run.mark_executing():
             async with self._lock:
@@ -174,8 +174,8 @@ class RunExecution:
                             f"the server died {MAX_ATTEMPTS} times while it executed this run, so "
                             "the run is not started again"
                         )
-                    # With the strategy `reject`, wait only briefly for the lock, because requests
-                    # hold it only briefly.
+                    # With the multitask strategy `reject`, wait only briefly for the lock, because
+                    # requests that hold it release it quickly.
                     is_first = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )
@@ -194,7 +194,7 @@ class RunExecution:
                 await self._runs.events.store_remaining_events_for_next_process(run, live)
 
     async def _take_lock(self, timeout_s: float | None) -> None:
-        """Acquire the lock of the thread, which is held until the execution is over."""
+        """Acquire the thread's lock, which is held until the execution ends."""
         if not self._has_lock:
             lock = self._saver.lock(self._run.thread_id, timeout_s=timeout_s)
             await self._lock.enter_async_context(lock)
@@ -203,7 +203,7 @@ class RunExecution:
     # -- the graph of the run
 
     async def _run_graph_and_count_writes(self) -> None:
-        """Run the graph, and count its writes to the database."""
+        """Run the graph while counting its database writes."""
         token = RUN_WRITES.set(self._writes)
         try:
             await self._run_graph()
@@ -211,7 +211,7 @@ class RunExecution:
             RUN_WRITES.reset(token)
 
     async def _run_graph(self) -> None:
-        """Run the graph, and store in the thread how the run ended."""
+        """Run the graph, and record in the thread how the run ended."""
         run, saver, threads = self._run, self._saver, self._threads
         read_at = time.monotonic()
         # `get_row` raises UnknownThread if the thread was deleted.
@@ -277,10 +277,10 @@ class RunExecution:
         await threads.set_run_status(run.thread_id, cast(RunStatus, thread_status), thread)
 
     async def _choose_sender_and_person(self, thread: ListedThread) -> tuple[Sender, Person]:
-        """Return the sender of the run and the person whose memories the run uses.
+        """Return the user who sent the run and the person whose memories the run uses.
 
-        The row of the run keeps the person. The caller holds the lock of the thread, so the
-        thread's head does not change.
+        The person is stored in the run's database row. The caller holds the thread's lock, so the
+        thread's head cannot change.
         """
         run, owners_are_people = self._run, self._runs.server.owners_are_people
         sender = Sender.from_row(run.row.details)
@@ -298,9 +298,9 @@ class RunExecution:
     # -- the end of the run
 
     async def _clean_up_and_store_run_end(self) -> _StoredEnd | None:
-        """Clean up the thread and store the end of the run.
+        """Clean up the thread and store the run's final status.
 
-        Return None if another process owns the run now.
+        Return None if another process has taken over the run.
 
         If the end of the run cannot be stored, for example because the disk is full, the server
         retries until it succeeds. The graph is not executed again.
@@ -349,7 +349,7 @@ class RunExecution:
             run.has_unstored_input = not await is_input_stored(self._saver, run)
 
     async def _remove_everything_stored_by_run(self) -> None:
-        """Remove everything that the run has stored. The caller holds the lock of the thread."""
+        """Delete everything that the run stored. The caller must hold the thread's lock."""
         run = self._run
         await self._writes.close(END_TIMEOUT_S)
         await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
@@ -363,7 +363,7 @@ class RunExecution:
         run.rolled_back, run.outcome, run.failure = True, "interrupted", None
 
     async def _mark_interrupted(self) -> None:
-        """End the run as interrupted, even if it was cancelled after its last step."""
+        """Mark the run as interrupted, even if it was cancelled after its last step."""
         run, is_late = self._run, self._run.outcome != "interrupted"
         run.outcome, run.failure = "interrupted", None
         if is_late and run.former_status is not None:
@@ -372,7 +372,7 @@ class RunExecution:
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _store_webhook_now_or_with_run_end(self, url: str) -> None:
-        """Prepare the statement that stores the webhook together with the end of the run.
+        """Prepare the SQL statement that stores the webhook together with the run's final status.
 
         A temporary run's webhook is stored immediately, because the temporary thread is deleted
         before the end of the run is stored.

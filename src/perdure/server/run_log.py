@@ -1,4 +1,4 @@
-"""A log of the events of a run or of a thread, from which any number of readers can read."""
+"""An event log for a run or a thread, which any number of readers can read."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _NUMBER: Final = attrgetter("number")
 
 
 def build_frame(event: str, data: Any) -> bytes:
-    """Return an event as bytes in the format of server-sent events."""
+    """Encode an event as bytes in the server-sent events format."""
     return b"event: %b\ndata: %b\n\n" % (_encode_event_name(event), encode_event_data(data))
 
 
 def _encode_event_name(event: str) -> bytes:
-    """Return the name of an event as one line of bytes."""
+    """Encode an event name as bytes on a single line."""
     return event.replace("\n", " ").replace("\r", " ").encode()
 
 
@@ -73,20 +73,20 @@ def encode_event_data(value: Any) -> bytes:
     try:
         return encode_json(value)
     except Exception as exc:
-        # The value has a cycle or is nested too deeply, or its `__str__` raises an error.
+        # The value contains a reference cycle, it is nested too deeply, or its `__str__` raises.
         message = f"a {type(value).__name__} cannot be sent as JSON ({type(exc).__name__})"
         return encode_json({"error": "NotSerializable", "message": message})
 
 
 class EventDropped(LookupError):
-    """Raised if an event was dropped for lack of memory before a reader had received it."""
+    """Raised if an event was dropped to free memory before a reader received it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"the events up to {number} are no longer kept")
 
 
 class StreamCut(Exception):
-    """Raised if an event was dropped after a reader had received a part of it.
+    """Raised if an event was dropped when a reader had received only part of it.
 
     The client has received only part of the dropped event, so nothing else can be sent, and the
     connection is closed.
@@ -99,7 +99,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events. Raise `TimeoutError` if the client does not read the events."""
+        """Send the events. Raise `TimeoutError` if the client stops reading them."""
         is_within_event = False  # Whether an event was sent only in part
 
         async def send_in_time(message: Message) -> None:
@@ -116,7 +116,7 @@ class EventStream(StreamingResponse):
             is_within_event = not ends
 
         async def ping() -> None:
-            """Send a comment at regular intervals, except in the middle of an event."""
+            """Send a keep-alive comment at regular intervals, except in the middle of an event."""
             while True:
                 await asyncio.sleep(PING_S)
                 if not is_within_event:
@@ -137,13 +137,13 @@ def build_event_stream(
 ) -> EventStream:
     """Return a response that streams events.
 
-    The headers of the response tell proxies not to buffer it.
+    A response header tells proxies not to buffer the response.
     """
     return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
 
 
 class LoggedEvent:
-    """An event whose content can be dropped to free memory, even while readers refer to the event.
+    """An event whose content can be dropped to free memory while readers still reference the event.
 
     Attributes:
         number: The number of the event in its log, from 1.
@@ -163,7 +163,7 @@ class LoggedEvent:
 
     @property
     def sse_frame(self) -> bytes:
-        """Return the event in the format of server-sent events.
+        """Return the event, encoded in the server-sent events format.
 
         Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
@@ -257,7 +257,7 @@ def iter_sse_chunks(
 
 
 class EventLog:
-    """A log of events, sorted by their numbers.
+    """A log of events in ascending order of their numbers.
 
     All methods of a log must be called from the same event loop.
 
@@ -319,7 +319,7 @@ class EventLog:
 
     @property
     def total_when_added(self) -> int:
-        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
+        """Return the value of `EventMemory.total_added` when the oldest event was added."""
         return self._entries[0].total_when_added
 
     @property
@@ -345,7 +345,7 @@ class EventLog:
         )
 
     def _find_last_received_number(self) -> int:
-        """Return the number of the last event that all readers have received."""
+        """Return the number of the latest event that all readers have received."""
         return min(self._received_numbers.values(), default=self.last)
 
     def set_account(self, account: EventAccount) -> None:
@@ -360,7 +360,7 @@ class EventLog:
             account.make_room_and_count(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
-        """Record how many erasures the thread has had, and the time when this number was read."""
+        """Record the thread's erasure count and the time when the count was read."""
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
@@ -368,7 +368,7 @@ class EventLog:
         self.first = self.last
 
     def skip_to(self, last: int) -> None:
-        """Skip event numbers, so that the next event has a higher number than `last`."""
+        """Advance the event counter so that the next event's number is higher than `last`."""
         self.last = max(self.last, last)
 
     def clear_until(self, number: int) -> None:
@@ -382,7 +382,7 @@ class EventLog:
         self.last = self.last_dropped = max(self.last, number)
 
     def make_event(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
-        """Build an event in the form in which the log stores it."""
+        """Build an event in the format in which the log stores it."""
         content = number, _encode_event_name(event), encode_event_data(data)
         return LoggedEvent(number, kind, b"id: %d\nevent: %b\ndata: %b\n\n" % content)
 
@@ -401,7 +401,7 @@ class EventLog:
         self._wake_readers()
 
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
-        """Return retained events whose number is higher than `number`.
+        """Return the events in memory whose number is higher than `number`.
 
         Events are returned oldest first. The list ends with the event that brings the total size to
         at least `limit` bytes. The list is empty only if there are no events after `number`.
@@ -429,7 +429,7 @@ class EventLog:
     def register_event_writer(self) -> None:
         """Register a writer of events.
 
-        The caller must call `remove_writer` when the writer ends.
+        The caller must call `remove_writer` when the writer has finished.
         """
         self._writers += 1
         self._mark_in_use()
