@@ -315,8 +315,7 @@ def _suppress_reducer_errors() -> Iterator[None]:
         yield
     except PerdureError:
         raise
-    # A user-defined reducer can raise any exception.
-    except Exception as exc:
+    except Exception as exc:  # A user-defined reducer can raise any exception.
         # Log only the type of the error, because its text may contain the user's content.
         _LOGGER.warning(
             "a state is shown without its pending writes, because they cannot be applied (%s)",

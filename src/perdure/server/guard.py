@@ -181,8 +181,7 @@ def _add_default_headers(reply: MutableHeaders, request_id: str) -> None:
     reply["X-Request-ID"] = request_id
     for name, value in _DEFAULT_HEADERS.items():
         reply.setdefault(name, value)
-    # Static files have an ETag, so they can be cached.
-    if "etag" not in reply:
+    if "etag" not in reply:  # Static files have an ETag, so they can be cached.
         reply.setdefault("Cache-Control", "no-store")
 
 

@@ -56,8 +56,7 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
             continue
         try:
             channel.copy().update([deepcopy(value)])
-        # A user-defined reducer can raise any exception.
-        except Exception as exc:
+        except Exception as exc:  # A user-defined reducer can raise any exception.
             # A reducer can fail here even for a valid message. The update was applied to an empty
             # copy of the channel, and a message that tells the reducer to remove or keep existing
             # messages finds none in the copy.
@@ -112,8 +111,7 @@ def _find_conversion_error(value: Any, *, skips_keep_messages: bool = False) -> 
         ]
     try:
         convert_to_messages(values)
-    # LangChain raises many different exception types.
-    except Exception as exc:
+    except Exception as exc:  # LangChain raises many different exception types.
         return exc
     return None
 
@@ -129,8 +127,7 @@ def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
 
     Return None if the reducer of the channel raises an exception.
     """
-    # A user-defined reducer can raise any exception.
-    with suppress(Exception):
+    with suppress(Exception):  # A user-defined reducer can raise any exception.
         trial = channel.copy()
         trial.update([update])
         return trial.get()

@@ -175,8 +175,7 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
     user = (thread.head_metadata or {}).get("user_id")
     if user is None and owners_are_people:
         user = thread.metadata.get("owner")
-    # Some services use integers as user ids.
-    if type(user) is int:
+    if type(user) is int:  # Some services use integers as user ids.
         return str(user)
     return user if isinstance(user, str) else None
 

@@ -62,8 +62,7 @@ def encode_json(value: Any) -> bytes:
     """
     try:
         return orjson.dumps(value, _convert_unsupported_value_for_json, _ORJSON_OPTIONS)
-    # orjson rejects integers over 64 bits, lone surrogates and deep nesting.
-    except TypeError:
+    except TypeError:  # orjson rejects integers over 64 bits, lone surrogates and deep nesting.
         return json.dumps(
             value, default=_convert_unsupported_value_for_json, skipkeys=True
         ).encode()
