@@ -59,7 +59,7 @@ _VALUE_KINDS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
 
 
 def _map_fields_to_type_names(dataclass_type: type) -> dict[str, str]:
-    """Return the name of the type of each field of a dataclass, by field name."""
+    """Return a dict that maps each field name of a dataclass to the name of the field's type."""
     return {
         dataclass_field.name: str(dataclass_field.type).removesuffix(" | None")
         for dataclass_field in fields(dataclass_type)
@@ -139,7 +139,7 @@ def is_valid_user_or_team_name(value: Any) -> TypeGuard[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of retention, from the table `[retention]`. A rule that is None removes nothing.
+    """The retention rules from the table `[retention]`. A rule that is None removes nothing.
 
     Attributes:
         idle_days: Delete threads that were idle for this number of days.
@@ -178,7 +178,7 @@ class Rules:
 
     @property
     def checkpoints(self) -> bool:
-        """Whether at least one rule for checkpoints is set."""
+        """Whether at least one checkpoint retention rule is set."""
         return self.turns or not (self.checkpoints_last is None and self.checkpoints_days is None)
 
     def __bool__(self) -> bool:
@@ -280,9 +280,8 @@ def is_dsn(db: str) -> bool:
         raise ConfigurationError(
             f"the database is a URL of SQLite; expected a path; pass {_extract_sqlite_path(db)!r}"
         )
-    if (
-        "://" in db
-    ):  # The message does not show the value, because the value may contain a password.
+    if "://" in db:
+        # Omit the value from the error message, because the value may contain a password.
         raise ConfigurationError(
             "the database looks like a connection string of another form; expected "
             "postgresql://user@host/database"
@@ -291,7 +290,7 @@ def is_dsn(db: str) -> bool:
 
 
 def _extract_sqlite_path(url: str) -> str:
-    """Return the path in an SQLite URL of SQLAlchemy, without the user and the password.
+    """Extract the file path from an SQLAlchemy URL for SQLite, without the user and password.
 
     >>> urls = "sqlite:///x.db", "sqlite+aiosqlite:////srv/x.db", "sqlite://"
     >>> [_extract_sqlite_path(url) for url in urls]
@@ -381,7 +380,7 @@ def _is_untrusted_file(source: str) -> bool:
 
 
 def _read_environment() -> dict[str, Setting]:
-    """Return the settings in variables `PERDURE_*`, by name."""
+    """Return the settings from the `PERDURE_*` environment variables, keyed by setting name."""
     settings: dict[str, Setting] = {}
     for name, kind in NAMES.items():
         variable = f"PERDURE_{name.upper().replace('.', '_')}"
@@ -396,7 +395,7 @@ def _read_environment() -> dict[str, Setting]:
 
 
 def _read_settings_file() -> dict[str, Setting]:
-    """Return the settings in the settings file, by name, or none if there is no file."""
+    """Return the settings from the settings file, keyed by name; empty if there is no file."""
     path = _find_settings_file()
     if path is None:
         return {}
@@ -434,7 +433,8 @@ def _find_settings_file() -> Path | None:
             raise ConfigurationError(f"PERDURE_CONFIG is {configured_path!r}, which does not exist")
         return Path(configured_path)
     folder, home = Path(), _read_folder_identity("~")
-    while True:  # The path stays relative, because langgraph's server forbids os.getcwd().
+    # Keep the path relative, because langgraph's server does not allow calls of os.getcwd().
+    while True:
         if os.path.isfile(path := folder / "perdure.toml"):
             return path
         top_folders = (home, _read_folder_identity(folder / ".."))

@@ -442,7 +442,7 @@ class EventLog:
     async def read_after(
         self, number: int, check_access: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events with a higher number than `number`, and wait for new events.
+        """Yield the events whose number is greater than `number`, and new events as they arrive.
 
         The iteration ends when the log is closed, or when `check_access` raises an error because
         the reader has lost access.
@@ -453,7 +453,7 @@ class EventLog:
             LookupError: Events after the number are no longer kept.
         """
         loop, reader = asyncio.get_running_loop(), asyncio.Event()
-        # Use one timer for many events, because a timer for each event would take more time.
+        # Use one timer for many events, because one timer per event would be slower.
         timer = loop.call_later(ACCESS_CHECK_S, reader.set)
         try:
             self._received_numbers[reader] = self._handed_numbers[reader] = number
@@ -506,7 +506,7 @@ class EventLog:
         self._remove_oldest(len(self._entries))
 
     def _drop_beyond_limits(self) -> None:
-        """Drop the oldest events beyond the limits of the log, but never the newest event."""
+        """Drop the oldest events that exceed the log's limits, but always keep the latest event."""
         size = self.size
         if size <= RETAINED_BYTES and size <= BACKLOG_BYTES:
             return
@@ -548,7 +548,7 @@ class EventLog:
             self._account.remove(self, size)
 
     def _allow_dropping_events_if_unused(self) -> None:
-        """If the log has no readers and no writers, allow its events to be dropped."""
+        """Allow the log's events to be dropped from memory if it has no readers and no writers."""
         is_written = self._writers > 0 if self.thread_key else not self._closed
         if (
             self.size
@@ -559,7 +559,7 @@ class EventLog:
             self._account.memory.mark_ended(self)
 
     def _mark_in_use(self) -> None:
-        """Keep the events in memory, because the log has a reader or a writer again."""
+        """Prevent the events from being dropped, because the log has a reader or a writer again."""
         if self._account is not None:
             self._account.memory.mark_in_use(self)
 

@@ -33,7 +33,7 @@ Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 """How far a run came. The value `"applied"` means that its input was applied and the run can
 continue. The value `"asks"` means that the run has asked a question. The value `"overtaken"` means
 that another run of the thread came after it."""
-# Channel under which the counts are stored. No graph has a channel with this name.
+# Name of the channel under which the counts are stored. No graph has a channel with this name.
 _START_CHANNEL: Final = "__run_start"
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 _SPECIAL_CHANNELS: Final = frozenset(
@@ -90,9 +90,9 @@ async def store_start_checkpoint_data_for_rollback(
 
 
 async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
-    """Undo what a run has written to checkpoints of other runs.
+    """Undo a run's writes to checkpoints of other runs.
 
-    The caller holds the lock of the thread, and has removed the checkpoints of the run.
+    The caller must hold the thread's lock, and must already have deleted the run's own checkpoints.
     """
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     start = await _find_start_checkpoint_and_stored_counts(saver, config, run)
@@ -148,12 +148,13 @@ async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, 
         # A config that names the checkpoint makes langgraph apply the updates of commands only, and
         # not the results of nodes.
         await graph.aget_state(start[0].config)
-    except Exception:  # A reducer that a user wrote may raise any exception.
+    # A user-defined reducer can raise any exception.
+    except Exception:
         await undo_writes_of_run(saver, run)
 
 
 async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
-    """Return the progress of a run, or None if the graph must still receive the run's input."""
+    """Return a run's progress, or None if the run's input has not been applied yet."""
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
     head = await saver.aget_tuple(config)
     if head is None:
@@ -184,7 +185,7 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
 
 
 async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
-    """Return whether the input or the answer of a failed run is stored."""
+    """Return whether a failed run's input or answer to an interrupt was stored."""
     if await find_run_progress(saver, run) is not None:
         return True
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}

@@ -1,4 +1,4 @@
-"""Manage the runs of a database in this process, and the rows of runs that several servers share.
+"""Execute a database's runs in this process, and coordinate with servers that share the database.
 
 Even if several servers share the database, only one run per thread is executed at a time. A server
 process counts as alive as long as it holds a lock that has the process's name. If a process's lock
@@ -69,7 +69,7 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunServer(GraphServer, Protocol):
-    """The attributes and methods of the server that a database's runs need.
+    """The attributes and methods that `DatabaseRuns` requires of its server.
 
     Attributes:
         is_closed: Whether the server is shutting down. Unfinished runs are left to other servers.
@@ -93,10 +93,10 @@ class RunServer(GraphServer, Protocol):
         """Unregister a run whose task in this process is ending."""
 
     def feeds_with_readers(self, tenant: str | None) -> Mapping[str, EventLog]:
-        """Return the event logs of threads that have readers, by the ids of the threads."""
+        """Return the event logs that currently have readers, keyed by thread id."""
 
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
-        """Forget the runs and the events of a thread that was deleted."""
+        """Remove the runs and events of a deleted thread from memory."""
 
 
 class DatabaseRuns:
@@ -132,7 +132,7 @@ class DatabaseRuns:
     # -- liveness
 
     async def _hold_liveness_lock_and_sweep_run_rows(self) -> None:
-        """Hold the lock that shows that this process is alive, and sweep the rows of runs."""
+        """Hold the lock that shows that this process is alive, and process run rows regularly."""
         while True:
             owner = str(uuid4())
             try:
@@ -153,7 +153,8 @@ class DatabaseRuns:
                 raise
             except Exception as exc:
                 if not self.server.is_open(self.tenant, self):
-                    return  # The database was closed because it was not used.
+                    # The database was closed because it was idle.
+                    return
                 # Log only the type of the error, because its message may contain user content.
                 error_type = type(exc).__name__
                 _LOGGER.warning(
@@ -183,7 +184,7 @@ class DatabaseRuns:
         return bool(self.owner)
 
     async def _start_cancel_and_finish_runs_by_their_rows(self) -> None:
-        """Read the rows of runs, and then start, take over, cancel and finish runs."""
+        """Start, take over, cancel and finish runs according to their rows in the database."""
         self._start_due_crons_and_webhooks()
         read_at = time.monotonic()
         live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
@@ -259,7 +260,7 @@ class DatabaseRuns:
         return True
 
     async def _load_run(self, live: LiveRun) -> None:
-        """Load a run that this process owns and has not loaded yet."""
+        """Load a run that this process owns but has not loaded yet."""
         try:
             await self.get_run(live.thread_id, live.run_id)
         except (CorruptRecord, ValidationError) as exc:
@@ -322,7 +323,8 @@ class DatabaseRuns:
         # it.
         if run.row.live.status not in LIVE_STATES:
             return
-        if run.row_read_at >= read_at:  # The stored row may be newer than the row that was read.
+        # The stored row may have changed since `row` was read.
+        if run.row_read_at >= read_at:
             await self.update_run_from_row(run)
         else:
             run.update_row(row)
@@ -374,8 +376,8 @@ class DatabaseRuns:
                         await RunExecution(self, run).execute()
                         ended_here = run.status not in LIVE_STATES
                     elif run.cancelled and live.cancel_action is None:
-                        # The process that owns the run reads the cancellation from the row of the
-                        # run.
+                        # Store the cancellation in the run's row, where the process that owns the
+                        # run will find it.
                         await self.table.cancel_runs_and_list_their_ids(
                             run.thread_id, run.run_id, run.cancelled
                         )
@@ -390,7 +392,8 @@ class DatabaseRuns:
                 run.log.close()
                 run.free_input()
                 if run.may_have_started and not ended_here:
-                    # Another process may have newer output of the run.
+                    # Another process may have continued the run, so the output in this process may
+                    # be outdated.
                     run.output = None
                     run.drop_events()
                 run.free_output()
@@ -416,7 +419,7 @@ class DatabaseRuns:
         )
 
     async def read_output(self, run: Run) -> Any:
-        """Return the output of a run, read from its last checkpoint, or None if it has none."""
+        """Return a run's output from its last checkpoint, or None if the run has no checkpoint."""
         config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
         run_filter = {"run_id": run.run_id}
         async for checkpoint in self.saver.alist(config, filter=run_filter, limit=1):

@@ -86,12 +86,12 @@ def _expand_array(value: Any) -> list[Any]:
 
 
 def is_reserved_name(name: str) -> bool:
-    """Return whether a name in a config is reserved for the server or langgraph."""
+    """Return whether a config or metadata key is reserved for the server or langgraph."""
     return name in _RESERVED_NAMES or name.startswith(("__", "langgraph_"))
 
 
 def _drop_reserved_names(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata without the names that only the server or langgraph may set."""
+    """Return a copy of metadata without the keys that are reserved for the server or langgraph."""
     return {key: value for key, value in metadata.items() if not is_reserved_name(key)}
 
 
@@ -101,7 +101,7 @@ because a graph that calls this server as a remote graph sends reserved names.""
 
 
 class WithoutNulls(BaseModel):
-    """A part of a request in which null means the same as a missing field."""
+    """A part of a request body in which a null field is treated as a missing field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,15 +139,15 @@ class CommandFields(WithoutNulls):
     def interrupt_answers(self) -> list[Any]:
         """Return the answers to interrupts.
 
-        If the value is a dict whose keys are ids of interrupts, it contains one answer for each
-        key.
+        If the resume value is a dict whose keys are interrupt ids, each of its values is the answer
+        to the interrupt with that id.
         """
         by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT_ID.fullmatch, self.resume))
         return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]
 
     @property
     def writes(self) -> list[tuple[str, Any]]:
-        """Return the writes that langgraph stores for the command before the graph runs.
+        """Return the writes that langgraph stores for the command before it runs the graph.
 
         Answers that are keyed by interrupt id are not included, because langgraph stores them only
         when the graph runs.
@@ -159,7 +159,7 @@ class CommandFields(WithoutNulls):
 
 
 class CheckpointRef(BaseModel):
-    """The checkpoint from which a run continues."""
+    """A reference to the checkpoint from which a run continues."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None
@@ -183,7 +183,7 @@ class ClientConfig(WithoutNulls):
 
 
 class RunRequest(WithoutNulls):
-    """The body of a request for a run, as `langgraph_sdk` sends it."""
+    """The request body that `langgraph_sdk` sends to start a run."""
 
     assistant_id: str
     input: Any = None
@@ -262,12 +262,12 @@ class RunRequest(WithoutNulls):
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """Return the options with which the graph is called."""
+        """Return the keyword arguments for the call of the graph."""
         names = {"context", "interrupt_before", "interrupt_after", "durability"}
         return self.model_dump(include=names)
 
     def to_stored(self) -> dict[str, Any]:
-        """Return the request as it is stored with the run, without its metadata and assistant."""
+        """Return the request fields to store with the run, except the metadata and assistant id."""
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
 
     @property
@@ -279,7 +279,7 @@ class RunRequest(WithoutNulls):
         return bool(self.command.update) or any(target.input is not None for target in sends)
 
     def with_assistant(self, assistant: Mapping[str, Any]) -> Self:
-        """Return the request combined with the configuration of its assistant.
+        """Return the request, merged with its assistant's configuration.
 
         In the context, the metadata, and the config's `configurable` and `metadata`, values from
         the request override the assistant's values with the same names. The request's tags are
@@ -323,7 +323,7 @@ class RunRequest(WithoutNulls):
                 )
 
     def team_names(self) -> set[str]:
-        """Return the teams that the config or the context names.
+        """Return the names of the teams in the config and the context.
 
         Raises:
             InvalidConfig: A name of a team is invalid.

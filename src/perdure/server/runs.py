@@ -44,10 +44,10 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Scheduler(Protocol):
-    """An object that starts runs on a schedule."""
+    """The interface of a scheduler, which starts runs when they are due."""
 
     async def start_due_runs(self, runs: DatabaseRuns) -> None:
-        """Start the runs of a tenant that are due."""
+        """Start all due runs of a tenant."""
 
 
 class Runs:
@@ -104,7 +104,7 @@ class Runs:
         self.webhooks = webhooks or Webhooks()
 
     async def open_tenant_databases(self, tenants: Collection[str | None]) -> None:
-        """Open the databases of tenants, and take over the runs that dead servers have left.
+        """Open the databases of the given tenants, and take over the runs of servers that died.
 
         Raises:
             ConfigurationError: A database cannot have locks, because it is behind a connection
@@ -183,7 +183,7 @@ class Runs:
         return feed
 
     def feeds_with_readers(self, tenant: str | None) -> dict[str, EventLog]:
-        """Return the event logs of threads that have readers, by the ids of the threads."""
+        """Return the event logs that currently have readers, keyed by thread id."""
         return {
             id: log
             for (feed_tenant, id), log in self._feeds.items()
@@ -195,9 +195,9 @@ class Runs:
         return await (await self.get_database_runs(tenant)).table.get_thread_key(thread_id)
 
     async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> EventLog:
-        """Return the log of events of a thread, for a new reader.
+        """Return a thread's event log, for a new reader.
 
-        A reader that has not received any event begins with the run that is in progress.
+        A reader that has not received any events yet starts with the current run.
         """
         tenant, user = identity.tenant, identity.user
         feed, runs = (
@@ -306,7 +306,10 @@ class Runs:
         raise LookupError("messages were erased from the thread")
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
-        """Return whether this process has a run of the thread, even if the thread was deleted."""
+        """Return whether this process has an unfinished run of a thread.
+
+        The thread itself may already have been deleted.
+        """
         thread_ref = tenant, thread_id
         return any((run.tenant, run.thread_id) == thread_ref for run in self._under_way)
 
@@ -338,7 +341,7 @@ class Runs:
             runs.wake()
 
     async def encode_output(self, run: Run) -> bytes:
-        """Return the values after the last step of a run that has ended, as JSON.
+        """Return the state values after the last step of a finished run, as JSON.
 
         Messages that were erased after the run are not included in the returned JSON. Values that
         are no longer in memory are read from the database. The result is `null` for a temporary run
@@ -358,7 +361,7 @@ class Runs:
         return encode_json(run.output)
 
     def check_capacity(self, identity: Identity, count: int = 1) -> None:
-        """Refuse new runs of a user who has too many unfinished runs.
+        """Raise an error if a user would have too many unfinished runs.
 
         Args:
             identity: The user.
@@ -383,7 +386,7 @@ class Runs:
             raise Refused(why, 503, {"Retry-After": "1"})
 
     def drop_runs_and_events_of_thread(self, tenant: str | None, thread_id: str) -> None:
-        """Forget the runs and the events of a deleted thread.
+        """Remove the runs and events of a deleted thread from memory.
 
         A new thread may get the id of the deleted thread.
         """
@@ -415,7 +418,7 @@ class Runs:
 
         The caller must have checked that the user of `call` may use the thread.
 
-        A delayed run is only stored, and has no task yet.
+        A delayed run is only stored. Its asyncio task is created when the run is due.
 
         Args:
             call: The call of the user who starts the run.
@@ -457,14 +460,15 @@ class Runs:
         stored_fields |= {"recorded": recorded, "request": request.to_stored()}
         now = time.time()
         not_before = now + request.after_seconds if request.after_seconds else None
-        # A delayed run has no owner, so any process may start it.
+        # A delayed run has no owner, so any process can start it.
         owner = "" if not_before else runs.owner
         live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph_name, 1, None)
         row = RunRow(live, now, now, details, request=stored_fields, not_before=not_before)
         user_ref = identity.tenant, identity.user
         run_options = temporary, protocol, recorded, identity.raw_user
         run = Run(row._replace(request=None), *user_ref, request, *run_options)
-        runs.runs_by_id[run.run_id] = run  # Register the run before a sweep can read its row.
+        # Register the run before a concurrent sweep can read its row.
+        runs.runs_by_id[run.run_id] = run
         try:
             cancel_action = None if not_before else CANCEL_ACTIONS.get(strategy)
             is_rejecting = strategy == "reject"
@@ -485,8 +489,8 @@ class Runs:
             # The run will be loaded from the database by the next request for it.
             del runs.runs_by_id[run.run_id]
             return run
-        # Use an empty context for a cron, because the run must not inherit the locks that the
-        # schedule holds in its context.
+        # Start a cron's run in an empty context, so that the run does not inherit the locks that
+        # the scheduler holds in its own context.
         runs.start_run_task(run, Context() if due else None)
         for other in [*runs.runs_by_id.values()] if cancel_action else ():
             if other.thread_id == thread_id and other is not run and not other.has_ended:
@@ -496,7 +500,7 @@ class Runs:
     async def _raise_if_run_was_not_stored(
         self, runs: DatabaseRuns, run: Run, live_ids: Collection[str]
     ) -> None:
-        """Raise the error for a run that was not accepted.
+        """Raise the appropriate error for a run that was rejected.
 
         No error is raised if the run was stored and only the database's reply was lost.
         """
@@ -521,7 +525,7 @@ class Runs:
     async def cancel_run(
         self, tenant: str | None, live: LiveRun, action: str = "interrupt"
     ) -> bool:
-        """Cancel a run, which may be executed by any process.
+        """Cancel a run, even if another process is executing it.
 
         Return False if the run has already ended.
         """

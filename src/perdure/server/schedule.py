@@ -1,8 +1,8 @@
 """Compute when crons are due, and start their runs.
 
 If several servers share a database, exactly one server starts the run of a due cron, because the
-transaction that stores the run also moves the cron to its next due time. If no server ran at one or
-more due times, the cron runs once when a server starts.
+transaction that stores the run also moves the cron to its next due time. If no server was running
+at one or more due times, the cron runs only once when a server starts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class CronOptions(WithoutNulls):
-    """When a cron runs, and whether the threads of its runs are deleted."""
+    """A cron's schedule, and whether the threads of its runs are deleted."""
 
     schedule: str = Field(max_length=_MAX_SCHEDULE_LENGTH)
     timezone: str | None = None
@@ -106,7 +106,8 @@ class CronRequest(RunRequest, CronOptions):
 def _find_next_time_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
     """Return the next time of a schedule.
 
-    `fold` is 1 if this is the second occurrence of a repeated time of day.
+    The `fold` of the result is 1 for the second occurrence of a time of day that is repeated
+    because clocks are set back.
     """
     next_at: datetime = times.get_next(datetime)
     return next_at.astimezone(UTC).astimezone(zone)
@@ -126,7 +127,7 @@ class Schedule:
         self._checked_at: WeakKeyDictionary[DatabaseRuns, float] = WeakKeyDictionary()
 
     async def start_due_runs(self, runs: DatabaseRuns) -> None:
-        """Start the runs of a tenant's crons that are due."""
+        """Start the runs of all due crons of a tenant."""
         table = CronTable(runs.saver)
         if time.monotonic() - self._checked_at.get(runs, -DUE_CHECK_S) >= DUE_CHECK_S:
             await self._reset_late_crons(table)
@@ -139,7 +140,8 @@ class Schedule:
                         await self._start_cron(runs, table, cron, now)
             except Exception as exc:  # The next sweep on any server tries to start the cron again.
                 if isinstance(exc, StorageUnavailable) and isinstance(exc.__cause__, TimeoutError):
-                    continue  # Another server holds the lock of the cron and starts the run.
+                    # Another server holds the cron's lock and is starting the run.
+                    continue
                 # Log only the type of the error, because the error message may contain users'
                 # content.
                 error_type = type(exc).__name__
@@ -148,7 +150,7 @@ class Schedule:
                 )
 
     async def _reset_late_crons(self, table: CronTable) -> None:
-        """Recompute due times that were computed while the clock of a server was ahead.
+        """Recompute due times that were computed by a server whose clock was fast.
 
         A cron's due time is recomputed if it is later than the due time that follows from the
         current clock. The due time is also recomputed if the cron has none, because a fast clock

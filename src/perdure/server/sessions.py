@@ -1,4 +1,4 @@
-"""Let users log in to the pages with a browser.
+"""Log users in to the server's HTML pages, using browser sessions.
 
 After the login, a session cookie replaces the API key or token.
 """
@@ -21,7 +21,7 @@ from perdure.server.pages import render_page
 routes = APIRouter(include_in_schema=False)
 _COOKIE: Final = "perdure_session"
 _SESSION_S: Final = 12 * 3600  # Seconds after which a session ends
-# Maximum number of sessions. If it is exceeded, the oldest sessions end.
+# Maximum number of sessions. When it is exceeded, the oldest sessions are ended.
 _MAX_SESSIONS: Final = 10_000
 _FIRST_PAGE: Final = "/ui/threads"
 _MAX_KEY_CHARS: Final = 16_000  # Maximum number of characters in a key or token
@@ -136,7 +136,7 @@ async def log_out(request: Request) -> Response:
 
 
 def _render_login_page(request: Request, next: str, error: str = "") -> Response:
-    """Return the login page, or a redirect if the server has no authentication."""
+    """Return the login page, or a redirect to the first page if no login is needed."""
     if isinstance(request.app.state.access, LocalAccess):
         return RedirectResponse(_FIRST_PAGE, 303)
     return render_page(request, "login.html", next=_restrict_to_pages(next), error=error)

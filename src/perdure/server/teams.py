@@ -1,7 +1,8 @@
-"""Find the teams of a user, and decide who may reach a team's memory and which runs use it.
+"""Find a user's teams, and decide who can access a team's memory and which runs use it.
 
-The memory of a team is in the namespaces under `("teams", NAME)`. The teams of a user are listed
-only by an API key or an authentication handler. docs/people.md has the rules.
+The memory of a team is in the namespaces under `("teams", NAME)`. Only the user's API key or the
+authentication handler determines the teams to which a user belongs. See docs/people.md for the
+rules.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LOG: Final = logging.getLogger("perdure.server")
 
 
 def read_teams(user: Any) -> frozenset[str]:
-    """Return the field `teams` of a user that an authentication handler returned.
+    """Return the `teams` attribute of a user object that an authentication handler returned.
 
     If `teams` is not a list of names, log an error and return an empty set.
     """
@@ -58,7 +59,7 @@ def find_teams(access: Access, user: str, tenant: str | None) -> frozenset[str] 
 
 
 def is_team_namespace(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace belongs to a team, or is the common prefix of all teams."""
+    """Return whether a namespace belongs to a team or is the prefix that all teams share."""
     return tuple(namespace[:1]) == (TEAMS,)
 
 
@@ -84,7 +85,7 @@ def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
 
 
 def check_team_access(identity: Identity, action: str, namespace: Sequence[str]) -> None:
-    """Refuse an action on the memory of a team if the user is not a member of the team.
+    """Raise an error if a user who is not a member of a team accesses the team's memory.
 
     Listing the namespaces under `("teams",)` is allowed. The list shows only namespaces for which
     `may_see_namespace` returns True.
@@ -109,7 +110,7 @@ def check_team_access(identity: Identity, action: str, namespace: Sequence[str])
 
 
 def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
-    """Refuse a run whose config or context names a team that the person is not a member of.
+    """Reject a run whose config or context names a team to which the person does not belong.
 
     Args:
         identity: The user who sends the run, with the person for whom the user acts.

@@ -60,7 +60,7 @@ measured, too."""
 
 
 class Telemetry:
-    """Measures the requests of a server and its database operations.
+    """Records metrics and traces of a server's requests and database operations.
 
     Args:
         metrics: Whether Prometheus may read the metrics at /metrics.
@@ -90,7 +90,7 @@ class Telemetry:
 
     @classmethod
     def from_environment(cls, *, metrics: bool = False) -> Telemetry | None:
-        """Build the telemetry from the option and the environment variables of OpenTelemetry.
+        """Create the telemetry according to `metrics` and OpenTelemetry's environment variables.
 
         Args:
             metrics: Whether Prometheus may read the metrics.
@@ -118,7 +118,7 @@ class Telemetry:
     # -- measuring operations
 
     def build_measured_class(self, base: type[Any]) -> type[Any]:
-        """Return a subclass of a checkpointer or store class whose operations are measured."""
+        """Return a subclass of a checkpointer or store class whose methods record telemetry."""
         part = "threads" if issubclass(base, Checkpointer) else "store"
         methods = dict[str, Any]()
         for name in _MEASURED_METHODS[part]:
@@ -231,7 +231,10 @@ class Telemetry:
         self._counted_at = time.monotonic()
 
     def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
-        """Count the threads that wait for extraction, by state. Only new activity is read again."""
+        """Count the threads that are waiting for memory extraction, by state.
+
+        Only activity since the previous call is read.
+        """
         from perdure.memory.extraction import DueThreads, Extraction, Pace
 
         if self._due_threads is None or self._due_threads[0] is not database:

@@ -49,12 +49,12 @@ async def join_thread(
 
 
 class ThreadFrames:
-    """Produces the frames of a thread's events for one reader.
+    """Produces the server-sent event frames of a thread's stream for one reader.
 
     The events of each run follow the events of the previous run.
 
-    The id of an event consists of the `seq` of its run and the number of the event. The id of a
-    run's last event consists only of the run's `seq`.
+    An event's id consists of its run's `seq` and the event's own number. The id of a run's last
+    event consists only of the run's `seq`.
     """
 
     def __init__(self, call: Call, runs: Runs, request: Request, thread_id: str) -> None:
@@ -65,7 +65,7 @@ class ThreadFrames:
     async def iter_frames(
         self, modes: Collection[str], last_event_id: str
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of events after `last_event_id`, and wait for new events.
+        """Yield the frames of events after `last_event_id`, and of new events as they arrive.
 
         Args:
             modes: The kinds of events that the reader wants.

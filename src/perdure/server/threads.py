@@ -60,7 +60,8 @@ MAX_METADATA_LEVELS: Final = 8
 """The maximum nesting of the metadata that a client gives a thread. `{"a": 1}` has one level."""
 _MAX_ID_BYTES: Final = 4096  # Maximum number of bytes in the id of a new thread
 _NO_LIMIT: Final = 1 << 31
-_RUNS_PER_READ: Final = 500  # Number of runs that a search reads at once
+# Number of runs that a search reads from the database at a time
+_RUNS_PER_READ: Final = 500
 LOCK_RELEASE_S: Final = 0.5
 """Seconds for which a change of a thread without a live run waits for the lock of the thread."""
 # Maximum number of seconds that the deletion of a thread waits for the thread's lock if another
@@ -71,7 +72,7 @@ _DELETE_WAIT_S: Final = 5
 def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Check the metadata that a client gives a thread, and return it.
 
-    The size of the metadata is limited, because every list of threads reads it.
+    The size of the metadata is limited, because the metadata is read whenever threads are listed.
 
     Raises:
         ConfigurationError: The metadata has more than 64 kB as JSON, more than 8 levels, or an
@@ -106,7 +107,7 @@ def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_user_names_in_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Check the users that a client's metadata names, if any, and return the metadata.
+    """Check the user names in a client's metadata, if any, and return the metadata.
 
     Raises:
         ConfigurationError: `owner` or `user_id` is blank.
@@ -158,7 +159,7 @@ class Threads:
         return _build_thread(await self.get_permitted_row(thread_id))
 
     async def get_permitted_row(self, thread_id: str) -> ListedThread:
-        """Return the row of a thread that the caller may reach.
+        """Return a thread's row if the caller is allowed to access the thread.
 
         Raises:
             UnknownThread: The thread does not exist, or the caller may not reach it.
@@ -261,7 +262,7 @@ class Threads:
         return await self.get(thread_id)
 
     async def get_row(self, thread_id: str) -> ListedThread:
-        """Return the row of a thread without checking who may reach it.
+        """Return a thread's row without checking the caller's permissions.
 
         Raises:
             UnknownThread: The thread does not exist.
@@ -319,7 +320,7 @@ class Threads:
         self._forget_thread(thread_id)
 
     async def delete_expired(self, limit: int) -> int:
-        """Delete threads whose time to live is over, and return how many were deleted.
+        """Delete threads whose TTL has expired, and return how many were deleted.
 
         Threads whose lock is held are skipped.
 
@@ -353,8 +354,8 @@ class Threads:
     ) -> Thread:
         """Copy a thread. The caller must be allowed to read it.
 
-        The new thread contains copies of the original thread's checkpoints. The metadata of the
-        copy is that of the thread, updated by `metadata`.
+        The new thread contains copies of the original thread's checkpoints. The copy has the
+        original thread's metadata, updated with `metadata`.
 
         Args:
             thread_id: The thread to copy.
@@ -427,11 +428,11 @@ class Threads:
         return find_person(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
-        """Return whether a thread belongs to the person, or does not belong to anybody."""
+        """Return whether a thread belongs to the given person or to nobody."""
         return self._is_readable_by(await self.get_row(thread_id), person)
 
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
-        """Return whether a thread belongs to the person, or does not belong to anybody.
+        """Return whether a thread belongs to the given person or to nobody.
 
         If `find_person` returns None, for example because no memories are extracted from the
         thread, the thread belongs to the `owner` in its metadata.
@@ -442,7 +443,7 @@ class Threads:
     async def _find_thread_or_check_creation(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
-        """Return the row of a thread, or None if the caller may create a thread with this id.
+        """Return a thread's row, or None if it does not exist and the caller may create it.
 
         Raises:
             InvalidConfig: The id is too long, or has a NUL character.
@@ -480,7 +481,7 @@ class Threads:
         in the metadata. If the database is not encrypted, the statement also evaluates the
         condition on the search text. To check conditions that SQL cannot evaluate, the rows of all
         threads are decrypted outside the event loop. A search that is sorted by status runs one
-        SELECT for each status, because the status of some threads depends on their heads.
+        SELECT per status, because the status of some threads depends on their latest checkpoints.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -508,7 +509,7 @@ class Threads:
     async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool, Thread]]:
-        """Return one page of runs, newest first, from all threads that match the query.
+        """Return one page of the runs of all threads that match a query, newest first.
 
         The sort order of the query is ignored.
 
@@ -538,7 +539,7 @@ class Threads:
     async def search_transcripts(
         self, store: Store, text: str, query: ThreadQuery, limit: int, wait_s: float
     ) -> ThreadHits:
-        """Search the transcripts of the threads that match a query.
+        """Search the messages in the threads that match a query.
 
         Args:
             store: The store whose embedder is used.
@@ -560,7 +561,7 @@ class Threads:
         return await asyncio.to_thread(search)
 
     def _build_thread_matcher(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
-        """Build a function that converts a row to a thread if it matches the query."""
+        """Build a function that returns the thread for a row if it matches the query, else None."""
         has_metadata = build_predicate_for_json_that_contains(dict(query.metadata or {}))
 
         def match(row: ListedThread) -> Thread | None:
@@ -600,7 +601,7 @@ class Threads:
         return len(await self.search(query, _NO_LIMIT))
 
     def _add_permission_filter_to_query(self, query: ThreadQuery) -> ThreadQuery:
-        """Return an SQL query that finds all matching and permitted threads and perhaps others."""
+        """Return a query that finds a superset of the matching and permitted threads."""
         metadata = {
             **(query.metadata or {}),
             **dict(map(_convert_filter_condition_to_metadata, self._filter.items())),
@@ -631,7 +632,7 @@ def already_exists_error(subject: str) -> VersionConflict:
 
 
 def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
-    """Convert a condition of a filter to metadata that every matching thread contains."""
+    """Convert a filter condition to metadata that every matching thread contains."""
     match condition:
         case name, {"$eq": value, **others} if not others:
             return name, value
@@ -657,7 +658,7 @@ def _get_client_metadata_and_run_status_to_store(
 
 
 def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
-    """Return whether the stored fields of a thread need no change after a run has ended."""
+    """Return whether a thread's stored fields are still up to date after a run has ended."""
     return (_get_client_metadata_and_run_status_to_store(thread)[0], status) == (
         thread.client,
         thread.last_run_status,
@@ -695,7 +696,7 @@ def _build_thread(thread: ListedThread) -> Thread:
 def _combine_head_status_and_last_run_status(
     head_status: ThreadStatus, last_run_status: RunStatus
 ) -> RunStatus:
-    """Return the status of a thread from its head and from the end of its last run on this server.
+    """Derive a thread's status from its head status and the status of its last run on this server.
 
     Other programs may have continued the thread since its last run on this server.
     """

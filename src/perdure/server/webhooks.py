@@ -1,4 +1,4 @@
-"""Send webhooks, which are requests that send the result of an ended run to another server.
+"""Send webhooks, which are HTTP requests that deliver a finished run's result to another server.
 
 Webhooks are sent only to hosts that were allowed when the server was started. A host name is
 resolved only once, and the connection uses the address that was checked. If the name were resolved
@@ -30,7 +30,8 @@ RETRY_DELAYS_S: Final = (10, 40, 160, 640, 2560)
 """Seconds after which a failed webhook is sent again, for each attempt."""
 TIMEOUT_S: Final = 10
 """Seconds that a host may take to answer."""
-_MAX_CONCURRENT: Final = 20  # Maximum number of webhooks that are sent at the same time
+# Maximum number of webhooks that are sent concurrently
+_MAX_CONCURRENT: Final = 20
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # The last 32 bits of an address with this prefix are an IPv4 address (RFC 6052).
 _NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
@@ -43,7 +44,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Webhooks:
-    """Sends the results of ended runs to other hosts.
+    """Sends the results of finished runs to other hosts.
 
     Args:
         hosts: The hosts that may be called: `"hooks.example.com"`, by https, or
@@ -103,7 +104,7 @@ class Webhooks:
             await asyncio.wait(self._tasks)
 
     async def _deliver_webhook(self, table: WebhookTable, run_id: str) -> None:
-        """Send the webhook of a run, and delete it if it was delivered or has failed too often."""
+        """Send a run's webhook, and delete it after successful delivery or the last attempt."""
         try:
             attempt = await table.claim_content_and_attempt_count(run_id, RETRY_DELAYS_S)
             if attempt is None:

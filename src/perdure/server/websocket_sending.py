@@ -24,7 +24,7 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     """
 
     async def send(self, message: Any) -> None:
-        """Send a message, and wait until the client has read most of it."""
+        """Send a message, and wait until the transport's write buffer has room again."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             # The application has rejected the websocket handshake with an HTTP response. If
@@ -45,9 +45,9 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
 class WebSocketSender:
     """Sends messages to a websocket one at a time.
 
-    The sender is the `EventHolder` of the message that is being sent. If `EventMemory` drops this
-    message to free memory, the sender stops waiting for the client to read it, and the connection
-    is closed.
+    While a message is being sent, the sender acts as the message's `EventHolder`. If `EventMemory`
+    drops this message to free memory, the sender stops waiting for the client to read it, and the
+    connection is closed.
 
     Attributes:
         size: The size in bytes of the message that is being sent, or 0.

@@ -1,4 +1,4 @@
-"""The protocol `Database`, by which checkpointers and stores use SQLite or Postgres.
+"""The protocol `Database`, through which checkpointers and stores access SQLite or Postgres.
 
 `storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers pass a
 function that builds a flow (`storage/flow.py`) and not the flow itself, because a flow may have to
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Schema(NamedTuple):
-    """The tables of one component, in the only version that this code can read and write.
+    """The definition of a component's tables, in the only version that this code supports.
 
     Attributes:
         component: The name of the component in the table `schemas`.
@@ -163,7 +163,7 @@ class Lock(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protoc
     """A lock that is held within a `with` or `async with` block; see `Database.lock`."""
 
     def raise_if_lost(self) -> None:
-        """Raise `StorageUnavailable` if the lock was lost together with its connection."""
+        """Raise `StorageUnavailable` if the connection that held the lock was lost."""
 
 
 class QueueLocation(NamedTuple):
@@ -179,17 +179,17 @@ class QueueLocation(NamedTuple):
 
 
 class Database(Protocol):
-    """A database, which the first call or `connect` opens.
+    """A database that is opened by `connect` or on first use.
 
     Each component has its own `Database`. Databases with the same path share connections and
-    threads. All methods may be called from any thread and event loop. Asynchronous methods do no
-    I/O in the event loop's thread. All other methods block. After `close`, or in a forked process,
-    all methods raise `StorageUnavailable`.
+    threads. All methods can be called from any thread or event loop. Asynchronous methods do no I/O
+    in the event loop's thread. All other methods block. After `close`, or in a forked process, all
+    methods raise `StorageUnavailable`.
     """
 
     @property
     def path(self) -> str:
-        """The path of the file, `":memory:"`, or the name of the Postgres database."""
+        """The file path, `":memory:"`, or the name of the Postgres database."""
 
     @property
     def tenant(self) -> str | None:
@@ -201,7 +201,7 @@ class Database(Protocol):
 
     @property
     def queue_location(self) -> QueueLocation | None:
-        """The default location of a queue of jobs, or None if the database is in memory."""
+        """The default location of the job queue, or None if the database is in memory."""
 
     @property
     def location_key(self) -> Hashable:
@@ -253,7 +253,7 @@ class Database(Protocol):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> T:
-        """Run a flow in a transaction, wait until it is committed, and return its result.
+        """Run a flow in a transaction, wait for the commit, and return the flow's result.
 
         Args:
             make_flow: A function that builds the flow. It may be called twice.
@@ -295,10 +295,10 @@ class Database(Protocol):
         """Queue a write and return immediately. If the write fails, no error is reported."""
 
     def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Return a value that changes when somebody else has written rows of the component.
+        """Return a value that changes when another writer has changed rows of the component.
 
         `watch` belongs to the owner of a cache, whose own writes do not change the returned value.
-        The method does no I/O and may be called in an event loop. The method returns None if the
+        The method does no I/O and can be called in an event loop. The method returns None if the
         value cannot be determined without waiting.
         """
 
@@ -311,7 +311,7 @@ class Database(Protocol):
         """
 
     def request_scrub_of_deleted_rows(self) -> Flow[None]:
-        """Record that the bytes of deleted rows must be overwritten.
+        """Record that the disk space of deleted rows must be overwritten.
 
         The caller runs the returned flow in the transaction that deletes the rows, and calls
         `scrub_deleted_rows` after the transaction. If the process is killed before it can call
@@ -330,7 +330,7 @@ class Database(Protocol):
         """
 
     def release_unused_disk_space(self) -> None:
-        """Return the disk space of deleted rows to the file system, in small steps."""
+        """Free the disk space that deleted rows occupied, in small steps."""
 
     def stats(self) -> dict[str, Any]:
         """Return statistics such as the database software's version and sizes in bytes.
@@ -350,14 +350,14 @@ class Database(Protocol):
         """
 
     def close(self) -> None:
-        """Finish all queued writes, and close the database. A second call does nothing."""
+        """Finish all queued writes, then close the database. A second call does nothing."""
 
 
 # -- blocking and asynchronous methods
 
 
 def is_in_event_loop() -> bool:
-    """Return whether the calling thread runs an event loop."""
+    """Return whether an event loop is running in the calling thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -401,7 +401,7 @@ class LazyAwaitable(Generic[T]):
 
 
 class DatabaseOwner:
-    """The base class of checkpointers and stores, which own a `Database`.
+    """The base class of checkpointers and stores. Each instance owns a `Database`.
 
     `close`, or the end of a `with` or `async with` block, closes the database.
     """
@@ -410,7 +410,7 @@ class DatabaseOwner:
 
     @classmethod
     def open(cls, db: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now, or at its first use if an event loop is running.
+        """Open a database immediately, or on first use if an event loop is running.
 
         A database that does not exist is created.
 
@@ -454,7 +454,7 @@ class DatabaseOwner:
         return LazyAwaitable(self.database.aconnect)
 
     def close(self) -> None:
-        """Finish all queued writes, and close the database."""
+        """Finish all queued writes, then close the database."""
         self.database.close()
 
     aclose = make_async_twin(close)

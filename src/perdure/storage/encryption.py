@@ -1,8 +1,9 @@
 """Protect stored rows with AES-GCM encryption or with checksums.
 
-Each stored row is bound to its associated data: its database, its tenant, and the names and numbers
-that identify the row. A row that was moved to another database, to another tenant or into the place
-of another row cannot be read. All components of a database are opened with the same key.
+The authentication tag or checksum of a row also covers the row's associated data: its database, its
+tenant, and the names and numbers that identify the row. A row that was moved to another database,
+to another tenant or into the place of another row cannot be read. All components of a database are
+opened with the same key.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Seal(Protocol):
 class ChecksumSeal(Seal):
     """Protects stored bytes with a checksum (CRC-32, IEEE 802.3), without encrypting them.
 
-    The checksum reveals that a row was damaged or moved. A checksum does not protect against
-    deliberate changes, because anybody can compute it.
+    The checksum detects a row that was damaged, or moved to the place of another row. A checksum
+    does not protect against deliberate changes, because anybody can compute it.
     """
 
     hash_key = b""
@@ -298,7 +299,7 @@ def build_encryption_or_checksum_seal(key: bytes | str | None) -> Seal:
 def check_key_and_bind_seal(
     seal: Seal, path: str, tenant: str | None = None, *, read_only: bool = False
 ) -> Flow[None]:
-    """Check the key of a database, and bind the seal to the database and its tenant.
+    """Check that a seal has the database's key, and bind it to the database and its tenant.
 
     Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
     handled like a seal that has no key, and is not bound to the database.

@@ -86,7 +86,10 @@ class GuardedRequest(list[Statement]):
 
 
 class CombinedRequest(GuardedRequest):
-    """Several guarded requests in one transaction. The flow receives a list of rows for each."""
+    """Guarded requests that are executed together in one transaction.
+
+    The flow receives a list of rows for each request.
+    """
 
 
 class GuardFailed(Exception):
@@ -105,7 +108,7 @@ Steps = Generator[R, Any, T] | Coroutine[R, Any, T]
 
 
 def run_flow(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
-    """Run a flow to its end and return its result.
+    """Run a flow to completion and return its result.
 
     Args:
         flow: The flow.
@@ -199,7 +202,7 @@ class NamedSQL(dict[str, str]):
 
 
 def load_sql(package: str, *filenames: str, with_tenants: bool = False) -> NamedSQL:
-    """Read the named statements from `.sql` files of a package.
+    """Load the named statements from a package's `.sql` files.
 
     Args:
         package: The name of the package.

@@ -1,4 +1,4 @@
-"""Read the tables of langgraph's own Postgres saver and store, for imports."""
+"""Read the tables of langgraph's own Postgres saver and store, in order to import their data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except ImportError as exc:
 class ForeignPostgres:
     """A connection for reading the tables that langgraph created in a Postgres database.
 
-    The tables are found by the search path of the role. The DSN may lead to PgBouncer.
+    The tables are looked up through the role's search path. The DSN may lead to PgBouncer.
 
     Args:
         dsn: The DSN of the database.
@@ -43,7 +43,7 @@ class ForeignPostgres:
         self._conn = open_connection(source, psycopg.Connection, within_s=0, row_factory=dict_row)
 
     def fetch_rows(self, sql: str, *params: object) -> list[Row]:
-        """Execute a statement with the placeholders `%s`, and return its rows."""
+        """Execute a statement with `%s` placeholders, and return its rows."""
         with convert_psycopg_errors(self.path), self._conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(sql.encode(), params or None).fetchall()
 

@@ -1,4 +1,4 @@
-"""Names of hosts in the form that DNS, TLS and HTTP use."""
+"""Convert host names to the form that DNS, TLS and HTTP use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from perdure.errors import ConfigurationError
 
 
 def ascii_host(name: str) -> str:
-    """Return a host name in its ASCII form, in lower case. An IP address stays as it is.
+    """Return the ASCII form of a host name, in lower case. An IP address is returned unchanged.
 
-    A name with non-ASCII characters is encoded according to IDNA 2008, as in browsers.
-    `socket.getaddrinfo` and `ssl` implement IDNA 2003, by which `faß.de` is the host `fass.de`.
+    A name with non-ASCII characters is encoded according to IDNA 2008, as in browsers. In contrast,
+    `socket.getaddrinfo` and `ssl` implement IDNA 2003, which maps `faß.de` to `fass.de`.
 
     Raises:
         ConfigurationError: The text is not the name of a host.

@@ -1,15 +1,16 @@
-"""Locks on names, across threads, event loops and processes.
+"""Named locks that work across OS threads, event loops and processes.
 
-A lock is held by one *run*: the context (`contextvars`) in which it was taken, and the tasks and
-`to_thread` calls that inherit this context. Within a process, the run that has waited longest gets
-the lock next. If several processes wait for the same lock, the order in which they get it is
-undefined. A waiting process tries to acquire the lock at short intervals.
+A lock is held by one *run*, which consists of the context (`contextvars`) in which the lock was
+acquired and of all tasks and `to_thread` calls that inherit this context. Within a process, the run
+that has waited longest acquires the lock next. If several processes wait for the same lock, the
+order in which they get it is undefined. A waiting process tries to acquire the lock at short
+intervals.
 
-When a process dies, its locks are released. `FileLocks` are locks of the operating system on bytes
-of a file next to the database, one byte for each name. A Postgres lock belongs to the connection
-that acquired it.
+When a process dies, its locks are released. `FileLocks` are operating system locks on single bytes
+of a file next to the database. Each name has its own byte. A Postgres lock belongs to the
+connection that acquired it.
 
-POSIX releases the locks of a process on a file when the process closes any descriptor of the file
+On POSIX systems, a process loses all its locks on a file when it closes any descriptor of that file
 (https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To keep its locks, a
 process opens a database's lock file only once, and does not close the file until it closes the
 database. The file locks are advisory. File locks work only on file systems that support `fcntl`
@@ -178,7 +179,7 @@ class ProcessLocks(Protocol):
     is_prompt: bool
 
     def try_take(self, name: str) -> bool:
-        """Take a lock unless another process holds it, and return whether it was taken."""
+        """Try to acquire a lock without waiting, and return whether it was acquired."""
 
     def release(self, name: str) -> None:
         """Release a lock."""
@@ -307,13 +308,13 @@ class Locks:
             if not ticket.turn.done():
                 async with asyncio.timeout(hold.remaining_s()):
                     await asyncio.wrap_future(ticket.turn)
-            # No event reports when another process releases the lock, so poll.
+            # Poll, because there is no notification when another process releases the lock.
             while not await self._try_take_async(hold):  # noqa: ASYNC110
                 await asyncio.sleep(self._compute_pause_before_next_lock_attempt_s(hold))
         return hold
 
     async def _try_take_async(self, hold: LockHold) -> bool:
-        """Call `_try_take`, in a thread if it may block."""
+        """Call `_try_take`, in a worker thread if the call may block."""
         if self._process_locks is None or self._process_locks.is_prompt:
             return self._try_take(hold)
         return await asyncio.to_thread(self._try_take, hold)
@@ -322,7 +323,7 @@ class Locks:
     def _wait_in_queue(
         self, hold: LockHold, loop: asyncio.AbstractEventLoop | None
     ) -> Iterator[Ticket]:
-        """Join the queue for a lock, and leave the queue if the lock cannot be taken."""
+        """Join the queue for a lock, and leave the queue if the lock cannot be acquired."""
         first_ticket = self._queues.first_ticket(hold.name)
         if first_ticket is not None and any(
             hold_of_run.ticket is first_ticket for hold_of_run in _holds_of_run.get()

@@ -132,7 +132,7 @@ class _WriteGroup(NamedTuple):
 
 
 class PostgresDatabase(LazyDatabase[Server]):
-    """One component's `Database` in a schema of a Postgres database.
+    """A `Database` for one component, stored in a schema of a Postgres database.
 
     Args:
         dsn: A libpq connection string or URI; a function that returns such a string and is called
@@ -192,8 +192,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._lock_namespace = (schema,) if tenant is None else (schema, tenant)
         self._tables = ["schemas", "settings", *list_table_names(tables.script)]
         self._locks = Locks(self._build_advisory_locks(direct))
-        # Writes are made in the order of their submission, so that a cancelled run cannot write
-        # after the run that follows it.
+        # Execute writes in submission order, so that a cancelled run's write cannot be executed
+        # after a write of the next run.
         self._queues, self._submit_lock = Queues(), Lock()
         # Groups of waiting writes that new writes can still join, by the name that all writes of
         # the group lock exclusively
@@ -247,7 +247,7 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     def _open_file_or_server(self) -> Server:
         """See `LazyDatabase._open_file_or_server`."""
-        # Databases with the same pool or with equal DSN functions share their connections.
+        # Databases that have the same pool or equal DSN functions share their connections.
         key = self._pool or self._source.key, self._schema, self._is_pooled
         server = self._share_or_create_resource(key, self._start_server)
         try:
@@ -517,9 +517,9 @@ class PostgresDatabase(LazyDatabase[Server]):
         if names is None or len(names) > _MAX_LOCK_NAMES:
             return [*calls, ("pg_advisory_xact_lock(?)", compute_lock_key(*namespace))]
         calls.append(("pg_advisory_xact_lock_shared(?)", compute_lock_key(*namespace)))
-        keys = sorted(
-            compute_lock_key(*namespace, name) for name in names
-        )  # The names are sorted, so that two transactions cannot deadlock.
+        # Sort the keys, so that concurrent transactions acquire the locks in the same order and
+        # cannot deadlock.
+        keys = sorted(compute_lock_key(*namespace, name) for name in names)
         if len(keys) == 1:
             return [*calls, ("pg_advisory_xact_lock(?)", keys[0])]
         lock_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
@@ -609,7 +609,7 @@ class PostgresOwner(DatabaseOwner):
 
     @classmethod
     def open(cls, db: Dsn | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now, or at its first use if an event loop is running.
+        """Open a database immediately, or on first use if an event loop is running.
 
         Args:
             db: A DSN, a function that returns a DSN, or a pool, as in the argument `dsn` of the

@@ -53,7 +53,7 @@ SERVER_RUN_SQL: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 
 
 def compute_lock_key(*parts: str) -> int:
-    """Return the key of an advisory lock for a name in several parts."""
+    """Return the advisory lock key for a name that consists of several parts."""
     digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -166,7 +166,7 @@ class Connections(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connections that perdure has opened."""
+        """Close the connections that perdure opened itself."""
 
 
 def _configure_connection(conn: Pipelined, *, pooled: bool, schema: str) -> None:
@@ -183,7 +183,7 @@ def _configure_connection(conn: Pipelined, *, pooled: bool, schema: str) -> None
 
 
 class OwnPool(Connections):
-    """A pool that perdure creates and owns. `PostgresDatabase` describes its arguments.
+    """A connection pool that perdure creates and owns. See `PostgresDatabase` for the arguments.
 
     Raises:
         ConfigurationError: The server refuses the login or the database, or is too old.
@@ -235,7 +235,7 @@ class OwnPool(Connections):
                 self._pool.drain()
 
     def _take_connection(self) -> Pipelined:
-        """Take a connection from the pool, or raise an error that says why none was available."""
+        """Take a connection from the pool, or raise an error that explains why there is none."""
         deadline, reason = time.monotonic() + self._timeout_s, None
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
@@ -352,7 +352,8 @@ class UserPool(Connections):
             session = self._sessions.get(conn)
         lent = Borrowed(conn, build_transformer() if session is None else session.transformer)
         try:
-            lent.end_transaction()  # The `check` function of the pool may have begun a transaction.
+            # The pool's `check` function may have left a transaction open.
+            lent.end_transaction()
             if session is None:
                 _check_server_version_and_encoding(conn.pgconn, self.name)
                 *_, ((server_run,),) = lent.send_request(
@@ -417,7 +418,7 @@ class UserPool(Connections):
 
 
 def describe_pool(pool: ConnectionPool[Any]) -> str:
-    """Return the name by which error messages refer to a pool that the user passed."""
+    """Return the name that error messages use for a pool that the user passed."""
     return f"pool {pool.name!r}"
 
 
@@ -485,7 +486,7 @@ class AdvisoryLocks(ProcessLocks):
         with self._guard, convert_psycopg_errors(self._source.name):
             try:
                 return self._call_lock_function("pg_try_advisory_lock", name)
-            # The server has closed this connection while it was idle.
+            # The server closed this connection while it was idle.
             except psycopg.OperationalError:
                 self._drop_connection()
                 return self._call_lock_function("pg_try_advisory_lock", name)
@@ -535,7 +536,7 @@ class AdvisoryLocks(ProcessLocks):
 
 
 def build_lock_needs_direct_dsn_message(name: str) -> str:
-    """Return the message of the error for a lock that is requested through a pooler."""
+    """Return the error message for a lock request over a connection through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "
         "server itself"

@@ -1,6 +1,6 @@
 """Postgres DSNs, and sources that provide a DSN for each new connection.
 
-A source is a fixed DSN, a function of the user that returns a DSN (for passwords that rotate), or
+A source is a fixed DSN, a user-supplied function that returns a DSN (for rotating passwords), or
 the connection parameters of a `psycopg_pool` pool that the user owns. No message contains a
 password. The message about an error in the user's function contains only the class of the error,
 because the error's text may contain a password.
@@ -57,7 +57,7 @@ _POLL_S: Final = 0.1
 
 
 def normalize_dsn(dsn: object) -> str:
-    """Return a DSN completed with perdure's defaults for the parameters that it leaves out.
+    """Return a DSN in which missing parameters are set to perdure's defaults.
 
     Raises:
         ConfigurationError: The text is not a DSN of Postgres. The message shows the text only if it
@@ -106,7 +106,7 @@ def _build_dsn_parameter_with_ascii_hosts(hosts: Any) -> dict[str, str]:
 
 
 def redact_dsn(dsn: str) -> str:
-    """Return the user, host, port and database of a DSN as a URI, without the password."""
+    """Return a DSN as a URI that has the user, host, port and database, but no password."""
     parts = conninfo_to_dict(dsn)
     user, host, port = parts.get("user"), parts.get("host", ""), parts.get("port")
     login = f"{user}@" if user else ""
@@ -122,7 +122,7 @@ def parse_address(dsn: str) -> DatabaseAddress:
 
 
 def format_uri(dsn: str) -> str:
-    """Return a DSN of any form as a URI with all its parameters."""
+    """Convert a DSN in any format to a URI with all its parameters."""
     parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
     user, password, name = (
         quote(parts.pop(k, ""), safe="") for k in ("user", "password", "dbname")
@@ -163,7 +163,7 @@ class DsnSource(Protocol):
         """
 
     def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
-        """Raise `StorageUnavailable` if the last attempt to get a DSN failed or still hangs.
+        """Raise `StorageUnavailable` if the last attempt to get a DSN failed or is hanging.
 
         An attempt to get a DSN is considered to hang if it has not finished after `timeout_s`
         seconds.
@@ -305,7 +305,7 @@ class DsnFunction(DsnSource):
 
 
 def _check_callable(function: Callable[[], object], label: str) -> None:
-    """Raise ConfigurationError for a function that is asynchronous or needs arguments."""
+    """Raise ConfigurationError if a function is asynchronous or requires arguments."""
     call = getattr(function, "__call__", None)  # noqa: B004 - the method of a callable object
     if any(inspect.iscoroutinefunction(candidate) for candidate in (function, call)):
         raise ConfigurationError(
@@ -348,7 +348,10 @@ def _build_label(function: object, argument: str) -> str:
 
 
 def _build_dsn_function_key(function: object) -> Hashable:
-    """Return a key that is equal for equal functions, for example for a bound method read twice."""
+    """Return a key for a DSN function, so that equal functions have equal keys.
+
+    For example, accessing a bound method twice creates two objects that are equal.
+    """
     try:
         hash(function)
     except TypeError:
@@ -360,7 +363,7 @@ class _Identity:
     """A hashable key for an unhashable object. Keys of different objects differ."""
 
     def __init__(self, instance: object) -> None:
-        # Keep a reference to the function, so that no other object can get the same id.
+        # Keep a reference to the function, so that its `id()` cannot be reused for another object.
         self._instance = instance
 
     def __eq__(self, other: object) -> bool:

@@ -65,7 +65,8 @@ def translate_error(exc: psycopg.Error, name: str) -> StorageError:
         name: The name of the database, for the message.
     """
     if is_connection_lost(exc):
-        reason = " ".join(str(exc).split())  # A message of libpq may have several lines.
+        # A libpq error message can have several lines.
+        reason = " ".join(str(exc).split())
         return StorageUnavailable(
             f"{name}: {reason}; check that the server runs and can be reached"
         )

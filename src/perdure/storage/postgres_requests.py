@@ -1,4 +1,4 @@
-"""Send statements to a Postgres server in libpq's pipeline mode, several in one request.
+"""Send several statements per request to a Postgres server, using libpq's pipeline mode.
 
 Executing a statement through a psycopg cursor takes several times as long as the statement itself
 (docs/decisions/0018). For speed, perdure sends statements through libpq directly (`psycopg.pq`),
@@ -37,7 +37,7 @@ _BoundStatement = tuple[_StatementKey, Sequence[Any], Sequence[pq.Format]]
 
 @lru_cache(4096)
 def number_placeholders(sql: str) -> bytes:
-    """Replace SQLite's placeholders by those of Postgres: `?2` by `$2`, the nth bare `?` by `$n`.
+    """Convert SQLite placeholders to Postgres: `?2` to `$2`, and the nth bare `?` to `$n`.
 
     There is no placeholder syntax that both SQLite and Postgres accept, because SQLite treats `$2`
     as a named parameter. No literal in perdure's statements contains a question mark.
@@ -77,7 +77,7 @@ def _add_perdure_adapters(adapters: AdaptersMap) -> AdaptersMap:
 
 
 class Requests(ABC):
-    """A libpq connection over which requests are sent. The subclasses provide the connection.
+    """Sends requests over a libpq connection. The subclasses provide the connection.
 
     Attributes:
         pgconn: The connection of libpq.
@@ -207,7 +207,7 @@ class Requests(ABC):
         yield statement_number
 
     def _read_results(self) -> list[pq.abc.PGresult]:
-        """Read the results of a request until the server has answered all of it."""
+        """Read the results of a request until the server's response is complete."""
         pgconn, results = self.pgconn, list[pq.abc.PGresult]()
         unsent = pgconn.flush()
         while True:
@@ -239,7 +239,7 @@ else:
 
 
 class Pipelined(Requests, psycopg.Connection[Row]):
-    """A connection that perdure has opened itself."""
+    """A connection that perdure opened itself."""
 
     def __init__(self, pgconn: pq.abc.PGconn, *args: Any) -> None:
         psycopg.Connection.__init__(self, pgconn, *args)
@@ -291,11 +291,12 @@ class Borrowed(Requests):
 
     def discard_connection(self) -> None:
         """See `Requests.discard_connection`."""
-        # In a pool with `close_returns`, `close()` would return the connection to the pool.
+        # Do not call `close()`, because a pool with `close_returns` would then keep the connection
+        # open.
         self.pgconn.finish()
 
     def end_transaction(self) -> None:
-        """Roll back the transaction, if any; close the connection if that is impossible."""
+        """Roll back the transaction, if any, or close the connection if the rollback fails."""
         if self.closed or self._is_idle():
             return
         try:
@@ -306,7 +307,7 @@ class Borrowed(Requests):
             self.discard_connection()
 
     def _is_idle(self) -> bool:
-        """Return whether the connection is in no transaction and in no pipeline."""
+        """Return whether the connection is neither in a transaction nor in pipeline mode."""
         status = self.pgconn.transaction_status
         is_off = self.pgconn.pipeline_status == pq.PipelineStatus.OFF
         return is_off and status == pq.TransactionStatus.IDLE

@@ -95,7 +95,7 @@ def create_tables(
 ) -> None:
     """Create the tables of a component, unless they exist.
 
-    An advisory lock serialises processes that create the tables concurrently.
+    An advisory lock prevents several processes from creating the tables concurrently.
 
     Args:
         conn: A connection that is in no transaction. None of its settings is changed.
@@ -122,8 +122,8 @@ def create_tables(
     lock = Statement("SELECT pg_advisory_xact_lock(?)", (compute_lock_key(schema, "schemas"),))
     with _transaction_block(conn):
         _run_statements(conn, lock)
-        # CREATE SCHEMA IF NOT EXISTS could use data that the server had cached before the lock was
-        # taken.
+        # Check explicitly, because CREATE SCHEMA IF NOT EXISTS could use catalog data that the
+        # server had cached before the lock was acquired.
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
         if not _run_statements(conn, Statement(exists, (schema,))):
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))

@@ -1,4 +1,4 @@
-"""Execute the requests of a flow in one Postgres transaction."""
+"""Execute a flow's requests in one Postgres transaction."""
 
 from __future__ import annotations
 

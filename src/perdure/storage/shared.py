@@ -25,7 +25,7 @@ S = TypeVar("S", bound="SharedResource")
 
 
 class SharedResource(ABC):
-    """An open file, or the open connections to a server.
+    """An open file or a set of server connections, which databases in this process share.
 
     Args:
         name: The name of the database in error messages.
@@ -98,7 +98,7 @@ class SharedResource(ABC):
 
     @abstractmethod
     def shut_down(self) -> None:
-        """Finish all submitted work, and close all connections. A second call does nothing."""
+        """Finish all submitted work, then close all connections. A second call does nothing."""
 
 
 # The open files and servers, by key. All databases with the same key share one open file or server.
@@ -130,7 +130,7 @@ class LazyDatabase(ABC, Generic[S]):
         """Open a resource or share an open one, and prepare the component's tables."""
 
     def _share_or_create_resource(self, key: Any, create: Callable[[], S]) -> S:
-        """Return the open resource with a key, or create a resource.
+        """Return the open resource with the given key, or create it.
 
         Args:
             key: The key of the resource, or None for a resource that is never shared.
@@ -202,7 +202,7 @@ class LazyDatabase(ABC, Generic[S]):
 
 @atexit.register
 def _shut_down_all() -> None:
-    """Shut all resources down at the end of the process."""
+    """Shut down all resources when the process exits."""
     for resource in list(_all_resources):
         resource.shut_down()
 

@@ -58,7 +58,7 @@ _SIZES = (
 
 
 class SQLiteFile(SharedResource):
-    """An open SQLite file, which all databases with its path in this process share.
+    """An open SQLite file, shared by all databases in this process that have its path.
 
     Args:
         connector: Opens the connections.
@@ -100,7 +100,7 @@ class SQLiteFile(SharedResource):
         return self._writer
 
     def submit(self, job: Job[T]) -> Any:
-        """Submit a job to the writer, and return the future of its result."""
+        """Submit a job to the writer, and return a future for its result."""
         writer = self._writer
         # Check `refusal` before taking the lock, because a forked process may have inherited a
         # locked lock.
@@ -115,7 +115,7 @@ class SQLiteFile(SharedResource):
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
         self.check_usable()
-        # A database in memory has only one connection.
+        # An in-memory database has only one connection.
         borrow_connection = (
             self.readers.borrow_connection
             if self.connector.is_on_disk
@@ -198,11 +198,11 @@ class SQLiteFile(SharedResource):
 def _close_inherited_connections(path: str) -> None:
     """Close the connections that a forked process inherited from its parent process.
 
-    A forked process calls this function before it opens a database file. SQLite assumes that a
-    process holds the locks of all its connections to a file. In a forked process, the inherited
-    connections hold no locks. If the inherited connections stayed open, SQLite would not take locks
-    for new connections, and other processes could delete the WAL while the forked process was still
-    using it. See
+    A forked process calls this function before it opens a database file. SQLite assumes that the
+    process holds all file locks that its connections have acquired. In a forked process, however,
+    the inherited connections hold no locks. If the inherited connections stayed open, SQLite would
+    not take locks for new connections, and other processes could delete the WAL while the forked
+    process was still using it. See
     https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
@@ -223,7 +223,7 @@ def _close_inherited_connections(path: str) -> None:
 
 
 class SQLiteDatabase(LazyDatabase[SQLiteFile]):
-    """One component's `Database` in an SQLite file.
+    """A `Database` for one component, stored in an SQLite file.
 
     Args:
         path: The path of a file, or `":memory:"` for a database that is not shared, and is lost
@@ -324,8 +324,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
-                # The job may use the disk reserve, because otherwise nothing could be deleted on a
-                # full disk.
+                # Allow the job to use the disk reserve, because otherwise nothing could be deleted
+                # on a full disk.
                 file.submit(Job(self._begin, deletes_rows=True, is_async=False)).result()
         except BaseException:
             file.decrement_user_count_and_shut_down_if_unused()
@@ -487,7 +487,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
 
 
 class _PausableReads:
-    """A counter of the reads in progress, which a fork uses to wait until all reads have ended."""
+    """Counts the reads in progress, so that a fork can wait until all of them have ended."""
 
     def __init__(self) -> None:
         self._active_reads = 0  # Number of reads in progress
@@ -495,7 +495,10 @@ class _PausableReads:
         self._changed = threading.Condition()
 
     def pause_and_check_if_reads_ended(self) -> bool:
-        """Block new reads until `resume`, and return whether all current reads have ended."""
+        """Block new reads until `resume` is called, and wait for the current reads to end.
+
+        Return False if reads are still in progress after `_FORK_WAIT_S` seconds.
+        """
         self._changed.acquire()
         self._is_pausing = True
         was_idle = self._changed.wait_for(lambda: self._active_reads == 0, _FORK_WAIT_S)
@@ -545,7 +548,10 @@ class Readers(_PausableReads):
                     self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait for the reads in progress, and close the connections. Later reads are refused."""
+        """Wait for reads in progress to finish, then close the connections.
+
+        Later reads are refused.
+        """
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: self._active_reads == 0)
@@ -599,7 +605,7 @@ class AsyncReaders(_PausableReads):
         self._thread: threading.Thread
 
     def submit(self, flow: Flow[T], *, snapshot: bool) -> Awaitable[T]:
-        """Run a flow for a coroutine, and return the future of its result."""
+        """Run a flow on behalf of a coroutine, and return a future for its result."""
         promise: Promise[T] = Promise(is_async=True)
         if self._loop is None:
             loop = asyncio.new_event_loop()
@@ -689,14 +695,14 @@ class AsyncReaders(_PausableReads):
         loop.close()
 
     async def _wait_for_reads_and_close_connections(self) -> None:
-        """Wait for all reads, and close the connections."""
+        """Wait for all reads to finish, then close the connections."""
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
         async with self._count_read_during_block():
             for connection in self._idle_connections:
                 await connection.conn.close()
 
     def close(self) -> None:
-        """Finish all submitted reads, and close the connections."""
+        """Finish all submitted reads, then close the connections."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -122,7 +122,8 @@ class DiskReserve:
         """Extend the reserve file to its full size."""
         with open(self._path, "ab", buffering=0) as file:
             while (missing_bytes := RESERVE_BYTES - os.path.getsize(self._path)) > 0:
-                # Write random bytes, because a file system may compress zeros to nothing.
+                # Write random bytes, because some file systems compress zeros and would reserve no
+                # disk space.
                 file.write(os.urandom(missing_bytes))
                 os.fsync(file.fileno())
 
@@ -237,7 +238,7 @@ class Connector:
         return conn
 
     def open_first_writer(self, schema: Schema) -> sqlite3.Connection:
-        """Open the connection that writes, and create the tables of a component.
+        """Open the writing connection, and create the tables of a component.
 
         When the disk is full, the reserved disk space is used, because otherwise no rows could be
         deleted.
@@ -249,7 +250,7 @@ class Connector:
         return conn
 
     def _open_first_writer(self, schema: Schema) -> sqlite3.Connection:
-        """Open and configure the connection that writes, and create missing tables."""
+        """Open and configure the writing connection, and create missing tables."""
         with self.hold_lock_between_processes():
             conn = self._open_connection()
             try:
@@ -275,7 +276,7 @@ class Connector:
         return conn
 
     def reopen_writer(self) -> sqlite3.Connection:
-        """Open a connection that replaces a broken writing connection."""
+        """Open a new writing connection to replace a broken one."""
         return self._configure_writer(self._open_connection())
 
     def _configure_writer(self, conn: sqlite3.Connection) -> sqlite3.Connection:
@@ -305,7 +306,7 @@ class Connector:
             conn.execute(sql, (schema.component, SCHEMA_VERSION, schema.script_hash))
             conn.execute("COMMIT")
         except BaseException:
-            # On a full disk, SQLite has already rolled the transaction back.
+            # If the disk is full, SQLite has already rolled back the transaction.
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
             raise
@@ -332,7 +333,7 @@ class Connector:
         return self._is_perdure_database(conn) and self._has_tables(conn, schema)
 
     def _has_tables(self, conn: sqlite3.Connection, schema: Schema) -> bool:
-        """Return whether a database of perdure has the tables of a component."""
+        """Return whether a perdure database has the tables of a component."""
         for name in find_impostors(conn, parse_component_and_common_tables(schema.script)):
             raise NotADatabase(
                 f"{self.path!r} has a view or a virtual table in place of the table {name!r}; "
@@ -367,7 +368,7 @@ class Connector:
 
     @contextlib.contextmanager
     def hold_lock_between_processes(self, wait_s: float | None = None) -> Iterator[None]:
-        """Hold an exclusive lock between processes, to create tables or to empty the WAL.
+        """Hold an exclusive inter-process lock while creating tables or truncating the WAL.
 
         Args:
             wait_s: The seconds to wait for the lock. None means `timeout_s`.
@@ -412,7 +413,7 @@ class Connector:
             return self._open_reader_with_mode("immutable=1")
 
     def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
-        """Open a connection that only reads, and check that it can read the schema."""
+        """Open a connection for reading, and check that it can read the schema."""
         conn = self._open_connection(uri_mode)
         try:
             with self.check_and_limit_untrusted_read(conn):
@@ -467,7 +468,7 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
 
 
 def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
-    """Return a path as text, without access to the disk.
+    """Return a path as a string, without accessing the disk.
 
     Raises:
         ConfigurationError: The path is not a possible path of a file.
@@ -492,7 +493,7 @@ def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
 
 
 def check_path_can_be_database(path: str, read_only: bool) -> None:
-    """Refuse a path that cannot be a database, before SQLite touches it.
+    """Raise an error if a path cannot be a database, before SQLite opens the file.
 
     Raises:
         ConfigurationError: The folder does not exist, or with `read_only` the file does not exist.
@@ -523,7 +524,7 @@ def check_path_can_be_database(path: str, read_only: bool) -> None:
 
 
 def _check_sqlite_header(path: str) -> None:
-    """Raise `NotADatabase` if a file does not begin with the header of SQLite.
+    """Raise `NotADatabase` if a file does not begin with the SQLite header.
 
     https://sqlite.org/fileformat.html#magic_header_string
     """
@@ -560,12 +561,12 @@ def convert_sqlite_errors(database_path: str) -> Iterator[None]:
 
 
 def translate_error(exc: BaseException, path: str) -> BaseException:
-    """Return the `StorageError` for an error of sqlite3. Other errors are returned unchanged."""
+    """Convert an sqlite3 error to a `StorageError`. Other errors are returned unchanged."""
     if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
         error: StorageError = StorageUnavailable(f"the database {path!r} is closed")
     elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
         error = _build_storage_error(exc, path)
-    # The module sqlite3 could not decode the message of SQLite.
+    # The sqlite3 module could not decode SQLite's error message.
     elif isinstance(exc, UnicodeDecodeError):
         error = CorruptRecord(f"database {path!r}: {exc}; {_ERRORS_BY_PREFIX['SQLITE_CORRUPT'][1]}")
     else:

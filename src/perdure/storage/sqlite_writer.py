@@ -75,7 +75,7 @@ class _EpochRequest(Promise[object | None]):
 
 
 class SQLiteWriter:
-    """Commits jobs in the order of their submission.
+    """Commits jobs in submission order.
 
     All jobs that are waiting in the queue are committed in one transaction.
 
@@ -123,7 +123,7 @@ class SQLiteWriter:
         return self._conn
 
     def _commit_until_end(self) -> None:
-        """Commit jobs until None is taken from the queue."""
+        """Commit queued jobs until None is taken from the queue."""
         more = True
         while more:
             jobs, more = self._collect_jobs_and_whether_more_may_follow()
@@ -219,8 +219,8 @@ class SQLiteWriter:
     def _commit_jobs(self, jobs: list[Job[Any]], *, uses_reserve: bool = False) -> None:
         """Run jobs in one transaction.
 
-        If the transaction fails, run each job in its own transaction. If the disk is full, a job
-        that deletes rows runs again with the reserved disk space.
+        If the transaction fails, run each job in its own transaction. If a job that deletes rows
+        fails because the disk is full, it is retried with the reserved disk space.
         """
         running: Job[Any] | None = None
         try:
@@ -269,7 +269,7 @@ class SQLiteWriter:
                 job.watch.epoch = self._foreign_changes, commits - job.watch.own_commits
 
     def _answer_and_list_waiting_epoch_requests(self) -> list[_EpochRequest]:
-        """Set the results of all waiting epoch requests, and return the requests.
+        """Take all epoch requests from the queue, set their results, and return the requests.
 
         The requests are removed from the queue before their results are set, because a coroutine
         may stop waiting at any time. If the epoch cannot be read, the error is ignored, and the
@@ -290,7 +290,7 @@ class SQLiteWriter:
         return requests
 
     def _check_file_was_not_replaced(self) -> None:
-        """Check that the path still leads to the file that was opened.
+        """Check that the path still refers to the file that was opened.
 
         Raises:
             StorageUnavailable: The file was moved, deleted or replaced.
@@ -419,7 +419,7 @@ class SQLiteWriter:
     def _free_pages_and_empty_wal(self) -> None:
         """Perform one step of a vacuum in progress, and empty the WAL if it has grown too large.
 
-        Errors are ignored, because the next commit tries again.
+        Errors are ignored, because the operation is repeated after the next commit.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
             if self._is_vacuuming:
@@ -504,8 +504,8 @@ class SQLiteWriter:
     def scrub_deleted_rows(self) -> bool:
         """Erase all traces of deleted rows if `request_scrub_of_deleted_rows` recorded a request.
 
-        `secure_delete` overwrites deleted rows, but not the copies that SQLite left behind when it
-        moved rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html)
+        `secure_delete` overwrites deleted rows, but not the old copies that remain when SQLite
+        moves rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html)
         while other connections can still read. The interprocess lock is held only during the WAL
         checkpoint after the VACUUM.
 
@@ -559,7 +559,10 @@ class SQLiteWriter:
         self._thread.join()
 
     def close(self) -> None:
-        """Close the connection. The last connection to a file also moves the WAL into it."""
+        """Close the connection.
+
+        When the last connection to a file is closed, SQLite also checkpoints the WAL.
+        """
         with self.lock, self._connector.hold_lock_between_processes():
             self._closed = True
             self._conn.close()

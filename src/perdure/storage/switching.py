@@ -1,9 +1,9 @@
 """Shorten Python's thread switch interval for writes that must not be delayed.
 
-A thread that is woken waits until the running thread releases the interpreter lock, by default for
-5 ms (`sys.getswitchinterval`). While the thread that stores the answer to an interrupt waits for
-the interpreter lock, the program can already act on the answer, and can crash before the answer is
-stored.
+A thread that is woken has to wait until the running thread releases the interpreter lock, which
+takes up to 5 ms by default (`sys.getswitchinterval`). While the thread that stores the answer to an
+interrupt waits for the interpreter lock, the program can already act on the answer, and can crash
+before the answer is stored.
 """
 
 from __future__ import annotations

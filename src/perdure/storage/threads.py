@@ -1,7 +1,7 @@
-"""Thread pools and queues whose results are delivered to a thread or to an event loop.
+"""Thread pools and queues that deliver their results to a waiting thread or an event loop.
 
-`concurrent.futures` with `asyncio.wrap_future` costs twice as much (docs/decisions/0001), because
-each result passes through two futures and their callbacks.
+Using `concurrent.futures` with `asyncio.wrap_future` would double the overhead per call
+(docs/decisions/0001), because each result passes through two futures and their callbacks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Promise(Generic[T]):
 
 
 def deliver_promise_results(promises: Sequence[Promise[Any]]) -> None:
-    """Deliver the results of several promises. Each event loop is woken only once."""
+    """Resolve the futures of several promises. Each event loop is woken only once."""
     by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
         by_loop.setdefault(promise._loop, []).append(promise)
@@ -62,7 +62,7 @@ def deliver_promise_results(promises: Sequence[Promise[Any]]) -> None:
         if loop is None:
             set_future_results(loop_promises)
         else:
-            # The event loop was closed, so nobody waits for the result.
+            # The event loop is closed, so nothing is waiting for the result.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(set_future_results, loop_promises)
 
@@ -95,7 +95,7 @@ _Task = tuple[Promise[Any] | None, Callable[[], Any]]
 
 
 class ThreadPool:
-    """Daemon threads that run tasks in the order of their submission.
+    """A pool of daemon threads that start tasks in submission order.
 
     A new thread is started only if all threads in the pool are busy. If a caller waits for each
     task to end before it submits the next one, all its tasks run in the same thread and reuse the
@@ -118,7 +118,7 @@ class ThreadPool:
         self._wake_signals: SimpleQueue[bool] = SimpleQueue()
 
     def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
-        """Submit a function to be called in one of the threads.
+        """Submit a function to be called in a thread of the pool.
 
         Args:
             work: The function.
@@ -315,7 +315,7 @@ class TimedOut(TimeoutError):
 
 
 def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:
-    """Wait for the result of a call in the calling thread, and return it.
+    """Block until a call has finished, and return its result.
 
     Raises:
         TimedOut: The call took longer than `timeout_s`. A `TimeoutError` that the call itself

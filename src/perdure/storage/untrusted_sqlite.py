@@ -59,7 +59,7 @@ _EVALUATED_KEYWORDS: Final = {"check", "collate", "generated", "as", "references
 
 
 class TableSQL(NamedTuple):
-    """The SQL of a table, without parts that do not change its meaning.
+    """A table's definition in a normalized form, for comparing CREATE TABLE statements.
 
     Attributes:
         definitions: The columns and constraints, in any order, because `ALTER TABLE` adds a column
@@ -72,10 +72,10 @@ class TableSQL(NamedTuple):
 
 
 def split_tokens(sql: str) -> list[str]:
-    """Split SQL into tokens, without spaces and comments; names and keywords are in lower case.
+    """Split SQL into tokens. Names and keywords are converted to lower case.
 
-    Quotation marks around a plain name are removed, because SQLite adds them when a table is
-    renamed.
+    Whitespace and comments are dropped. SQLite adds quotation marks to a table's name when the
+    table is renamed, so quotation marks around plain names are removed.
     """
     tokens = []
     for match in _TOKEN.finditer(sql):
@@ -111,7 +111,7 @@ def parse_create_table_tokens(tokens: list[str]) -> tuple[str, TableSQL] | None:
 
 
 def read_tables(script: str) -> dict[str, TableSQL]:
-    """Return the SQL of the tables that a script creates, by name."""
+    """Return the definitions of the tables that a script creates, keyed by table name."""
     tables = (parse_create_table_tokens(split_tokens(sql)) for sql in script.split(";"))
     return dict(table for table in tables if table is not None)
 
@@ -128,7 +128,7 @@ _TABLE_WITHOUT_HASHES: Final = read_tables(
 
 
 def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
-    """Return the views and virtual tables of a database that have one of these names."""
+    """Return those of the given names that belong to a view or virtual table."""
     sql = "SELECT lower(name) FROM sqlite_master WHERE type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
     return sorted({name for (name,) in conn.execute(sql)} & {*names})
 
@@ -189,7 +189,7 @@ class UntrustedConnection(sqlite3.Connection):
 
 
 class UntrustedFileGuard:
-    """Checks one untrusted file, and limits how it is read.
+    """Checks an untrusted file, and limits the resources that are used to read it.
 
     Args:
         path: The file.
@@ -241,12 +241,12 @@ class UntrustedFileGuard:
                 )
 
     def set_connection_limits(self, conn: UntrustedConnection) -> None:
-        """Set the limits of a new connection, before it reads the schema.
+        """Configure the limits of a new connection before it reads the schema.
 
-        `PRAGMA trusted_schema = OFF` is not set, because it would refuse indexes on paths of
-        values, which call `json_extract`. `PRAGMA trusted_schema = OFF` is also unnecessary,
-        because reading a checked table evaluates no expressions from the schema, and perdure
-        registers no SQL functions on the connection.
+        `PRAGMA trusted_schema = OFF` is not set, because SQLite would then reject indexes on JSON
+        paths, which call `json_extract`. `PRAGMA trusted_schema = OFF` is also unnecessary, because
+        reading a checked table evaluates no expressions from the schema, and perdure registers no
+        SQL functions on the connection.
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
@@ -288,7 +288,7 @@ class UntrustedFileGuard:
             raise self._build_size_error(repr(self._path)) from exc
 
     def _measure_file_and_wal_bytes(self) -> int:
-        """Return the size of the file and of its WAL in bytes."""
+        """Return the combined size of the file and its WAL, in bytes."""
         total = 0
         for path in (self._path, self._path + "-wal"):
             with suppress(FileNotFoundError):
@@ -349,7 +349,7 @@ class UntrustedFileGuard:
                 )
 
     def _check_value_sizes_in_table(self, conn: UntrustedConnection, table_name: str) -> None:
-        """Check that no value is too large, before any value is read."""
+        """Check that no value in a table is too large, before reading any value."""
         columns = [row[1] for row in conn.execute(f"PRAGMA table_info({table_name})")]
         larger = " OR ".join(f'length("{column}") > ?1' for column in columns if '"' not in column)
         if conn.execute(
