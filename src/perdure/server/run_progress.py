@@ -33,7 +33,8 @@ Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 """How far a run came. The value `"applied"` means that its input was applied and the run can
 continue. The value `"asks"` means that the run has asked a question. The value `"overtaken"` means
 that another run of the thread came after it."""
-# Name of the channel under which the counts are stored. No graph has a channel with this name.
+# Name of the channel under which a run stores its `_AnswerAndUpdateCounts`. No graph has a channel
+# with this name.
 _START_CHANNEL: Final = "__run_start"
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 _SPECIAL_CHANNELS: Final = frozenset(

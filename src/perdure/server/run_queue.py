@@ -132,7 +132,7 @@ class DatabaseRuns:
     # -- liveness
 
     async def _hold_liveness_lock_and_sweep_run_rows(self) -> None:
-        """Hold the lock that shows that this process is alive, and process run rows regularly."""
+        """Hold the lock that shows that this process is alive, and check the run rows regularly."""
         while True:
             owner = str(uuid4())
             try:

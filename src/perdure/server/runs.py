@@ -361,7 +361,7 @@ class Runs:
         return encode_json(run.output)
 
     def check_capacity(self, identity: Identity, count: int = 1) -> None:
-        """Raise an error if a user would have too many unfinished runs.
+        """Raise an error if new runs would give a user too many unfinished runs.
 
         Args:
             identity: The user.

@@ -443,7 +443,7 @@ class Threads:
     async def _find_thread_or_check_creation(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
-        """Return a thread's row, or None if it does not exist and the caller may create it.
+        """Return a thread's row, or None if the thread is missing and the caller may create it.
 
         Raises:
             InvalidConfig: The id is too long, or has a NUL character.
@@ -561,7 +561,10 @@ class Threads:
         return await asyncio.to_thread(search)
 
     def _build_thread_matcher(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
-        """Build a function that returns the thread for a row if it matches the query, else None."""
+        """Build a function that converts a row to a thread.
+
+        The function returns None for a row that does not match the query.
+        """
         has_metadata = build_predicate_for_json_that_contains(dict(query.metadata or {}))
 
         def match(row: ListedThread) -> Thread | None:

@@ -536,7 +536,7 @@ class AdvisoryLocks(ProcessLocks):
 
 
 def build_lock_needs_direct_dsn_message(name: str) -> str:
-    """Return the error message for a lock request over a connection through a pooler."""
+    """Return the error message for a lock request when connections go through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "
         "server itself"
