@@ -36,8 +36,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
-    # Remove the digests from the summary mark. They are needed only in a graph's state, to
-    # recognise summarised messages.
+    # Remove the digests, which are needed only in a graph's state, to recognise messages that have
+    # already been summarised.
     mark.pop("digests", None)
     return replace(
         model_input,
@@ -53,8 +53,8 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
     summary, rest = None, []
     for message in messages:
         if REQUEST_ONLY in message.additional_kwargs and isinstance(message, HumanMessage):
-            # perdure added this human message, marked with `REQUEST_ONLY`, to an earlier request
-            # only. If the next request needs such a message, perdure adds it again.
+            # perdure adds human messages marked with `REQUEST_ONLY` to a single request. If the
+            # next request needs such a message, perdure adds it again.
             continue
         mark = message.additional_kwargs.get(SUMMARY_MARK)
         if mark is None:

@@ -58,8 +58,7 @@ def merge_summaries(current_summary: Any, new_summary: Any) -> Any:
 
     Parallel subgraphs that share the `summary` channel can return two summaries in the same
     superstep. If one of the two summaries extends the other, the longer summary is returned. If
-    both summaries were derived independently from the same previous summary, their texts are
-    joined.
+    each summary covers messages that the other does not cover, their texts are joined.
     """
     ours, theirs = _get_digests(current_summary), _get_digests(new_summary)
     if not ours or not theirs or ours[-1] in theirs:
@@ -153,8 +152,8 @@ class SummarizedMessages:
     def __init__(self, summary: Summary | None, ids: Iterable[str] | None) -> None:
         self._ids = frozenset(ids or ()) if summary and summary["text"] else frozenset()
         self._summary = summary
-        # Maps the hash of each message id to that message's content hashes. The mapping is built on
-        # first use, and is None until then.
+        # Maps the hash of each message id to the hashes of that message's contents. The mapping is
+        # built lazily, and is None until it is first used.
         self._contents: dict[str, set[str]] | None = None
 
     @classmethod
@@ -186,7 +185,7 @@ class SummarizedMessages:
         """Yield each turn without the messages that are already summarised.
 
         A unit is a group of messages in a turn that must be kept or removed together. A unit is
-        removed from its turn if all its messages are summarised.
+        removed from its turn if all its messages have been summarised.
 
         A turn's first unit, which contains the question, is kept if any other unit of the turn is
         kept.

@@ -29,8 +29,8 @@ The value is None if the summary is the whole content.
 
 def find_system_messages(messages: Messages) -> list[BaseMessage]:
     """Return the system messages that have content, in order and without duplicates."""
-    # Check the few distinct message classes first, because most conversations have no system
-    # message and checking each message would be slower.
+    # Check the distinct message classes first, because that is faster than checking each message,
+    # and most conversations have no system message.
     kinds = {kind for kind in set(map(type, messages)) if issubclass(kind, SystemMessage)}
     if not kinds:
         return []
@@ -65,9 +65,9 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
 def join_message_contents(contents: list[Any]) -> Any:
     """Combine the contents of several messages into the content of a single message.
 
-    If all elements of `contents` are strings, they are joined with blank lines. If any of them is a
-    list of blocks, the result is a list of content blocks. If `contents` is empty, the result is
-    None.
+    If all elements of `contents` are strings, they are joined with blank lines. If any element is a
+    list of content blocks, the result is a list of content blocks. If `contents` is empty, the
+    result is None.
     """
     if not contents:
         return None

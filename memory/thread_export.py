@@ -65,13 +65,13 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield each branch's messages, with the number of the message that the branch follows.
+    """Yield each branch's messages, and the number of the message after which the branch starts.
 
-    Exported messages are numbered from 1 in export order. The number is 0 if the branch does not
-    follow a message.
+    Exported messages are numbered from 1 in export order. The number is 0 if the branch starts at
+    the beginning of the thread.
 
-    The main branch is yielded first. Except for the main branch, a branch that is a prefix of a
-    longer branch yields no messages, because the longer branch contains them.
+    The main branch is yielded first. If any other branch is a prefix of a longer branch, its list
+    of messages is empty, because the longer branch already contains these messages.
     """
     messages = {
         position: message
@@ -94,8 +94,8 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
             inner_nodes.add(node)
             node = nodes.setdefault((node, position), len(nodes) + 1)
         last_nodes.append(node)
-    # Renumber the nodes in export order, so that a node has the same number as its exported
-    # message. The exported field `after` contains such a number.
+    # Renumber the nodes in export order, so that each node has the same number as its exported
+    # message, because the exported field `after` refers to messages by these numbers.
     nodes.clear()
     for lineage, last_node in zip(lineages, last_nodes, strict=True):
         node, after, added = 0, 0, list[dict[str, Any]]()
@@ -112,7 +112,7 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
 def _find_log_positions_of_last_message_versions(
     lineage: Sequence[int], messages_by_position: Mapping[int, BaseMessage]
 ) -> list[int]:
-    """Return the log position of each message's last unshortened version.
+    """Return the log position of the last unshortened version of each message.
 
     The positions are ordered by each message's first occurrence in the lineage.
     """

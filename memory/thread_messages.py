@@ -44,8 +44,8 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-# Number of checkpoints read for each message whose time is unknown. More than one is needed because
-# a run writes several checkpoints per message.
+# Number of checkpoints to read for each message with an unknown time. More than one is needed
+# because a run writes several checkpoints per message.
 _CHECKPOINTS_PER_MESSAGE: Final = 4
 REMEMBER: Final = "remember"
 """A key in a message's `response_metadata`.
@@ -69,7 +69,8 @@ TURN_EXTRACTOR: Final = "turns"
 
 See `_build_watermark_key`.
 """
-# Number of newest messages that are checked first to decide whether all messages were read.
+# To decide whether a thread was read in full, this number of newest messages is checked before
+# falling back to reading all messages.
 _TAIL_MESSAGES: Final = 8
 # Maximum number of messages listed in a watermark. Only the newest messages that an extractor has
 # read are listed.
@@ -98,7 +99,7 @@ class ThreadMessage:
     def text(self) -> str:
         """The text of the message and its attachments.
 
-        The text is "" if the message must not become a memory.
+        The text is "" if memories must not be made from the message.
         """
         off_record = self.message.response_metadata.get(REMEMBER) is False
         is_remembered = self.turn_is_remembered and not off_record
@@ -228,9 +229,9 @@ async def is_read_in_full(
 ) -> bool:
     """Return whether a watermark covers every message in a thread, up to the thread's head.
 
-    With a perdure checkpointer, reading the thread's newest messages is usually enough to decide.
-    If the newest messages are not enough, all messages are read. If the thread cannot be read,
-    return False, because the watermark may not cover all its messages.
+    With a perdure checkpointer, only the thread's newest messages are read if they are sufficient
+    to decide. Otherwise, all messages are read. If the thread cannot be read, return False, because
+    the watermark may not cover all its messages.
 
     Args:
         saver: The checkpointer.
@@ -310,12 +311,13 @@ async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> li
 def _select_latest_versions(
     versions_with_is_in_state: Iterable[tuple[ThreadMessage, bool]],
 ) -> list[ThreadMessage]:
-    """Select one version of each message, ordered by first occurrence.
+    """Select one version of each message, and order the messages by first occurrence.
 
-    `versions_with_is_in_state` contains pairs of a message version and a flag that says whether
-    that version may be in the current state. If the state contains an unshortened version of a
-    message, the first such version is selected. If the state contains only shortened versions of a
-    message, its last unshortened version outside the state is selected.
+    `versions_with_is_in_state` contains pairs (version, is_in_state), where `is_in_state` says
+    whether the current state may contain that version of the message. If the state contains an
+    unshortened version of a message, the first such version is selected. If the state contains only
+    shortened versions of a message, the last unshortened version that is not in the state is
+    selected.
     """
     latest: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -426,7 +428,7 @@ class Watermark:
         """Return the messages that were never read or that were edited after they were read.
 
         The returned messages have positions. A watermark's `known` list contains only the newest
-        messages that were read. If the extractor has read more messages than `known` contains, all
+        messages that were read. If the extractor has read more messages than `known` lists, all
         messages before the first one in `known` count as read. If none of the messages in `known`
         are in the thread, for example after a fork from an old checkpoint, all messages in the
         thread count as unread.
@@ -447,8 +449,8 @@ class Watermark:
 
         A message in the watermark's `known` list keeps the position recorded there. Messages before
         the first message in `known` get lower positions, and messages after the last one get higher
-        positions. A message between two messages in `known` gets the position of the earlier one.
-        The store orders items with the same position by age.
+        positions. A message that lies between two messages in `known` is assigned the position of
+        the earlier one. The store orders items with the same position by age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -506,7 +508,10 @@ class Watermark:
         return replace(failed, error=error, final=final)
 
     def reset(self) -> Watermark:
-        """Return a reset copy, so that the whole thread is read again. Positions are not reused."""
+        """Return a copy that records no messages as read, so that the whole thread is read again.
+
+        Positions are not reused.
+        """
         return replace(self, known=(), count=0, checkpoint_id=None)
 
     def has_same_progress(self, other: Watermark) -> bool:
@@ -520,7 +525,7 @@ class Watermark:
         """Build the `PutItem` that stores the watermark.
 
         The watermark is stored as a note, which is an item in a namespace reserved by perdure. The
-        store rejects the put if the stored note has changed since the watermark was read.
+        store rejects the put if the note was modified after the watermark was read.
         """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(
@@ -535,7 +540,7 @@ class Watermark:
         )
 
 
-# Converts a watermark to and from the value of the item in which the store keeps it.
+# Converts a watermark to and from the value of the store item that holds it.
 _NOTE_ADAPTER: Final = TypeAdapter(Watermark)
 
 
@@ -583,10 +588,10 @@ async def read_watermarks(
 
 
 def build_put_clearing_watermark_failure(watermark_note: Item) -> PutItem:
-    """Build the put operation that clears a recorded extraction failure from a stored watermark.
+    """Build the put operation that clears the extraction failure recorded in a stored watermark.
 
-    The thread is not due again until its head changes. The next extraction then reads the new
-    messages and those that the failed extraction could not read.
+    The extraction is not retried until the thread's head changes. The next extraction then reads
+    the new messages and also the messages that the failed extraction did not read.
     """
     watermark, (_, _, *namespace) = _decode_watermark(watermark_note), watermark_note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)

@@ -65,8 +65,7 @@ from perdure.stores.text import (
 _LOG = logging.getLogger("perdure")
 # Number of indexed messages after which a transaction is committed.
 _MESSAGES_PER_TRANSACTION: Final = 400
-# Maximum number of indexing steps per transaction. A thread with few messages is indexed in one
-# step.
+# Maximum number of indexing steps per transaction. A thread with few messages needs only one step.
 _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters indexed per message. The rest of the message is ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
@@ -272,7 +271,7 @@ class TranscriptSearch:
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
         """Find the visible threads whose messages match the text best.
 
-        The transcript index is searched as it is, without being updated first.
+        The transcript index is not updated before the search.
         """
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
@@ -424,8 +423,8 @@ class TranscriptSearch:
             if puts_to_write := [*chain(*compress(puts, are_advanced))]:
                 yield from self._parts.writer.write_puts(puts_to_write, self._parts.now())
 
-        # Item ids must increase within a namespace, so only one transaction at a time writes to a
-        # namespace.
+        # Item ids must increase within a namespace, so prevent concurrent transactions from writing
+        # to the same namespace.
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 

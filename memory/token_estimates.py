@@ -50,7 +50,7 @@ _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
 # Estimated tokens per character that takes four bytes in UTF-8, such as an emoji.
 _TOKENS_PER_FOUR_BYTES: Final = 1.9
-# Assumed number of letters adjacent to digits, per digit in the text. Letters adjacent to digits,
+# Number of letters per digit that are assumed to be adjacent to digits. Letters adjacent to digits,
 # as in a UUID, take more tokens than letters in words.
 _MIXED_LETTERS_PER_DIGIT: Final = 2
 
@@ -73,8 +73,8 @@ _VIDEO_BYTES_PER_S: Final = 125_000
 _CHARACTERS_PER_HIDDEN_TOKEN: Final = 32
 # Estimated number of audio tokens per token of the audio's transcript.
 _TRANSCRIPT_FACTOR: Final = 3
-# Estimated tokens of media whose size is unknown, because the message contains only a URL or a file
-# id.
+# Estimated number of tokens of media whose size is unknown because the message contains only a URL
+# or a file id.
 _UNKNOWN_LENGTH_TOKENS: Final = {"file": _PAGE_TOKENS, "audio": 960, "video": 9_000}
 
 _KINDS: Final = {
@@ -242,8 +242,8 @@ def _count_reasoning_tokens(block: Mapping[str, Any], count_text: CountText) -> 
 def _count_media_tokens(media_kind: str, block: Mapping[str, Any], count_text: CountText) -> int:
     """Return the number of tokens of an image, file, audio or video block."""
     parts: list[Mapping[str, Any]] = [block]
-    # Append nested dicts to `parts` during the iteration, so that the loop also visits them. Amazon
-    # Bedrock stores media data in a dict within a dict.
+    # Append nested dicts to `parts` while iterating over it, so that the loop also visits the
+    # nested dicts. This is needed because Amazon Bedrock stores media data in a dict within a dict.
     for part in parts:
         nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
         parts += [value for value in nested if isinstance(value, Mapping)]
@@ -314,7 +314,7 @@ def _count_json_tokens(value: Any, count_text: CountText) -> int:
     files = 0
 
     def without_files(part: Any) -> Any:
-        """Return `part` with all media removed, and add the tokens of the media to `files`."""
+        """Return `part` without its media, and add the media's token counts to `files`."""
         nonlocal files
         if isinstance(part, Mapping):
             if part is not value and _find_media_kind(part) is not None:

@@ -91,9 +91,9 @@ class TokenCounter:
 
         `tools` is the token count of the tools in the request.
 
-        A custom counting function can add a fixed overhead to every request. The larger of this
-        overhead and `tools` is returned, because the overhead is assumed to include the tools
-        already.
+        A custom counting function can add a fixed overhead to every request. In that case, the
+        result is the larger of the overhead and `tools`, because the overhead is assumed to include
+        the tools.
         """
         if self._function is not None:
             return max(self._function.fixed_tokens, tools)
@@ -188,10 +188,10 @@ class TokenCounter:
     def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """Return a copy of the counter with estimates scaled to the usage reported in `messages`.
 
-        The scale is computed from the responses of a single model: the counter's `model`, or, if it
-        is None, the model that gave the newest response. The scale is the largest ratio of reported
-        to estimated tokens in any of these responses, so removing messages never increases the
-        scale.
+        The scale is computed from the responses of a single model: the counter's `model` or, if
+        that is None, the model that produced the newest response. The scale is the largest ratio of
+        reported to estimated tokens in any of these responses, so removing messages never increases
+        the scale.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self

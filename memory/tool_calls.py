@@ -1,8 +1,9 @@
 """Read and rewrite tool calls and tool results, in all forms that providers and langchain use.
 
-A call is an entry of `tool_calls` or `invalid_tool_calls`, a content block, an entry of the older
-`additional_kwargs["tool_outputs"]`, or `additional_kwargs["function_call"]`. The result of a call
-is a `ToolMessage`, a `FunctionMessage`, or a content block of a later message.
+A message can store a tool call as an entry of `tool_calls` or `invalid_tool_calls`, as a content
+block, as an entry of `additional_kwargs["tool_outputs"]` (an older format), or in
+`additional_kwargs["function_call"]`. The result of a tool call can be a `ToolMessage`, a
+`FunctionMessage`, or a content block of a later message.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def find_tool_calls(message: AIMessage) -> list[Call]:
     listed_ids = {call.id for call in calls}
     for block in blocks:
         call = _read_call_from_block(block)
-        # Skip a block without a call id if `tool_calls` or `invalid_tool_calls` has entries,
-        # because the block probably duplicates one of them.
+        # If `tool_calls` or `invalid_tool_calls` has entries, skip a content block that has no call
+        # id, because the block probably duplicates one of the entries.
         if call is None or call.id in listed_ids or (listed_ids and not call.id):
             continue
         calls.append(call)
@@ -197,9 +198,9 @@ def rewrite_calls(
 ) -> AIMessage:
     """Return a copy of an AI message with its tool calls in a form that providers accept.
 
-    If nothing has to be changed, the original message object is returned. A tool call found only in
-    a content block is added to `tool_calls`, so that the client of each provider can send it in the
-    expected format.
+    If nothing has to be changed, the original message object is returned. If a tool call occurs
+    only in a content block, it is added to `tool_calls`, so that every provider's client can send
+    it in the format that the provider expects.
 
     Args:
         message: The AI message.
@@ -210,8 +211,8 @@ def rewrite_calls(
         stray_ids: The ids of calls whose result blocks are removed from the content.
     """
     new_ids = new_ids or {}
-    # The key False holds the entries of the new `tool_calls`, and the key True holds those of the
-    # new `invalid_tool_calls`.
+    # The entries of the new `tool_calls` are stored under the key False, and the entries of the new
+    # `invalid_tool_calls` under the key True.
     entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
         entry = None if position in removed_positions else _build_tool_call_entry(message, call)
@@ -255,10 +256,10 @@ def _build_predicate_for_removed_content_blocks(
     new_ids: Mapping[int, str],
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Build a predicate that selects the content blocks for `rewrite_calls` to remove."""
+    """Build a predicate that is True for the content blocks that `rewrite_calls` must remove."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
-    # If a call is removed or gets a new id, its content block must be removed. The block is not
-    # needed, because the provider's client rebuilds it from `tool_calls`.
+    # If a call is removed or gets a new id, remove its content block too. If the call still exists,
+    # the provider's client rebuilds the block from `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
@@ -318,8 +319,8 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
 def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
     """Build the `tool_calls` or `invalid_tool_calls` entry for a tool call.
 
-    Return None for a call that belongs in neither list, such as a tool call that the provider
-    executes itself.
+    Return None if the call belongs in neither list, for example because the provider executes the
+    tool itself.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (

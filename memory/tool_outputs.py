@@ -98,7 +98,7 @@ class ClearToolOutputs(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node for requests with the given tools.
+        """Return a copy of the node, configured for requests with the given tools.
 
         Placeholders tell the model to read a result with `read_tool` only if `tools` contains that
         tool.
@@ -211,8 +211,8 @@ async def _read_summarized_messages(
     """Return the original messages that a thread's summary has replaced, in chronological order.
 
     If the thread's history contains several versions of a message, the latest one that was not
-    shortened by `trim` or `clear_tool_outputs` is returned. Messages that were erased after they
-    had been summarised are omitted.
+    shortened by `trim` or `clear_tool_outputs` is returned. Messages that were summarised and later
+    erased are omitted.
 
     Args:
         checkpointer: A perdure checkpointer.

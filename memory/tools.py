@@ -1,7 +1,7 @@
 """Provide tools that let a model store, change and search memories.
 
-A mistake of the model is answered with a message to the model, and a mistake of the developer
-raises an error. perdure determines the source of a memory by comparing it with the messages of the
+Mistakes by the model are reported back to the model in a message, whereas mistakes by the developer
+raise an error. perdure determines the source of a memory by comparing it with the messages of the
 run. The model is not trusted to name the source, because it might have followed instructions that
 were injected through a web page.
 """
@@ -99,7 +99,8 @@ _TEAM_DESCRIPTION: Final = (
     "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
     "out for what concerns the user alone; all members read what is kept for their team."
 )
-# Default value of a memory tool's `runtime` parameter, which langgraph sets only within a graph.
+# Default value of a memory tool's `runtime` parameter, for calls outside a graph. Within a graph,
+# langgraph passes a `ToolRuntime`.
 _NO_RUNTIME: Final[Any] = None
 # Matches the tool names that model providers accept.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -294,7 +295,7 @@ def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> R
 def _expand_team_collections(
     collections: Sequence[Collection], config: RunnableConfig | None
 ) -> Iterator[tuple[Collection, RunnableConfig | None]]:
-    """Yield each collection together with the run config to search it with.
+    """Yield each collection with the run config to use for searching it.
 
     A collection of team memories is yielded once for each team in the run's config.
     """
@@ -322,7 +323,7 @@ def quote_memories(memories: Sequence[Memory]) -> str:
 class _MemoryTool(StructuredTool):
     """The class of perdure's memory tools.
 
-    `isinstance` checks of this class tell the memory tools of a run from its other tools.
+    Use `isinstance` with this class to distinguish perdure's memory tools from other tools.
     """
 
 
@@ -366,8 +367,8 @@ def build_tool(
 
         The list of messages is empty if the tool was called outside a graph.
         """
-        # `runtime` is not a `ToolRuntime` if the tool was called outside a graph, or if the model
-        # passed a made-up value. In both cases, the messages of the run are unknown.
+        # If the tool was called outside a graph, or if the model passed a made-up value, `runtime`
+        # is not a `ToolRuntime` and the messages of the run are not available.
         if not isinstance(runtime, ToolRuntime):
             return Attribution(config)
         messages = (
@@ -465,7 +466,7 @@ async def _execute_memory_action(
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
         outcome = await _write_memory_action(writer, action, key, memory, attribution)
-    # If the model passes an invalid id, treat it like an unknown id.
+    # Treat an invalid id from the model as an unknown id.
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
@@ -571,12 +572,12 @@ class Attribution:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
         The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`, depending on which
-        messages contain the words of the memory. Words count as the user's if they occur in human
-        messages or in `stated_before`. The trust class is `"user"` if the number of the user's
-        words, minus the number of words found only in tool messages, is at least half of the
-        memory's words. A memory that does not qualify for `"user"` gets the trust class `"tool"` if
-        at least half of its words occur in tool messages. A memory that qualifies for neither
-        `"user"` nor `"tool"` gets the trust class `"assistant"`.
+        messages contain the words of the memory. A word counts as the user's if it occurs in a
+        human message or in `stated_before`. The trust class is `"user"` if the number of the user's
+        words, minus the number of words found only in tool messages, is at least half the number of
+        words in the memory. If a memory does not meet the condition for `"user"`, its trust class
+        is `"tool"` if at least half of its words occur in tool messages, and `"assistant"`
+        otherwise.
 
         Args:
             texts: The texts of the memory.
@@ -615,8 +616,8 @@ class Attribution:
     async def check_texts_not_erased(self, texts: Iterable[str]) -> None:
         """Raise an error if the texts repeat messages that were erased during the run.
 
-        Texts count as a repetition if at least half of their words occur in erased messages of the
-        thread.
+        Texts count as a repetition if at least half of their words occur in messages that were
+        erased from the thread.
 
         Raises:
             ToolException: The texts repeat erased messages.

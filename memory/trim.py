@@ -49,8 +49,8 @@ _CLASSES: Final = {
     "tool": ToolMessage,
     "system": SystemMessage,
 }
-# Advice at the end of a BudgetExceeded error: `_ALLOW_PARTIAL` if the option `allow_partial` is
-# False, and `_SEND_LESS` if it is True.
+# Advice at the end of a BudgetExceeded error's message. `_ALLOW_PARTIAL` is used if the option
+# `allow_partial` is False, and `_SEND_LESS` if it is True.
 _ALLOW_PARTIAL: Final = "set allow_partial=True"
 _SEND_LESS: Final = (
     "send smaller files, tool calls or system messages; texts have been shortened already"
