@@ -71,7 +71,7 @@ def from_microseconds(microseconds: int) -> datetime:
 def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
     """Validate provenance, and return it as a JSON object without empty fields.
 
-    The object is stored with the item, and filters on provenance are applied to it.
+    This object is stored with the item. Provenance filters match against it.
 
     Raises:
         ConfigurationError: A field has a wrong type.
@@ -243,7 +243,7 @@ class ItemReader:
 
     sql: NamedSQL
     records: RecordCodec
-    # column that contains the values of items, for SQL conditions on their JSON
+    # column that contains the JSON values of items, used in the SQL conditions of filters
     values: JSONLocation
 
     # -- one key
@@ -324,7 +324,7 @@ class ItemReader:
         ]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
-        """Return the replaced or deleted versions that a search as of a past time must rank.
+        """Return the non-current versions that a search as of a past time must rank.
 
         The result contains the versions that match the filters and were current at
         `selection.as_of`.

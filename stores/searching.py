@@ -58,18 +58,18 @@ _QueryWords = dict[str, tuple[str, list[tuple[str, float]]]]
 # maximum fraction of messages in which a name may occur; a more frequent word is not treated as a
 # name
 _MAX_NAME_FREQUENCY: Final = 0.003
-# pronouns in a query that may refer to the person the rows are about
+# pronouns by which a query may refer to the person whom the searched rows are about
 _PERSONAL_PRONOUNS: Final = frozenset(
     (
         *("i", "me", "my", "mine", "myself", "you", "your", "yours"),
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-# Maximum number of speakers for which a search checks whether the query names a speaker. Rows with
-# more speakers than this do not come from a conversation.
+# Maximum number of speakers with which a search checks whether the query names one of them. Rows
+# with more speakers are not from a conversation.
 _MAX_NAMED_ACTORS: Final = 1_000
-# Names that denote a speaker's role and not a person. A word such as "user" in a query seldom
-# refers to the speaker.
+# Speaker names that denote a role, not a person. In a query, a word such as "user" seldom refers to
+# the speaker of that name.
 _ROLE_NAMES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
 )
@@ -81,13 +81,13 @@ class SearchQuery:
 
     text: str
     mode: Mode = "hybrid"
-    # whether a row's neighbours, speaker and date affect its score
+    # whether a row's score also depends on its neighbouring rows, its speaker and its date
     context: bool = True
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = (
-        # The period that the query asks about, as its start (inclusive) and its end (exclusive) in
-        # seconds since 1970. Rows with messages from this period score higher.
+        # The period that the query asks about: its start (inclusive) and end (exclusive) as Unix
+        # timestamps in seconds. Rows with messages from this period score higher.
         None
     )
     min_score: float | None = None  # lowest score of a result
@@ -186,9 +186,9 @@ class Searcher:
             refresh_ttl: Whether to restart the time to live of the items; None means the default.
         """
         parts, page = self._parts, check_limit_and_offset(limit, offset)
-        # A page of items is read by one SQL statement and needs no snapshot. If the filter may use
-        # an index of the database, additional statements choose the index, so all statements must
-        # read the same snapshot.
+        # A page of items is normally read by one SQL statement, so no snapshot is needed. If a
+        # database index may be used for the filter, further statements are needed to choose it, and
+        # all of them must read the same snapshot.
         if query is None:
             by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
@@ -382,7 +382,7 @@ class Searcher:
         return word if self._mask is None else str(self._mask(word))
 
     def _warn_about_missing_vectors(self, cosines: Floats) -> None:
-        """Log once that some items have no vectors, since search results do not show this."""
+        """Log a warning, once, if items have no vectors, since search results do not show it."""
         missing_count = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
         if missing_count:
             self._indexes.warned_lacking = True
@@ -398,7 +398,7 @@ class Searcher:
 
     @property
     def awaits_vectors(self) -> bool:
-        """Whether query vectors are computed by a model in another process."""
+        """Whether the model that computes the query vectors runs in another process."""
         return self._embeddings.model is not None and not self._embeddings.in_process
 
     async def add_query_vector(
@@ -409,7 +409,7 @@ class Searcher:
         Return a copy of the query with its vector. If no vector was computed, the copy's vector is
         None, and the search uses keywords only.
 
-        The caller's coroutine awaits the model, so that no worker thread is blocked.
+        The model is awaited in the caller's event loop, so that no worker thread is blocked.
         """
         if query is None or not self.awaits_vectors:
             return query
@@ -419,7 +419,7 @@ class Searcher:
     def _add_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
         """Return the query with its vector.
 
-        If the query has no vector yet, it is embedded in the caller's thread.
+        If the query has no vector yet, it is embedded in the caller's OS thread.
         """
         if query.is_embedded:
             return query
@@ -430,8 +430,8 @@ class Searcher:
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
         """Return the vector of a query, or None if the search uses keywords only.
 
-        If the model runs in this process and knows none of the query's words, the query's vector is
-        zero, which is not similar to any vector.
+        A model in this process returns a zero vector if it knows none of the query's words. A zero
+        vector is not similar to any vector, so a hybrid search then uses keywords only.
         """
         if query.mode == "text":
             return None
@@ -485,9 +485,9 @@ def _find_codes_and_name_words_of_mentioned_actors(
 def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all memories in the pool are about.
 
-    Models that extract memories may write both "Ann likes figs" and "The user likes figs" about one
-    person. The result is empty if there is no such person, or if the memories are messages of a
-    conversation with an assistant, because such a conversation is not about one person.
+    A model that extracts memories may refer to one person in two ways, as in "Ann likes figs" and
+    "The user likes figs". The result is empty if there is no such person. It is also empty for the
+    messages of a conversation with an assistant, because they are not all about one person.
     """
     row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]
@@ -514,7 +514,7 @@ def _iter_rows_by_score(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
     """Yield all rows by score, highest first.
 
     To save time, only the best `count` rows and any rows tied with the last of them are sorted at
-    first. The remaining rows are sorted only if the caller reads on.
+    first. The remaining rows are sorted only when the caller iterates past these.
     """
     groups = [np.arange(len(scores))]
     if 0 < count < len(scores):

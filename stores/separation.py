@@ -12,14 +12,14 @@ much more similar the vectors of related rows are than those of random rows. The
 comparable between embedding models, although the cosine of two random texts may be 0.1 with one
 model and 0.8 with another. If an embedder's vectors carry no meaning, the separation is near 0.
 
-The measured separation affects search scores in three ways, each of them an attribute of
-`VectorCalibration`. `trust` reduces the weight of vectors if the vectors of related rows are no
-more similar than those of random rows. `gain` increases the weight of vectors, and adds the vectors
-of the whole thread to each row's score. `gain` is positive if the rows are long and the vectors of
-neighbouring rows are clearly more similar than those of random rows. `gain` is 0 for short rows,
-because the vector of a short message says little about the question that the message answers.
-`origin` is the lowest cosine to be expected between two unrelated rows. A search uses `origin` as
-the baseline when it converts cosines to scores. Decision 0037 has the measurements.
+The measured separation affects search scores through the three attributes of `VectorCalibration`.
+`trust` reduces the weight of vectors if the vectors of related rows are no more similar than those
+of random rows. `gain` increases the weight of vectors, and lets the vectors of the whole
+conversation contribute to each row's score. `gain` is positive only if the rows are long and
+neighbouring rows have clearly more similar vectors than random rows. `gain` is 0 for short rows,
+because the vector of a short answer says little about the question that it answers. `origin` is the
+lowest cosine to be expected between two unrelated rows. When a search converts cosines to scores,
+it uses `origin` as the baseline. Decision 0037 has the measurements.
 
 The samples are taken from the oldest rows of a namespace, so rows that are added later do not
 affect the measured separation. The separation is not stored in the database, because every process
@@ -42,7 +42,7 @@ Floats = NDArray[np.floating[Any]]
 
 # Maximum number of rows per namespace that are used to measure the separation.
 MAX_ROWS: Final = 512
-# Maximum number of rows per namespace that are searched for pairs of rows sharing a rare word.
+# Maximum number of rows per namespace that are examined to find rows with a rare word in common.
 MAX_WORDED: Final = 256
 # minimum number of rows with vectors; with fewer rows, the separation is not measured
 _MIN_ROWS: Final = 16
@@ -50,10 +50,10 @@ _MAX_PAIRS: Final = 512  # maximum number of pairs in each sample
 # maximum number of pairs of rows that are compared for each shared word
 _MAX_PAIRS_PER_WORD: Final = 4
 _RARE_DIVISOR: Final = 8  # a word is rare if it occurs in at most 1/8 of the rows
-# The two rows of a random pair are 0.382 or 0.236 times the number of measured rows apart.
+# Distances between the two rows of a random pair, as fractions of the number of measured rows.
 _STRIDES: Final = (0.382, 0.236)
-# Weight of the default separation `_PRIOR` when it is averaged with the measured separation,
-# expressed as a number of row pairs. The default limits the effect of chance in small samples.
+# The default separation `_PRIOR` is averaged with the measured separation, to limit the effect of
+# chance in small samples. This is the weight of the default, as a number of row pairs.
 _PRIOR_PAIRS: Final = 16
 # Default separation, assumed for a namespace in which no pairs of rows have been measured.
 _PRIOR: Final = 1.0
@@ -67,11 +67,12 @@ _USELESS, _USEFUL = 0.2, 0.5
 # standard deviations. Below the first threshold, `VectorCalibration.gain` is 0. Above the second
 # threshold, `gain` is 1 if the rows are long. Between the two thresholds, `gain` rises linearly.
 _STRONG, _STRONGEST = 1.1, 2.0
-# Two thresholds for the mean number of words per row. `VectorCalibration.gain` is 0 below the first
-# threshold, rises linearly between the two, and is not reduced above the second.
+# Two thresholds for the mean number of words per row. `VectorCalibration.gain` is multiplied by a
+# factor that is 0 below the first threshold, rises linearly between the two, and is 1 above the
+# second.
 _SHORT, _LONG = 40, 100
-# The lowest cosine to be expected between two unrelated rows is estimated as the mean cosine of
-# random pairs minus this many standard deviations.
+# The lowest cosine to be expected between two unrelated rows (`VectorCalibration.origin`) is
+# estimated to lie this many standard deviations below the mean cosine of random pairs.
 _DEVIATIONS: Final = 4.0
 
 
@@ -111,7 +112,8 @@ _NO_MOMENTS: Final = SampleMoments()
 class VectorCalibration(NamedTuple):
     """The weight of vectors in search scores.
 
-    The weight depends on how far the measured cosines of related rows exceed those of random rows.
+    Vectors get more weight the further the measured cosines of related rows exceed those of random
+    rows.
 
     Attributes:
         trust: The factor by which the usual weight of vectors is multiplied, from 0 to 1.
@@ -147,7 +149,7 @@ class VectorSeparation:
     words: SampleMoments = _NO_MOMENTS
 
     def merge(self, other: VectorSeparation) -> VectorSeparation:
-        """Return a new object with the samples of both objects."""
+        """Return a new object that combines the samples of both objects."""
         return VectorSeparation(
             self.neighbours.merge(other.neighbours),
             self.sharing.merge(other.sharing),
@@ -172,15 +174,15 @@ class VectorSeparation:
         return VectorCalibration(trust, gain, max(lowest, 0.0))
 
     def compute_deserved_share_of_vector_weight(self, sample: SampleMoments) -> float:
-        """Return the factor for the weight of vectors (`trust`) that results from one sample.
+        """Return the value of `trust`, the factor for the weight of vectors, based on one sample.
 
-        The factor is 0 if the sample's cosines are no higher than those of random pairs, and is at
-        most 1.
+        The value is from 0 to 1. It is 0 if the sample's cosines are no higher than those of random
+        pairs.
         """
         return _interpolate(self._compute_distance_from_random_pairs(sample), _USELESS, _USEFUL)
 
     def _compute_distance_from_random_pairs(self, sample: SampleMoments) -> float:
-        """Return how far the cosines in a sample are separated from those of random pairs of rows.
+        """Return the separation between the cosines in a sample and those of random pairs of rows.
 
         The separation is the mean cosine of the sample minus the mean cosine of random pairs,
         divided by the standard deviation of the cosines. The result is averaged with the default
@@ -194,17 +196,16 @@ class VectorSeparation:
 
 
 def _interpolate(value: float, low: float, high: float) -> float:
-    """Return 0 for values up to `low`, 1 from `high` on, and interpolate linearly between them."""
+    """Interpolate linearly from 0 at `low` to 1 at `high`, and clamp the result to this range."""
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
 def compute_number_of_rows_to_compare(row_count: int) -> int:
     """Return the number of rows to measure in a namespace, or 0 if it has too few rows.
 
-    The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. The number
-    is rounded down to a multiple of the power of two that is between 1/8 and 1/4 of it. Because of
-    the rounding, adding a row rarely changes the result, so the separation rarely has to be
-    measured again.
+    The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. Only the
+    three most significant bits of the number are kept, so adding a row rarely changes the result,
+    and the separation rarely has to be measured again.
     """
     if row_count < _MIN_ROWS:
         return 0
@@ -239,8 +240,8 @@ def measure_how_vectors_separate_related_rows(
         thread_codes[first_rows] >= 0
     )
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    # Sort the pairs of neighbouring rows by row index. Up to this point, they are ordered
-    # by the number of the conversation thread, which may differ between processes.
+    # Sort the pairs of neighbouring rows by row index. Up to this point, they are sorted by
+    # conversation code, and the codes can differ between processes.
     neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
@@ -269,8 +270,8 @@ def _compute_cosine_moments(vectors: Floats, pairs: Ints) -> SampleMoments:
     """Compute the cosine of the two vectors in each pair, and return the moments of the cosines.
 
     The moments are the count, the sum and the sum of squares. Pairs of rows with equal vectors are
-    left out. Otherwise, if an assistant often repeated a text such as "Noted.", many random pairs
-    of rows would have a cosine of 1.
+    left out, because repeated texts, such as an assistant's "Noted.", would give many random pairs
+    a cosine of 1.
     """
     chosen = _select_evenly_spaced_pairs(pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]
@@ -288,7 +289,7 @@ def _select_evenly_spaced_pairs(row_pairs: Ints) -> Ints:
 
 
 def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
-    """Return pairs of rows that share a rare word; int[pairs, 2].
+    """Return pairs of rows that share a rare word, as an integer array of shape `[pairs, 2]`.
 
     Args:
         words: The word of each entry, as a number; int[entries].

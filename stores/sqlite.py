@@ -70,7 +70,7 @@ class SQLiteStore(WholeStore):
         ConfigurationError: An argument is wrong.
     """
 
-    # the database connection class, which tests replace
+    # class of the database connection; tests replace it
     _connection_class = sqlite3.Connection
 
     def __init__(

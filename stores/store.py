@@ -80,9 +80,9 @@ class Store(BaseStore):
 
         Reads see the state before the batch. If the batch contains several puts of one key, only
         the last one is written. A `PutItem` supports all options of `put`, whereas langgraph's
-        `PutOp` supports neither provenance nor conditions. A read refreshes the TTLs of the items
-        that it returns if its `refresh_ttl` is true (langgraph's default), unless the store was
-        opened with `ttl={"refresh_on_read": False}`.
+        `PutOp` supports neither provenance nor conditions. If the `refresh_ttl` of a read is true
+        (langgraph's default), the read refreshes the TTLs of the items that it returns, unless the
+        store was opened with `ttl={"refresh_on_read": False}`.
 
         Args:
             ops: The operations.
@@ -137,8 +137,8 @@ class Store(BaseStore):
                 f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # In LangGraph's operations, `refresh_ttl` defaults to True, so True leaves the decision to
-        # the store's configuration. With False, the read does not restart the items' time to live.
+        # In LangGraph's operations, `refresh_ttl` defaults to True, so True does not override the
+        # store's configuration. With False, the read does not refresh the TTLs of items.
         refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
@@ -311,8 +311,8 @@ class Store(BaseStore):
 
         Without a query, items are ordered by namespace and then by creation time. A put does not
         move items between pages: a new item comes last in its namespace, and a replaced item keeps
-        its position. Deleting an item moves every later item forward by one position. To page
-        through an unchanging snapshot, pass the same `as_of` for every page.
+        its position. Deleting an item moves each later item up by one position. To page through an
+        unchanging snapshot, pass the same `as_of` for every page.
 
         Args:
             namespace_prefix: The first labels of the namespaces. `()` selects all items.

@@ -2,16 +2,16 @@
 
 A token is a stem ("running" and "runs" become "run"), a number, or a word in a script without a
 stemmer. In Chinese, Japanese, Korean and similar scripts, a token is a pair of neighbouring
-characters. Emoji, currency
-signs and other symbols are also tokens. A word that contains a symbol gives two tokens, one with
-the symbol and one without it ("c#" and "c"). Stop words are kept in documents and dropped from
-queries. If a query consists only of stop words, it is searched as if they were ordinary words.
+characters. Emoji, currency signs and other symbols are also tokens. A word that contains a symbol
+yields two tokens, one with the symbol and one without it ("c#" and "c"). Stop words are kept in
+documents and dropped from queries. If a query consists only of stop words, it is searched as if
+they were ordinary words.
 
-The package contains two tables. The synonym table lists, for each English stem, the nearest stems
-and their cosines, as computed by `benchmarks/kinship.py` with the static embedder. The word
-frequency table lists the frequencies of words in each language, as computed by
-`benchmarks/commonness.py`. Long texts are split into overlapping chunks, so that an embedder
-receives all of the text.
+The package contains two tables. For each English stem, the synonym table lists the stems with the
+most similar embeddings and their cosine similarities, which `benchmarks/kinship.py` computed with
+the static embedder. The word frequency table lists the frequencies of words in each language, as
+computed by `benchmarks/commonness.py`. Long texts are split into overlapping chunks, so that an
+embedder receives all of the text.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _MAX_STEMMED_LENGTH = 32
 
 # A language is named after its Snowball stemmer.
 ENGLISH: Final = "english"
-# name that stands for all languages with a non-Latin script
+# collective name for all languages with a non-Latin script, used in place of a language name
 NON_LATIN: Final = "other"
 
-# scripts without spaces between words, and Hangul, in which particles are attached to words
+# scripts written without spaces between words, and Hangul, where particles are attached to words
 _UNSPACED_RANGES = (
     "\u0e01-\u0e4e\u0e81-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u109f\u1780-\u17d3"  # Myanmar, Khmer
@@ -60,7 +60,7 @@ _UNSPACED_RANGES = (
     "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
-# combining vowel signs and similar characters, which the regular expression `\w` does not match
+# combining vowel signs and similar characters, which `\w` in a regular expression does not match
 _COMBINING_SIGNS = "".join(
     chr(code) for code in range(0x0483, 0x1D00) if unicodedata.category(chr(code)) in ("Mn", "Mc")
 )
@@ -73,10 +73,10 @@ _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-# Substrings that indicate that a text may contain words with symbols, such as "c#". A text with
-# none of these substrings is searched for such words only if it starts with a dot.
+# To save time, a text is searched for words with symbols, such as "c#", only if it contains one of
+# these substrings or starts with a dot.
 _SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")
-# matches a symbol, such as an emoji; the emoji of a country's flag consists of two characters
+# matches one symbol, such as an emoji; a flag emoji consists of two characters
 _SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")
 # the Unicode categories of symbols: currency (Sc), mathematical (Sm) and all other symbols (So)
 _SYMBOL_CATEGORIES = (
@@ -92,8 +92,8 @@ _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-# Without "n't", the contractions "won't", "can't" and "shan't" become "wo", "ca" and "sha". The
-# dict maps each of these to the verb that is negated.
+# Maps what is left of "won't", "can't" and "shan't" without the ending "n't" to the verb that is
+# negated.
 _NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
@@ -211,7 +211,7 @@ def ends_with_question(text: str) -> bool:
 
 
 def detect_language(text: str) -> str:
-    """Return the language whose stop words occur most often in a text.
+    """Detect the language of a text, which is the one whose stop words occur most often.
 
     Returns:
         The name of the language's Snowball stemmer, `ENGLISH` if the text has too few stop
@@ -275,9 +275,8 @@ def collect_non_english_stop_words() -> frozenset[str]:
 def _load_foreign_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
-    The result maps the name of a language to a pair of sets. The first set of each pair contains
-    the language's stop words, without those that are also English stop words. The second set
-    contains all of the language's stop words.
+    The result maps each language's name to the two sets. The first set contains only the stop words
+    that are not also English stop words. The second set contains all stop words of the language.
 
     Loading takes 1 ms.
     """
@@ -328,7 +327,7 @@ def _iter_words(text: str) -> Iterator[str]:
 
 
 def _list_words_that_contain_symbols_and_symbols(text: str) -> list[str]:
-    """Return the words that contain a symbol, such as "c#", followed by the symbols in a text.
+    """Return a text's words that contain a symbol, such as "c#", followed by its other symbols.
 
     >>> _list_words_that_contain_symbols_and_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
@@ -425,11 +424,12 @@ def _stem_word(word: str, language: str) -> str:
 
 # -- synonyms and corrections
 
-# Minimum length of a long word, in letters. Two long words may differ by two edits, and the first
-# letters of two words may differ if at least one of the words is long.
+# Minimum length, in letters, of a word that counts as long in spelling correction. Two edits are
+# allowed if the word and its correction are both long, and a different first letter if at least one
+# of them is.
 _MIN_TWO_EDIT_LENGTH: Final = 6
-# Minimum similarity between a misspelt word and its correction. The similarity is 1 minus the
-# number of edits divided by the length of the longer word.
+# Minimum similarity between a misspelt word and its correction, defined as 1 - (number of edits /
+# length of the longer word).
 _MIN_EDIT_SIMILARITY: Final = 0.7
 
 
@@ -470,8 +470,8 @@ def _load_synonym_arrays() -> tuple[
 # -- frequency of words
 
 FREQUENCY_FILE: Final = "common.npz"
-# Scale factor for stored word frequencies. A frequency is stored as an integer, its negated natural
-# logarithm times this factor.
+# Scale factor for stored word frequencies. A relative frequency f is stored as an integer, -ln(f)
+# times this factor.
 STEPS_PER_NAT: Final = 16
 # assumed average number of words per message
 _WORDS_PER_MESSAGE: Final = 15
@@ -492,8 +492,8 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
     """
     words, rarity = _load_word_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
-    # Tokens that are longer than all tokens in the frequency list are not looked up, because numpy
-    # would copy the whole list as wider strings to compare them.
+    # Do not look up a token that is longer than every token in the frequency list, because numpy
+    # would first copy the whole list to an array of wider strings.
     if len(word) > words.itemsize:
         return 0.0
     position = int(np.searchsorted(words, word))
@@ -506,7 +506,7 @@ def estimate_share_of_messages_with_word(token: str, language: str = ENGLISH) ->
 def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """Load the sorted tokens of a language and their frequencies.
 
-    A frequency is stored as -16 times the natural logarithm of the token's relative frequency.
+    A relative frequency f is stored as the integer -16 ln(f).
 
     Takes 2 ms.
     """
@@ -519,13 +519,13 @@ def _load_word_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[n
 class Vocabulary(dict[str, int]):
     """Words with their numbers.
 
-    Looking up a word that the dict does not contain adds the word with the next number.
+    Looking up a new word adds it to the dict and assigns the next number to it.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
-        # Index of the words by first letter and by last two letters. A key is the first letter, or
-        # a hyphen followed by the last two letters.
+        # Maps a first letter, or a hyphen followed by the last two letters, to the words that begin
+        # or end in this way.
         self._by_letters: dict[str, list[str]] = defaultdict(list)
         self._indexed_count = 0  # number of words in `_by_letters`
         self._lock_index = threading.Lock()
@@ -535,10 +535,9 @@ class Vocabulary(dict[str, int]):
         return number
 
     def similar_words(self, word: str) -> list[str]:
-        """Return all vocabulary words that begin or end like the given word.
+        """Return the words that have the first letter or the last two letters of the given word.
 
-        The returned words share their first letter or their last two letters with `word`. Only such
-        words can be spelling corrections (see `find_nearest_words`).
+        Only such words can be spelling corrections (see `find_nearest_words`).
         """
         with self._lock_index:
             for other in (
@@ -555,9 +554,9 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
 
     Equally similar words are returned in alphabetical order. The edit distance must be at most 1,
     or at most 2 if both words have at least six letters. A misspelt word and its correction must
-    begin with the same letter, with one exception: a correction may begin with a different letter
-    if its last two letters match and at least one of the two words has six letters or more. If both
-    words are in the English frequency list, one of them must be a prefix of the other.
+    begin with the same letter, unless they end with the same two letters and at least one of them
+    has six letters or more. If both words are in the English frequency list, one of them must be a
+    prefix of the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -620,9 +619,9 @@ def compute_edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
 MAX_CHUNK_WORDS = 200
 OVERLAP_WORDS = 20
 
-# A chunk is measured in units. A unit is usually a word. In Chinese, Japanese and Korean, each
-# character is a unit. A longer text without spaces, such as a URL, is cut into units of 32
-# characters.
+# The length of a chunk is measured in units. A unit is usually a word. In Chinese, Japanese and
+# Korean, each character is a unit. A long string without spaces, such as a URL, is divided into
+# units of 32 characters.
 _UNSEGMENTED_RANGES = (
     "\u1100-\u11ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 )
@@ -665,8 +664,8 @@ def split_into_chunks(
             f"the chunk limit is {limit_words!r} words and the overlap is {overlap_words!r} words; "
             "expected a limit of at least 1 and an overlap of at least 0"
         )
-    # Return a short text as is, without counting its words, because a text cannot have more words
-    # than characters.
+    # A text cannot have more words than characters, so a short text is returned without counting
+    # its words.
     if len(text) <= limit_words:
         return [text] if text.strip() else []
     words = text.split() if text.isascii() else ()
@@ -694,7 +693,7 @@ def _cut_text_at_units(
     """
 
     def grade_cut(at: int) -> int:
-        """Return a score for ending a chunk just before the unit `at`. A higher score is better."""
+        """Return a score for ending a chunk before unit `at`; a higher score is better."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END

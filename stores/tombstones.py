@@ -100,8 +100,8 @@ def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
 def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
     """Return the index of the label `ROOT` in a notes namespace, or None for other namespaces.
 
-    The index is greater than 0 for the notes of a scope, because the scope's namespace prefix comes
-    before the label `ROOT`.
+    For the notes of a scope, the index is greater than 0, because the label `ROOT` comes after the
+    scope's namespace prefix.
     """
     pairs = enumerate(pairwise(names))
     return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
@@ -111,8 +111,8 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     """Return the paths of all namespaces that may contain tombstones for a namespace's items.
 
     A scope is a store that is limited to a namespace prefix, and it stores its notes under this
-    prefix. The database does not record which prefixes are scopes. Any prefix of a namespace may be
-    the prefix of a scope, so the result has one path for each of these prefixes. For a quarantine
+    prefix. The database does not record which namespace prefixes are used by scopes. Any prefix of
+    the namespace may be used by one, so the result has one path for each prefix. For a quarantine
     namespace, the result is the tombstone path of the namespace into which quarantined items are
     moved when they are accepted.
     """

@@ -80,8 +80,8 @@ class _ImportState:
     skipped or refused in later batches.
     """
 
-    # Keys that have a version with the same number in the source and in this store, but with
-    # different content. If the field is None, the import raises an error for the first such key.
+    # Keys for which the source and this store have a version with the same number but different
+    # content. If this field is None, the import raises an error for the first such key.
     differing: set[_RowKey] | None
     # keys that were not imported because this store has a tombstone for them
     refused: set[_RowKey] = field(default_factory=set)
@@ -114,8 +114,9 @@ class Transfer:
         All versions of a key are read from one snapshot.
 
         Internal records about memories come after all other items. If both an item and its
-        tombstone exist, the item was put again, so an import must read the item before the
-        tombstone. Namespace paths do not contain the prefix of this store.
+        tombstone exist, the item was put again after it was erased. For an import to accept the
+        item, it must read the item before the tombstone. Namespace paths do not contain the prefix
+        of this store.
         """
         database = self._parts.database
         paths = database.read(
@@ -226,7 +227,7 @@ class Transfer:
                     return report
                 try:
                     report += run(self._write_batch(batch, state))
-                # A version in the batch has the same number as a version in this store, but
+                # A version to be imported and a version in this store have the same number but
                 # different content.
                 except ImportFailed as exc:
                     error = exc
@@ -367,7 +368,7 @@ def _write_versions(
             equal_row = newest
         is_same = equal_row is not None and _has_same_content(writer, equal_row, item.put)
         is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
-        # Keep an existing tombstone unchanged, because it records when the item was forgotten in
+        # Do not overwrite an existing tombstone, because it records when the item was forgotten in
         # this database.
         is_own = (
             is_tombstone
@@ -394,8 +395,8 @@ def _write_versions(
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.valid_to is not None:
-                # Close this store's version at the time at which the imported version was closed,
-                # unless it has an expiry in this store.
+                # Unless this store's version has an expiry, close it as of the time when the
+                # imported version was closed.
                 yield _build_close_statements(
                     writer,
                     (yield from writer.read_present_version(item.put)),
@@ -422,8 +423,8 @@ def _find_refused_keys(
     """Return the keys of a batch for which this store has a tombstone.
 
     If a tombstone matches any version of a key, the import must refuse all versions of that key. A
-    tombstone is ignored if its text is that of the current version in this store, because the text
-    was stored again after it was erased.
+    tombstone is ignored if this store's current version has the erased text, because this means
+    that the text was stored again after the erasure.
     """
     reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
     keys_of_items = yield from reader.find_matching_tombstone_keys([item.content for item in items])

@@ -16,13 +16,13 @@ from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 
 # maximum nesting depth of objects and arrays in a value
 MAX_DEPTH = 64
-# Maximum size of an integer in bits. A 13,000-bit integer has fewer than 4,300 decimal digits, the
-# most that Python parses.
+# Maximum size of an integer in bits. By default, Python parses at most 4,300 decimal digits, and a
+# 13,000-bit integer has fewer.
 _MAX_INTEGER_BITS = 13_000
 # default maximum size of a value's JSON, in bytes; an option of `open` overrides it
 MAX_BYTES = 16 << 20
-# Minimum similarity, from 0 to 1, at which an error message suggests a known name in place of an
-# unknown one. With a lower minimum, `$gte` would be suggested for `$regex`.
+# Minimum similarity, from 0 to 1, between an unknown name and the known name that the error message
+# suggests. A lower minimum would suggest `$gte` for `$regex`.
 _MIN_SIMILARITY: Final = 0.75
 WHOLE = "$"  # langgraph's path of the whole value
 
@@ -177,7 +177,7 @@ def _describe_lone_surrogate(text: str) -> str:
 
 
 def _format_short_repr(value: Any) -> str:
-    """Return the start of the `repr` of a value, or a substitute if `repr` fails."""
+    """Return a value's truncated `repr`, or the default `repr` of an object on an error."""
     try:
         return f"{value!r:.80}"
     # The `__repr__` of a user-defined class can raise any exception.

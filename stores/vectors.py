@@ -30,10 +30,10 @@ Floats = NDArray[np.float32]
 _BLOCK_ROWS: Final = 1024
 # number of rows whose sketches are compared at a time, to limit memory use
 _SKETCH_BLOCK_ROWS: Final = 1 << 14
-# fraction of the rows that are scored exactly, namely those whose sketches are nearest to the
-# query's sketch
+# minimum fraction of the rows that are scored exactly; these are the rows whose sketches are
+# nearest to the query's sketch
 _RESCORED_SHARE: Final = 0.01
-# minimum number of rows for which exact scores are computed
+# minimum number of rows that are scored exactly, or all rows if there are fewer
 _MIN_RESCORED_ROWS: Final = 4_000
 _WORD_BITS: Final = 64  # number of bits in one word of a sketch
 
@@ -125,7 +125,7 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         raise _build_embedding_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)
-    # The model may return an object that raises any error when it is converted to an array.
+    # The model may return any object, and its conversion to an array may raise any exception.
     except Exception as exc:
         raise _build_embedding_answer_error(
             model, f"{answer!r:.80} ({exc})", "a list of vectors"
@@ -181,7 +181,7 @@ def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
 def encode_vector_groups(
     vectors: Floats, groups: Sequence[Sequence[str]], model: Model
 ) -> list[bytes | None]:
-    """Encode each group's vectors as one byte string, or as None if the group is empty.
+    """Encode the vectors of each group as one byte string, or as None if the group is empty.
 
     Args:
         vectors: The vectors of all chunks, in the order of the groups; float32[n, dims].
@@ -278,8 +278,8 @@ class VectorMatrix:
     ) -> Floats:
         """Return approximate cosine similarities for rows `start` to `stop`.
 
-        The exact similarity is computed for the rows whose sketches are nearest to the query's
-        sketch. `exactly_scored_share` is the fraction of rows that are scored exactly.
+        Exact similarities are computed for the fraction `exactly_scored_share` of the rows, namely
+        those whose sketches are nearest to the query's sketch.
         """
         assert self.sketch is not None
         distance = self._compute_hamming_distances(
