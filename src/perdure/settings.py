@@ -101,10 +101,10 @@ _FILLERS: Final = frozenset(
 
 
 def check_user(name: str, user: Any, remedy: str = "leave it out for the default user") -> str:
-    """Check a user name that comes from an option, a variable or a request, and return it.
+    """Validate and return a user name from an option, a variable or a request.
 
-    An empty name usually comes from an unset environment variable. An empty name must not be
-    interpreted as the default user or as all users.
+    An empty name usually comes from an unset environment variable. An empty name must not be taken
+    to mean the default user or all users.
 
     Args:
         name: The option, variable or field, for the error.
@@ -319,7 +319,7 @@ def load(**arguments: str | None) -> Settings:
                 f"--{name} is empty; pass a value, or omit the option to use the configured value"
             )
     settings |= {name: (value, "argument") for name, value in arguments.items() if value}
-    # Use the key in OPENAI_API_KEY only if base_url is not set, because it must be sent only to
+    # Use the key from OPENAI_API_KEY only if base_url is not set, so that the key is sent only to
     # OpenAI.
     if "model" in settings and not {"api_key", "base_url"} & settings.keys():
         settings["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"

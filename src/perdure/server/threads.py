@@ -60,17 +60,16 @@ MAX_METADATA_LEVELS: Final = 8
 """The maximum nesting of the metadata that a client gives a thread. `{"a": 1}` has one level."""
 _MAX_ID_BYTES: Final = 4096  # Maximum number of bytes in the id of a new thread
 _NO_LIMIT: Final = 1 << 31
-# Number of runs that a search reads from the database at a time
+# Number of runs that a search reads from the database in one batch
 _RUNS_PER_READ: Final = 500
 LOCK_RELEASE_S: Final = 0.5
 """Seconds for which a change of a thread without a live run waits for the lock of the thread."""
-# Maximum number of seconds that the deletion of a thread waits for the thread's lock if another
-# program holds it
+# Maximum number of seconds that `delete` waits for the thread's lock if another program holds it
 _DELETE_WAIT_S: Final = 5
 
 
 def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Check the metadata that a client gives a thread, and return it.
+    """Validate and return the metadata that a client sets for a thread.
 
     The size of the metadata is limited, because the metadata is read whenever threads are listed.
 
@@ -274,7 +273,7 @@ class Threads:
     async def set_run_status(
         self, thread_id: str, status: RunStatus, former_row: ListedThread | None = None
     ) -> None:
-        """Store how the last run of a thread ended, unless the same status is already stored.
+        """Store the status of a thread's last run, unless this status is already stored.
 
         Args:
             thread_id: The thread.
@@ -337,7 +336,7 @@ class Threads:
         return deleted_count
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
-        """Delete the checkpoints of a thread that a retention rule does not keep.
+        """Apply a retention rule to a thread, deleting the checkpoints that the rule does not keep.
 
         `prune` raises the same errors as `get` and `lock_for_change`.
         """
@@ -392,7 +391,7 @@ class Threads:
     async def lock_for_change(
         self, thread_id: str, timeout_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold a thread's lock for the duration of the `with` block, which may change the thread.
+        """Hold a thread's lock while the `with` block changes the thread.
 
         Args:
             thread_id: The thread.
@@ -428,13 +427,13 @@ class Threads:
         return find_person(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
-        """Return whether a thread belongs to the given person or to nobody."""
+        """Return whether a thread belongs to the given person or has no owner."""
         return self._is_readable_by(await self.get_row(thread_id), person)
 
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
-        """Return whether a thread belongs to the given person or to nobody.
+        """Return whether a thread belongs to the given person or has no owner.
 
-        If `find_person` returns None, for example because no memories are extracted from the
+        If `find_person` finds no person, for example because no memories are extracted from the
         thread, the thread belongs to the `owner` in its metadata.
         """
         owner = self.find_person(thread) or thread.metadata.get("owner")
@@ -443,7 +442,7 @@ class Threads:
     async def _find_thread_or_check_creation(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
-        """Return a thread's row, or None if the thread is missing and the caller may create it.
+        """Return a thread's row, or None if it is missing and the caller is allowed to create it.
 
         Raises:
             InvalidConfig: The id is too long, or has a NUL character.
@@ -457,9 +456,9 @@ class Threads:
             )
         thread = await self._list.aget(thread_id)
         if thread is None and self._is_busy(thread_id):
-            # This process has a run on the thread, but the thread has no row. Read the row again,
-            # because the thread may have been created since the first read. If there is still no
-            # row, the thread was deleted while its run was still in progress.
+            # The thread has a run in this process but no row. Read the row again, because the
+            # thread may have been created after the first read. If there is still no row, the
+            # thread was deleted during its run.
             thread = await self._list.aget(thread_id)
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
@@ -476,12 +475,12 @@ class Threads:
     ) -> list[Thread]:
         """Return one page of the threads that match a query.
 
-        A thread search executes a single SELECT statement on the rows of all threads. The statement
-        sorts the threads, and evaluates the conditions on time and status, and on text and numbers
-        in the metadata. If the database is not encrypted, the statement also evaluates the
-        condition on the search text. To check conditions that SQL cannot evaluate, the rows of all
-        threads are decrypted outside the event loop. A search that is sorted by status runs one
-        SELECT per status, because the status of some threads depends on their latest checkpoints.
+        A thread search executes a single SELECT statement on the rows of all threads. The SELECT
+        statement sorts the threads, and filters them by time, by status, and by text and numbers in
+        the metadata. If the database is not encrypted, the SELECT statement also filters by the
+        search text. Conditions that SQL cannot evaluate are checked on the decrypted rows of all
+        threads, outside the event loop. A search that is sorted by status runs one SELECT per
+        status, because the status of some threads depends on their latest checkpoints.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -561,7 +560,7 @@ class Threads:
         return await asyncio.to_thread(search)
 
     def _build_thread_matcher(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
-        """Build a function that converts a row to a thread.
+        """Build a function that converts a thread's row to the format of LangGraph's API.
 
         The function returns None for a row that does not match the query.
         """
@@ -586,8 +585,8 @@ class Threads:
     async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
         """Return one page of the threads that match a query, sorted by their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
-        # A thread whose status changes during the search may be found twice, so use a dict to
-        # remove duplicates.
+        # A thread whose status changes during the search may be found twice, so collect the threads
+        # in a dict to remove duplicates.
         threads_by_id: dict[str, Thread] = {}
         for status in statuses if query.status is None else (query.status,):
             if len(threads_by_id) < limit + offset:
@@ -604,7 +603,10 @@ class Threads:
         return len(await self.search(query, _NO_LIMIT))
 
     def _add_permission_filter_to_query(self, query: ThreadQuery) -> ThreadQuery:
-        """Return a query that finds a superset of the matching and permitted threads."""
+        """Return a query that finds all matching threads that the caller is allowed to access.
+
+        The query may also find other threads, unless its `is_exact` is set.
+        """
         metadata = {
             **(query.metadata or {}),
             **dict(map(_convert_filter_condition_to_metadata, self._filter.items())),
@@ -661,7 +663,7 @@ def _get_client_metadata_and_run_status_to_store(
 
 
 def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
-    """Return whether a thread's stored fields are still up to date after a run has ended."""
+    """Return whether a thread's row already contains the values to be stored after a run."""
     return (_get_client_metadata_and_run_status_to_store(thread)[0], status) == (
         thread.client,
         thread.last_run_status,

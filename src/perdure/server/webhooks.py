@@ -33,7 +33,7 @@ TIMEOUT_S: Final = 10
 # Maximum number of webhooks that are sent concurrently
 _MAX_CONCURRENT: Final = 20
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-# The last 32 bits of an address with this prefix are an IPv4 address (RFC 6052).
+# Prefix of IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)
 _NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
 # Range of the IPv6 addresses that are assigned to public hosts
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
@@ -44,7 +44,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Webhooks:
-    """Sends the results of finished runs to other hosts.
+    """Sends webhooks with the results of finished runs to other hosts.
 
     Args:
         hosts: The hosts that may be called: `"hooks.example.com"`, by https, or
@@ -162,7 +162,7 @@ class Webhooks:
 
 
 def _parse_scheme_and_host_port(url: str) -> tuple[str, str]:
-    """Return the scheme of a URL, and its host with the port.
+    """Parse a URL, and return its scheme and its `host:port`.
 
     Raises:
         ConfigurationError: The URL is invalid.

@@ -19,8 +19,8 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     """uvicorn's websocket protocol, changed so that it buffers at most one message per client.
 
     uvicorn's own `send` returns as soon as a message is in the connection's send buffer. If the
-    application finished right after such a `send`, the send buffer would stay in memory until the
-    client had read all of it.
+    application then finished, the send buffer would stay in memory until the client had read all of
+    it.
     """
 
     async def send(self, message: Any) -> None:
@@ -45,9 +45,9 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
 class WebSocketSender:
     """Sends messages to a websocket one at a time.
 
-    While a message is being sent, the sender acts as the message's `EventHolder`. If `EventMemory`
-    drops this message to free memory, the sender stops waiting for the client to read it, and the
-    connection is closed.
+    The sender is the `EventHolder` of the message that it is sending. `EventMemory` can drop this
+    message to free memory. The sender then stops waiting for the client to read the message, and
+    the connection is closed.
 
     Attributes:
         size: The size in bytes of the message that is being sent, or 0.

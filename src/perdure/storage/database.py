@@ -3,8 +3,8 @@
 `storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers pass a
 function that builds a flow (`storage/flow.py`) and not the flow itself, because a flow may have to
 run twice. If the database connection is lost, the flow is built again and rerun. Writes that are
-waiting in the writer's queue at the same time share a transaction. If a write in a shared
-transaction fails, the transaction is rolled back, and each write is retried in its own transaction.
+queued at the same time share a transaction. If a write in a shared transaction fails, the
+transaction is rolled back, and each write is retried in its own transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Schema(NamedTuple):
-    """The definition of a component's tables, in the only version that this code supports.
+    """A component's table definitions. The code supports only this version of the tables.
 
     Attributes:
         component: The name of the component in the table `schemas`.
@@ -90,7 +90,7 @@ def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
 
 @dataclass(slots=True)
 class Watch:
-    """Counters that tell the owner of a cache whether anybody else has written to the database.
+    """Counters that let the owner of a cache detect writes by other writers.
 
     Attributes:
         own_commits: The number of transactions that the owner of the cache has committed.
@@ -181,7 +181,7 @@ class QueueLocation(NamedTuple):
 class Database(Protocol):
     """A database that is opened by `connect` or on first use.
 
-    Each component has its own `Database`. Databases with the same path share connections and
+    Each component has its own `Database`. Databases with the same path share connections and OS
     threads. All methods can be called from any thread or event loop. Asynchronous methods do no I/O
     in the event loop's thread. All other methods block. After `close`, or in a forked process, all
     methods raise `StorageUnavailable`.
@@ -201,7 +201,7 @@ class Database(Protocol):
 
     @property
     def queue_location(self) -> QueueLocation | None:
-        """The default location of the job queue, or None if the database is in memory."""
+        """The default job queue location, or None for an in-memory database."""
 
     @property
     def location_key(self) -> Hashable:
@@ -240,7 +240,7 @@ class Database(Protocol):
         """
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a blocking function in a thread, for example one that reads and decodes rows."""
+        """Run a blocking function in a worker thread, for example to read and decode rows."""
 
     def write(
         self,
@@ -297,7 +297,7 @@ class Database(Protocol):
     def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
         """Return a value that changes when another writer has changed rows of the component.
 
-        `watch` belongs to the owner of a cache, whose own writes do not change the returned value.
+        `watch` keeps track of the cache owner's own writes, which do not change the returned value.
         The method does no I/O and can be called in an event loop. The method returns None if the
         value cannot be determined without waiting.
         """
@@ -311,7 +311,7 @@ class Database(Protocol):
         """
 
     def request_scrub_of_deleted_rows(self) -> Flow[None]:
-        """Record that the disk space of deleted rows must be overwritten.
+        """Record a request to overwrite the disk space of deleted rows.
 
         The caller runs the returned flow in the transaction that deletes the rows, and calls
         `scrub_deleted_rows` after the transaction. If the process is killed before it can call
@@ -447,7 +447,7 @@ class DatabaseOwner:
         """Open the database before its first use. The returned object may be awaited.
 
         If an event loop is running, `setup` does not open the database, because opening it would
-        block the event loop. Awaiting the object that `setup` returned opens the database instead.
+        block the event loop. Instead, the database is opened when the returned object is awaited.
         """
         if not is_in_event_loop():
             self.database.connect()

@@ -34,7 +34,7 @@ _NO_KEY: Final = b""
 
 
 class Seal(Protocol):
-    """An object that protects stored bytes by encryption or by a checksum.
+    """Protects stored bytes with encryption or with a checksum.
 
     Attributes:
         hash_key: The key of content hashes. Without it, equal hashes reveal nothing.
@@ -57,7 +57,7 @@ class Seal(Protocol):
     ) -> list[bytes]:
         """Verify or decrypt several sealed rows, and return the original bytes.
 
-        The rows have the same associated data, except for their positions.
+        The rows' associated data differs only in its last part, the position of the row.
 
         Args:
             bodies: The sealed rows, by ascending position.
@@ -123,9 +123,9 @@ class ChecksumSeal(Seal):
 
 
 def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int:
-    """Return the checksum of a row's associated data, except for its last part.
+    """Return the checksum of all parts but the last of a row's associated data.
 
-    The `associated_data` must be passed without its last part.
+    The caller must omit the last part from `associated_data`.
     """
     return zlib.crc32(repr(associated_data).encode())
 
@@ -135,7 +135,8 @@ def _compute_checksum_of_data_and_associated_parts(
 ) -> bytes:
     """Return the checksum of a row's bytes and associated data.
 
-    `prefix_checksum` is the checksum of the associated data that precedes `last_associated_part`.
+    `prefix_checksum` is the checksum of all parts of the associated data before
+    `last_associated_part`.
     """
     return zlib.crc32(data, zlib.crc32(b"%a" % (last_associated_part,), prefix_checksum)).to_bytes(
         _CRC_BYTES, "little"
@@ -143,7 +144,7 @@ def _compute_checksum_of_data_and_associated_parts(
 
 
 class AESGCMSeal(Seal):
-    """Protects stored bytes by authenticated encryption with AES-GCM (NIST SP 800-38D).
+    """Protects stored bytes with AES-GCM authenticated encryption (NIST SP 800-38D).
 
     A row that was changed or moved fails to decrypt.
 
@@ -175,7 +176,7 @@ class AESGCMSeal(Seal):
         self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
 
     def create_key_check(self, tenant: str | None) -> bytes:
-        """Create a key check, which is an encrypted row that contains a new random database id."""
+        """Create a key check, an encrypted row that contains a new random database id."""
         return self._encrypt_with_nonce(
             _PROOF + os.urandom(_ID_BYTES), _build_key_check_data(tenant)
         )
@@ -216,7 +217,7 @@ class AESGCMSeal(Seal):
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 
     def _decrypt_and_verify(self, data: bytes, bound_data: bytes, row: AssociatedData) -> bytes:
-        """Decrypt a row, and verify that it was encrypted with `bound_data` as its associated data.
+        """Decrypt a row, verifying that `bound_data` is its associated data.
 
         `row` identifies the row in the error message.
         """
@@ -230,7 +231,7 @@ class AESGCMSeal(Seal):
 
 
 def _build_key_check_data(tenant: str | None) -> bytes:
-    """Return the associated data of a tenant's key check, as bytes."""
+    """Build the associated data with which a tenant's key check is encrypted."""
     return repr((_KEY_CHECK, tenant)).encode()
 
 
@@ -299,7 +300,7 @@ def build_encryption_or_checksum_seal(key: bytes | str | None) -> Seal:
 def check_key_and_bind_seal(
     seal: Seal, path: str, tenant: str | None = None, *, read_only: bool = False
 ) -> Flow[None]:
-    """Check that a seal has the database's key, and bind it to the database and its tenant.
+    """Check that a seal has the database's key, and bind the seal to the database and tenant.
 
     Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
     handled like a seal that has no key, and is not bound to the database.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-# A LIMIT value that means no limit, because no table has this many rows
+# A LIMIT value that has no effect, because no table has this many rows
 NO_LIMIT = 1 << 62
 _UUID_BYTES = 16  # Length of a UUID in bytes
 _EPOCH = date(1970, 1, 1)
@@ -22,7 +22,7 @@ Row = tuple[Any, ...]
 
 
 class TextOrBytes(str):
-    """A string value for a column that stores text in some rows and bytes in others.
+    """A string for a column that stores text in some rows and bytes in others.
 
     In Postgres, a column that stores both text and bytes has the type `bytea`. Use
     `decode_text_or_bytes` to decode the stored values.
@@ -33,8 +33,8 @@ class TextOrBytes(str):
     def to_column_bytes(self) -> bytes:
         """Encode the text for a column of the type `bytea`.
 
-        The encoded text consists of a NUL byte and the text in UTF-8. If the encoded text would be
-        as long as a UUID, the byte 0xFF is appended, so that it cannot be mistaken for a UUID.
+        The encoded text consists of a NUL byte and the text in UTF-8. If the result would be as
+        long as a UUID, the byte 0xFF is appended, so that the result cannot be mistaken for a UUID.
         """
         data = b"\0" + self.encode()
         return data + b"\xff" if len(data) == _UUID_BYTES else data
@@ -65,9 +65,8 @@ class Statement(NamedTuple):
 class LastRequest(list[Statement]):
     """The last request of a transaction. Executing this request also commits the transaction.
 
-    Any further requests that the flow yields run in another transaction or snapshot. On Postgres,
-    each statement of the last request sees the rows that were committed before the statement
-    started.
+    If the flow yields more requests, they run in a new transaction or snapshot. On Postgres, each
+    statement of the last request sees the rows that were committed before the statement started.
     """
 
 
@@ -183,9 +182,9 @@ class NamedSQL(dict[str, str]):
     def build_statements(self, name: str, rows: Sequence[Row]) -> list[Statement]:
         """Return statements that execute the SQL named `name` once for each row of parameters.
 
-        If there are several rows of parameters and a statement `<name>_all` exists, it is executed
-        instead. Each parameter of `<name>_all` is an array that contains one column's values from
-        all rows.
+        If there are several rows and a statement `<name>_all` exists, only that statement is
+        returned, and it processes all rows at once. Each parameter of `<name>_all` is an array that
+        contains one column's values from all rows.
         """
         if len(rows) > 1 and f"{name}_all" in self:
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]

@@ -132,7 +132,8 @@ if hasattr(os, "register_at_fork"):
 def compute_lock_byte_offset(lock_name: str) -> int:
     """Return the offset of the byte in the lock file that represents a lock name.
 
-    Two names may have the same offset. Two processes cannot lock such names at the same time.
+    Two names can have the same offset. In that case, two processes cannot hold the locks at the
+    same time.
     """
     digest = hashlib.blake2b(lock_name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
@@ -185,7 +186,7 @@ class ProcessLocks(Protocol):
         """Release a lock."""
 
     def change_session_number_if_connection_was_lost(self) -> None:
-        """Change `session` if the connection that held the locks was lost."""
+        """Set `session` to a new number if the connection that held the locks was lost."""
 
     def close(self) -> None:
         """Release all locks."""
@@ -206,8 +207,8 @@ class FileLocks(ProcessLocks):
     def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
         self._path, self._offset = path, offset
         self._lock = threading.Lock()
-        # `_name_counts` maps the offset of each locked byte in the file to the number of held locks
-        # that use this byte. Several lock names may share an offset.
+        # `_name_counts` maps the file offset of each locked byte to the number of held locks that
+        # use the byte. Several lock names can share an offset.
         self._name_counts: Counter[int] = Counter()
         self._fd: int | None = None
 
@@ -323,7 +324,7 @@ class Locks:
     def _wait_in_queue(
         self, hold: LockHold, loop: asyncio.AbstractEventLoop | None
     ) -> Iterator[Ticket]:
-        """Join the queue for a lock, and leave the queue if the lock cannot be acquired."""
+        """Join the queue for a lock, and leave it if the `with` block raises an exception."""
         first_ticket = self._queues.first_ticket(hold.name)
         if first_ticket is not None and any(
             hold_of_run.ticket is first_ticket for hold_of_run in _holds_of_run.get()
@@ -346,7 +347,7 @@ class Locks:
         _holds_of_run.set((*_holds_of_run.get(), hold))
 
     def _try_take(self, hold: LockHold) -> bool:
-        """Try to acquire the interprocess lock for the run that is first in the queue.
+        """Try to acquire the interprocess lock for the run at the front of the queue.
 
         Returns:
             Whether the lock was taken. False if another process holds it, or if the run has
@@ -468,7 +469,7 @@ class NamedLock:
     def raise_if_lost(self) -> None:
         """Check that the lock is still held.
 
-        This method may also be called from outside the run that holds the lock.
+        The caller does not have to be part of the run that holds the lock.
 
         Raises:
             StorageUnavailable: The lock was lost with its connection.

@@ -103,8 +103,8 @@ _REQUEST_SCRUB_SQL: Final = (
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-# Minimum number of deleted rows for which `release_unused_disk_space` vacuums a table. About 2 % of
-# the table's live rows are added to this minimum.
+# Minimum number of deleted rows for which `release_unused_disk_space` vacuums a table. The minimum
+# increases by about 2 % of the number of live rows in the table.
 _MIN_DEAD_ROWS: Final = 1_000
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -195,12 +195,12 @@ class PostgresDatabase(LazyDatabase[Server]):
         # Execute writes in submission order, so that a cancelled run's write cannot be executed
         # after a write of the next run.
         self._queues, self._submit_lock = Queues(), Lock()
-        # Groups of waiting writes that new writes can still join, by the name that all writes of
+        # Open write groups, which new writes can still join, keyed by the name that all writes in
         # the group lock exclusively
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
-        """Return the advisory locks, or None if no DSN leads directly to the server."""
+        """Return the advisory locks, or None if every DSN leads to a pooler."""
         self._can_lock = direct_dsn is not None or not self._is_pooled
         if not self._can_lock:
             return None
@@ -228,8 +228,8 @@ class PostgresDatabase(LazyDatabase[Server]):
             if self._tenant is not None
             else ""
         )
-        # Include the DSN in the queue location only if it is fixed. A DSN that is returned by a
-        # user's function may contain a password that expires.
+        # Include the DSN in the queue location only if it is fixed, because a DSN that a
+        # user-supplied function returns may contain a password that expires.
         url = format_uri(self._source.resolve_dsn(0)) if isinstance(self._source, FixedDsn) else ""
         return QueueLocation(url, f"{self._schema}_jobs{tenant_suffix}")
 
@@ -247,7 +247,8 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     def _open_file_or_server(self) -> Server:
         """See `LazyDatabase._open_file_or_server`."""
-        # Databases that have the same pool or equal DSN functions share their connections.
+        # Databases with the same schema share their connections if they have the same pool or DSN
+        # source.
         key = self._pool or self._source.key, self._schema, self._is_pooled
         server = self._share_or_create_resource(key, self._start_server)
         try:
@@ -328,8 +329,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._resource is None:
-            # Check the locks in the calling thread, because the threads of a pool do not belong to
-            # the run that holds the locks.
+            # Check the locks in the calling OS thread, because a pool thread is not part of the run
+            # that holds the locks.
             self._locks.check_still_held()
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
@@ -340,8 +341,8 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
         )
-        # A write that joins an existing group of writes does not need its own thread. Without
-        # groups, waiting writes could occupy all threads of the pool.
+        # A write that joins an existing write group does not occupy an OS thread of its own.
+        # Without groups, waiting writes could occupy all OS threads of the pool.
         with self._submit_lock:
             group = self._open_groups.get(name)
             if group is not None:
@@ -367,11 +368,10 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> _WriteGroup:
         """Create a group of writes for one job.
 
-        The group joins the queue of each of its exclusive names.
+        The group is added to the queue of each name in `exclusive_names`.
 
-        Earlier groups with one of `exclusive_names` are closed to further writes. Otherwise, a
-        write that is submitted after `job` could join an earlier group and be committed before
-        `job`.
+        Earlier groups that lock one of `exclusive_names` accept no further writes. Otherwise, a
+        write submitted after `job` could join an earlier group and be committed before `job`.
         """
         for name in exclusive_names or ():
             self._close_write_group(name)
@@ -385,7 +385,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         return group
 
     def _close_write_group(self, exclusive_name: str) -> None:
-        """Close the open group of waiting writes that lock a name, if there is one.
+        """Close the open write group that locks a name exclusively, if there is one.
 
         No more writes are added to a closed group.
         """
@@ -396,7 +396,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _commit_write_group(
         self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
-        """Wait until a group of writes is at the front of all its queues, and commit its jobs."""
+        """Wait until a write group is at the front of all its queues, then commit its jobs."""
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
                 if self._open_groups.get(exclusive_names[0]) is group:
@@ -502,7 +502,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         raise translate_error(error, server.name) from error
 
     def _build_lock_calls(self, names: Sequence[str] | None) -> list[_FunctionCall]:
-        """Build the SQL function calls that are made at the start of a writing transaction.
+        """Build the SQL function calls that run at the start of a write transaction.
 
         Args:
             names: The exclusive names; see `Database.write`.
@@ -528,7 +528,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _build_function_call_statements(
         self, conn: Requests, *calls: _FunctionCall
     ) -> list[Statement]:
-        """Build a SELECT that makes function calls and sets a transaction's schema and tenant."""
+        """Build a SELECT that makes the given calls and sets the schema and the tenant."""
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
         if self._tenant is not None:
@@ -553,7 +553,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
-        """See `Database.lock`. The lock is an advisory lock, which a separate connection holds.
+        """See `Database.lock`. The lock is an advisory lock that is held on a separate connection.
 
         Raises:
             ConfigurationError: The only DSN leads to a pooler.

@@ -26,7 +26,8 @@ from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
-_THREAD_COUNT: Final = 8  # Maximum number of threads that run blocking work for coroutines
+# Maximum number of OS threads that run blocking work for coroutines
+_THREAD_COUNT: Final = 8
 _MIN_SERVER_VERSION: Final = 13  # Oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
 # perdure sets `DateStyle`, `TimeZone` and `standard_conforming_strings` explicitly, because a role
@@ -264,7 +265,7 @@ class OwnPool(Connections):
     def lend_replacement(self, lost: Requests, within_s: float) -> Iterator[Pipelined]:
         """See `Connections.lend_replacement`.
 
-        The replacement connection does not belong to the pool.
+        The replacement connection is opened outside the pool.
         """
         with self._open_connection(within_s) as conn:
             yield conn
@@ -290,7 +291,7 @@ class OwnPool(Connections):
 
 
 class _Session(NamedTuple):
-    """The values that perdure caches for one connection of the user's pool.
+    """The values that perdure caches for a connection from the user's pool.
 
     Attributes:
         server_run: The result of the query `SERVER_RUN_SQL`, which reveals a crash of the server.
@@ -346,7 +347,7 @@ class UserPool(Connections):
             self._return_connection(lent)
 
     def _borrow_connection(self, within_s: float) -> Borrowed:
-        """Take a connection from the pool, and prepare it for requests."""
+        """Borrow a connection from the pool, and prepare it for requests."""
         conn = self._take_connection(within_s)
         with self._guard:
             session = self._sessions.get(conn)
@@ -523,7 +524,7 @@ class AdvisoryLocks(ProcessLocks):
                     self._drop_connection()
 
     def _drop_connection(self) -> None:
-        """Close the connection, and start a new session, because all held locks are lost."""
+        """Close the connection, and increment `session`, because all held locks are lost."""
         self.session += 1
         if self._conn is not None:
             self._conn.close()
@@ -536,7 +537,7 @@ class AdvisoryLocks(ProcessLocks):
 
 
 def build_lock_needs_direct_dsn_message(name: str) -> str:
-    """Return the error message for a lock request when connections go through a pooler."""
+    """Return the message of the error that is raised if a lock is requested through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "
         "server itself"

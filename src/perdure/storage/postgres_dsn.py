@@ -46,7 +46,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 _NOT_IN_A_DSN: Final = frozenset(
     {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
 )
-# Maximum number of threads that call one DSN function. Each hanging call occupies a thread.
+# Maximum number of concurrent calls of one DSN function. A call that hangs occupies an OS thread.
 _MAX_CALLS: Final = 4
 # Interval in seconds at which a caller that is waiting for a DSN checks whether the source was
 # closed
