@@ -110,7 +110,7 @@ class RecordCodec:
     """Encodes and encrypts fields of item rows, and decodes rows to items."""
 
     seal: Seal
-    # Length in bytes of the scope's namespace prefix, which is removed from the namespaces of
+    # Length of the scope's namespace prefix in bytes. This prefix is removed from the namespaces of
     # decoded items.
     root: int = 0
 
@@ -226,8 +226,8 @@ class Selection:
     now: int  # current time in microseconds; items that have expired by this time are excluded
     filter: Filter | None = None
     provenance: Filter | None = None
-    # Point in time, in microseconds, as of which versions are selected. If None, the current
-    # versions are selected.
+    # Point in time in microseconds. The versions that were current at this time are selected. If
+    # None, the current versions are selected.
     as_of: int | None = None
     newest_first: bool = False  # order within a namespace
 
@@ -326,8 +326,8 @@ class ItemReader:
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
         """Return the non-current versions that a search as of a past time must rank.
 
-        The result contains the versions that match the filters and were current at
-        `selection.as_of`.
+        These are the versions that match the filters and were current at `selection.as_of`, but
+        have since been replaced or deleted.
         """
         closed: list[Row] = yield self.sql(
             "closed_as_of", *prefix_range(selection.prefix), selection.as_of

@@ -264,7 +264,7 @@ class Searcher:
         has_vector_scores = "vector" in ranked.parts
 
         def is_result(place: int) -> bool:
-            """Return whether a row scores high enough to be a result."""
+            """Return whether the score of a row is high enough for it to be a search result."""
             score = ranked.scores[place]
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 

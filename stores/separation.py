@@ -2,9 +2,9 @@
 
 Three samples of cosines are taken from the vectors of a namespace:
 
-    neighbours   rows that follow each other in a thread
-    sharing      rows that share a word which few rows have
-    random       rows that are far from each other, of different threads if there are several
+    neighbours   rows that follow each other in a conversation
+    sharing      rows that share a rare word
+    random       rows that are far apart, in different conversations if there are several
 
 The separation of a sample is the distance between the mean cosine of the sample and the mean cosine
 of random rows, in standard deviations (d' of signal detection theory). The separation shows how
@@ -18,8 +18,8 @@ of random rows. `gain` increases the weight of vectors, and lets the vectors of 
 conversation contribute to each row's score. `gain` is positive only if the rows are long and
 neighbouring rows have clearly more similar vectors than random rows. `gain` is 0 for short rows,
 because the vector of a short answer says little about the question that it answers. `origin` is the
-lowest cosine to be expected between two unrelated rows. When a search converts cosines to scores,
-it uses `origin` as the baseline. Decision 0037 has the measurements.
+lowest cosine to be expected between two unrelated rows, which a search uses as the baseline when it
+converts cosines to scores. Decision 0037 has the measurements.
 
 The samples are taken from the oldest rows of a namespace, so rows that are added later do not
 affect the measured separation. The separation is not stored in the database, because every process
@@ -220,7 +220,7 @@ def measure_how_vectors_separate_related_rows(
     lengths: Floats,
     list_pairs_with_shared_word: Callable[[], Ints],
 ) -> VectorSeparation:
-    """Measure how well the vectors of a namespace distinguish related rows from random rows.
+    """Measure how well the vectors in a namespace separate related rows from random rows.
 
     Each array argument has one element per measured row, in row id order.
 

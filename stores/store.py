@@ -582,7 +582,7 @@ class Store(BaseStore):
     def forget_author(
         self, prefix: Namespace, author: str, *, hand_over: bool = False, dry_run: bool = False
     ) -> Receipt:
-        """Erase the texts that one author wrote under a prefix that several people share.
+        """Erase one author's texts under a namespace prefix that several people share.
 
         The author of a version is the field `author` of its provenance. Versions written by other
         people are kept, but any texts by the erased author are removed from them. If the process

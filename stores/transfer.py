@@ -113,10 +113,10 @@ class Transfer:
 
         All versions of a key are read from one snapshot.
 
-        Internal records about memories come after all other items. If both an item and its
-        tombstone exist, the item was put again after it was erased. For an import to accept the
-        item, it must read the item before the tombstone. Namespace paths do not contain the prefix
-        of this store.
+        Perdure's internal records about memories come after all other items. If both an item and
+        its tombstone exist, the item was put again after it had been deleted or forgotten, so an
+        import must read the item before the tombstone. Namespace paths do not contain the prefix of
+        this store.
         """
         database = self._parts.database
         paths = database.read(
@@ -318,8 +318,8 @@ class Transfer:
             ) from exc
 
 
-# Replaces a null value in an imported line. `prepare_put` rejects this placeholder, because it is
-# not valid JSON, but would treat None as a delete.
+# Placeholder for a null value in an imported line. `prepare_put` rejects the placeholder, because
+# it is not valid JSON, whereas it would treat None as a delete.
 _INVALID_VALUE: Any = ()
 
 

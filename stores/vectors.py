@@ -61,7 +61,7 @@ class Model:
         return cls(**parse_setting("model", text, _is_valid_model_setting))
 
     def to_setting(self) -> str:
-        """Encode the model as JSON, to be recorded as a setting in the store."""
+        """Serialize the model to JSON, to be recorded as a setting in the store."""
         return json.dumps(asdict(self))
 
     def with_dims(self, dims: int) -> Self:
