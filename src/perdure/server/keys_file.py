@@ -202,7 +202,10 @@ def _find_comment_start(lines: Sequence[str], start: int) -> int:
 
 
 def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
-    """Replace a file atomically if its content is unchanged. Return whether it was replaced."""
+    """Replace a file atomically if its content is still `old_content`.
+
+    Return whether the file was replaced.
+    """
     with _lock_folder(path):
         status = path.stat()
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

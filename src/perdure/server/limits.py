@@ -92,8 +92,8 @@ class RequestLimiter:
             self._next_due = {
                 other: due_time for other, due_time in self._next_due.items() if due_time > now
             }
-            # The table is still full, because all its clients have sent requests recently. Forget
-            # all request rates, so that the table does not grow further.
+            # If the table is still full, all its clients have sent requests recently. Clear the
+            # table to keep it from growing.
             if len(self._next_due) >= _MAX_CLIENTS:
                 self._next_due.clear()
         self._next_due[client] = due + self._interval_s

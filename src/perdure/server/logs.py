@@ -4,9 +4,9 @@ The audit log records which user changed or erased which objects, and whether th
 permitted. The audit log has a record for each request or tool call whose action modifies data,
 except requests that are rejected because of their host, origin, rate or content type. Audit records
 are written by `guard.py` and `mcp.py`, not by endpoints. An audit record contains the ids of the
-objects that an endpoint passed to `Call.authorize_arguments`. After an erasure, an endpoint calls
-`Call.record_for_audit` to add the hashes of the erased texts to the audit record. Audit records do
-not contain the content of messages or memories.
+objects that an endpoint passed to `Call.authorize_arguments`. After erasing texts, an endpoint
+calls `Call.record_for_audit` to add their hashes to the audit record. Audit records do not contain
+the content of messages or memories.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LOG: Final = logging.getLogger("perdure.audit")
 _MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
-# Names of actions that are not recorded in the audit log. Run creation is not recorded, because a
-# thread's history already shows its runs.
+# Actions that are not recorded in the audit log, given by the part of their name after the colon.
+# Run creation is not recorded, because a thread's history already shows its runs.
 _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 

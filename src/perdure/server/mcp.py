@@ -165,7 +165,7 @@ async def serve_stdio(
 
 
 class _PrefixedInput:
-    """An input stream that returns an iterator's lines, followed by those of another stream."""
+    """An input stream that reads lines from an iterator first, and then from another stream."""
 
     def __init__(self, lines: Iterator[str], stream: TextIO) -> None:
         self._lines, self._stream = lines, stream
@@ -231,8 +231,8 @@ def _get_http_server() -> Server[Any]:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    # Accessing `arecall`, `aremember` and `quote_memories` imports their modules, which are loaded
-    # lazily. Without this, the first tool call would block the event loop while importing them.
+    # `arecall`, `aremember` and `quote_memories` are imported lazily, on first access. Access them
+    # here, because otherwise the first tool call would block the event loop during the imports.
     _ = (memory.arecall, memory.aremember, memory.quote_memories)
     return build_server(get_request)
 

@@ -131,7 +131,7 @@ class StartupResponder:
         return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
     def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer an `initialize` request, and keep a simplified one for the MCP SDK to read later.
+        """Answer an `initialize` request, and queue a simplified copy of it for the MCP SDK.
 
         Return None if only the MCP SDK can answer, for example if the request is invalid.
         """

@@ -121,9 +121,9 @@ def format_one_line(value: Any) -> str:
 
 
 def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether every line of a list is a generated id, such as a UUID.
+    """Return whether all lines shown for a list are generated ids, such as UUIDs.
 
-    Pages fold lists of generated ids.
+    Pages collapse lists of generated ids.
     """
     return bool(lines) and all(_GENERATED_ID.fullmatch(line["text"]) for line in lines)
 
@@ -131,8 +131,8 @@ def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bo
 def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str]]:
     """Yield each content block's kind ("text", "reasoning" or "other") and text.
 
-    Blocks with tool calls are skipped if the message also lists the tool calls separately. A base64
-    data URL in a text is replaced by its media type, such as `[image/png]`.
+    Tool call blocks are skipped if the message has tool calls in its `tool_calls` attribute. A
+    base64 data URL in a text is replaced by its media type, such as `[image/png]`.
     """
     content = message.content
     for block in [content] if isinstance(content, str) else content:
@@ -170,8 +170,9 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
             continue
         removed, lines = dict(channel_change.removed), []
         for value in channel_change.added.values():
-            # Find the removed element that the added element replaces. If `channel_change.whole` is
-            # True, the channel has a single old value, which the new value replaces.
+            # Find the removed element that this added element replaces. If `channel_change.whole`
+            # is True, the channel's whole value was replaced, so the only removed element is the
+            # old value.
             replaced = [
                 position
                 for position, old in removed.items()
@@ -196,7 +197,7 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
 
 
 def _has_same_message_id_or_dict_key(old: Any, new: Any) -> bool:
-    """Return whether two channel elements have the same message id or the same dict key."""
+    """Return whether two channel elements share a message id or, for dict entries, a key."""
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         return old.id is not None and old.id == new.id
     return _is_pair(old) and _is_pair(new) and bool(old[0] == new[0])
@@ -326,8 +327,8 @@ def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
 def build_link(path: str, /, **values: Any) -> str:
     """Return a path with a query string.
 
-    Values that are None or empty strings are left out. If a value is a list, the parameter is
-    repeated once per element.
+    Values that are None or empty strings are left out. A list is encoded as one parameter per
+    element.
     """
     parameters = {name: value for name, value in values.items() if value not in (None, "")}
     return f"{path}?{urlencode(parameters, doseq=True, errors='surrogatepass')}"

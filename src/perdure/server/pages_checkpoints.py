@@ -50,7 +50,7 @@ _MAX_VALUE_CHARS: Final = 2_000
 # Index of the rightmost lane in the drawing of a checkpoint tree. Dots that would be further to the
 # right are drawn in that lane.
 _MAX_LANE: Final = 12
-# Prefix of the channels with which langgraph triggers nodes.
+# Prefix of the names of langgraph's internal channels that trigger nodes.
 _TRIGGER_PREFIX: Final = "branch:to:"
 
 
@@ -98,8 +98,8 @@ async def show_checkpoints(
 def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
     """Compute how to draw the tree of checkpoints beside the rows of a table.
 
-    A lane is a vertical line in the drawing, from a checkpoint's row down to its parent's row. In
-    the drawing, the lanes of checkpoints with the same parent join at the row of the parent.
+    In the drawing, a lane is a vertical line from a checkpoint's row down to its parent's row. If
+    several checkpoints have the same parent, their lanes join at the parent's row.
 
     Args:
         infos: The checkpoints, newest first.
@@ -195,9 +195,9 @@ async def _read_checkpoint(
 ) -> CheckpointTuple:
     """Read a checkpoint without making the saver treat it as the start of a fork.
 
-    The checkpoint is read with `alist` instead of `aget_tuple`, because the saver remembers which
-    checkpoints were read by id with `aget_tuple`. If the parent of a new checkpoint was read by id,
-    the saver assumes that the thread is being forked or resumed from that parent.
+    The saver's `aget_tuple` remembers each checkpoint that it reads by id, so this function uses
+    `alist` instead. If the parent of a new checkpoint was read by id, the saver assumes that the
+    thread is being forked or resumed from that parent.
 
     Raises:
         UnknownCheckpoint: The thread has no such checkpoint.
@@ -219,8 +219,8 @@ async def _read_checkpoint(
 def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
     """Build the template data for a channel's value.
 
-    If the value is a list or dict, the last `_MAX_ELEMENTS` elements are shown on one line each.
-    The field `cut` is True if part of the value is not shown.
+    If the value is a list or dict, its last `_MAX_ELEMENTS` elements are shown, each on its own
+    line. The field `cut` is True if part of the value is omitted.
     """
     row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
@@ -306,7 +306,7 @@ class PruneRule(BaseModel):
 
     @property
     def retention(self) -> Retention | None:
-        """The form fields as a `Retention`, or None if no rule was filled in."""
+        """The retention rule built from the form fields, or None if all rule fields are empty."""
         if self.last is None and self.days is None and not self.turns:
             return None
         return Retention(last=self.last, days=self.days, turns=self.turns, history=not self.forget)

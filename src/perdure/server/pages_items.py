@@ -89,9 +89,9 @@ async def authorize_namespace_and_get_permitted_fields(
     """Check that the caller may use a namespace, and return the authorized request fields.
 
     An authorization handler may prepend a label, such as the user's id, to each namespace, as in
-    langgraph's guide. Links on pages contain namespaces to which the handler has already prepended
-    the label. If the handler prepends the same label again, it is called a second time, with the
-    namespace without that label.
+    langgraph's guide. Namespaces in page links already include the label that the handler
+    prepended. If the handler prepends the same label again, it is called a second time, with the
+    label removed from the requested namespace.
 
     Args:
         call: The call that is checked.
@@ -166,8 +166,9 @@ async def show_namespaces(
         call.store.alist_namespaces, prefix=prefix, hides_perdure_namespaces=True, **options
     )
     if prefix == ns:
-        # In a prefix, the store treats the label "*" as a wildcard. In a requested namespace, "*"
-        # is an ordinary label, so remove namespaces that match only because of the wildcard.
+        # The store treats a "*" label in a prefix as a wildcard, but a "*" label in the requested
+        # namespace is meant literally. Remove the namespaces that match only because of the
+        # wildcard.
         visible_namespaces = [
             namespace for namespace in visible_namespaces if namespace[: len(ns)] == ns
         ]
@@ -437,7 +438,7 @@ async def edit_item(
             return redirect_to("/ui/memory", **target._asdict(), done=outcome.change)
         options = {} if searched else {"index": False}
         if current_item is not None:
-            # Set the time to live so that the item's expiry time does not change.
+            # Pass the remaining time to live (TTL), so that the item's expiry time does not change.
             remaining_time = current_item.expires_at and current_item.expires_at - datetime.now(UTC)
             options["ttl"] = remaining_time and max(remaining_time.total_seconds() / 60, 0.01)
         new_value = parse_json_object(value, "the value")
@@ -508,7 +509,7 @@ _MAX_TEXT_WORDS: Final = 2_000
 _MAX_PAGE_WORDS: Final = 10_000
 # Maximum number of characters shown for each removed, added or unchanged part of a text.
 _MAX_PART_CHARS: Final = 2_000
-# Maximum number of changed paths shown for one value.
+# Maximum number of changed paths shown when two versions of a value are compared.
 _MAX_PATHS: Final = 100
 
 
@@ -516,7 +517,7 @@ _MAX_PATHS: Final = 100
 class WordBudget:
     """Limits how many words are compared for the text diffs on one page.
 
-    Each diff subtracts the number of words in both texts from `remaining_words`. When
+    Each diff reduces `remaining_words` by the total number of words in the two texts. When
     `remaining_words` is used up, further changed texts are shown without a diff.
     """
 
@@ -525,7 +526,7 @@ class WordBudget:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change at one path of a value, as a word-by-word text diff.
+    """A change at one path of a value, shown as a word-by-word text diff.
 
     Attributes:
         path: The path in the value, such as `address.city`.
@@ -586,9 +587,8 @@ def _compare_texts(
 ) -> tuple[tuple[PartKind, str], ...]:
     """Compare two texts word by word, and return the unchanged, removed and added parts.
 
-    The texts are not compared if one of them is too long or if `budget` has no words left. If the
-    texts are not compared, two parts are returned: the old text as removed, and the new text as
-    added.
+    The texts are not compared if either is too long or if the word budget is used up. If they are
+    not compared, the old text is returned as one removed part and the new text as one added part.
     """
     if old is None or new is None:
         return (

@@ -55,7 +55,7 @@ CONFIRMATION_PHRASE: Final = "forget everything"
 # Maximum number of users in the list from which an admin chooses a user. If there are more users,
 # the admin types the user's name instead.
 _MAX_USERS: Final = 500
-# First labels of the namespaces that contain user data other than memories.
+# Namespaces that contain user data other than memories start with one of these labels.
 _USER_DATA_LABELS: Final = ("profiles", "instructions", "examples")
 
 
@@ -211,8 +211,8 @@ async def show_quarantine(
 ) -> Response:
     """Show the entries in quarantine.
 
-    The entry whose key is given in the query parameter `key` is shown in full. In all other
-    quarantine entries, secrets are redacted.
+    The entry selected by the query parameter `key` is shown in full. Secrets are redacted in all
+    other quarantine entries.
     """
     quarantine, config = _build_quarantine(call, target)
     entries = reversed(await quarantine.alist(config))

@@ -160,10 +160,11 @@ def build_run_row(row: RunRow) -> PageValues:
 
 
 def _build_caller_person_and_deed_fields(row: RunRow) -> PageValues:
-    """Build the template fields `caller`, `person` and `deed` for a run.
+    """Build the template fields that describe who started a run and whose memories it uses.
 
-    The caller is the user who started the run. The person is the user whose memories the run uses.
-    If the caller is not the person, `deed` describes what the caller did, such as `sent by ann`.
+    The `caller` is the user who started the run, and the `person` is the user whose memories the
+    run uses. If a run's caller and person are different users, `deed` describes the caller's
+    action, such as `sent by ann`.
     """
     sender, person = Sender.from_row(row.details), row.details.get("person")
     is_other_person = person is not None and person != sender.caller
@@ -197,7 +198,7 @@ async def load_conversation(
     stored_runs = await runs.list_runs(call.identity.tenant, thread["thread_id"])
     run_rows = [*map(build_run_row, stored_runs)]
     live_runs = [row for row in run_rows if row["is_live"] and not row["begins_at"]]
-    # Show no questions while a run is active, because the run may already have received the
+    # Hide pending questions while a run is active, because that run may already be processing the
     # answers.
     questions = [] if live_runs else _list_questions(thread)
     return {
@@ -309,8 +310,8 @@ async def retry_or_continue(
         request_fields = restore_request(stored_runs[0]).model_dump(exclude_unset=True)
         sender = Sender.from_row(stored_runs[0].details)
         author = sender.author or sender.caller
-        # Remove the person's id from the request's `context`, because the new run takes the person
-        # from the thread's metadata.
+        # Remove the person's id from the request's `context`, because the new run gets it from the
+        # thread's metadata.
         person_fields = ("user_id", "owner")
         context = request_fields.get("context") or {}
         request_fields["context"] = {
@@ -385,7 +386,7 @@ async def show_runs(
 async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
     """Check that the caller may read a thread, and return the authorized call and the thread.
 
-    The returned call has the action `threads:read`.
+    The returned call is authorized for the action `threads:read`.
     """
     read_call = call.with_action("threads:read")
     return read_call, await read_call.permit_thread(thread_id)
@@ -420,11 +421,8 @@ async def _start_run_and_respond(
 async def _respond_with_run(request: Request, thread_id: str, run: Run) -> Response:
     """Return the response to a form that starts or stops a run.
 
-    The page's JavaScript receives the run as JSON.
-
-    A browser without JavaScript is redirected to the page of the thread.
-
-    The redirect is sent when the run ends, or after `_MAX_RUN_WAIT_S` seconds at the latest.
+    The page's JavaScript receives the run as JSON. A browser without JavaScript is redirected to
+    the thread's page when the run ends, or after `_MAX_RUN_WAIT_S` seconds at the latest.
     """
     if wants_json(request):
         return JSONReply(build_run_row(run.row))

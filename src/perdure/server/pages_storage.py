@@ -152,7 +152,7 @@ async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: st
 
 
 def _list_jobs_or_queue_thread(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
-    """List the extraction jobs, or queue a thread if `thread_id` is given.
+    """List the extraction jobs, or queue a job for the thread if `thread_id` is given.
 
     The server itself extracts no memories. A worker process executes the queued jobs.
 

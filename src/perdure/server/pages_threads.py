@@ -46,8 +46,8 @@ _PAGE_REFRESH_S: Final = 2
 _MAX_QUESTION_CHARS: Final = 2_000
 # Maximum number of characters of a thread's title in a list.
 _MAX_TITLE_CHARS: Final = 120
-# A link to a message opens a page with at most 19 later messages, so the 20th later message is the
-# first one that is not shown.
+# Offset, in messages, from a linked message to the first later message that its page does not show.
+# The page shows up to 19 messages after the linked one.
 _MESSAGES_AFTER_TARGET: Final = 20
 
 
@@ -338,8 +338,8 @@ _VIEW_BATCH: Final = 100
 # Approximate maximum number of checkpoints on a page. Older checkpoints are shown on the page with
 # the earlier messages.
 _MAX_STEPS: Final = 400
-# Maximum number of messages loaded to show model views on a page. A model view is the record of the
-# messages that a model received in one call. The newest model views are loaded first.
+# Maximum total number of messages loaded for the model views on a page, starting with the newest
+# view. A model view is the record of the messages that a model received in one call.
 _MAX_VIEW_MESSAGES: Final = 2_000
 
 
@@ -381,7 +381,7 @@ async def load_page_of_turns(
     turns = split_into_turns(items) or [[]]
     has_earlier = len(items) > _MAX_ITEMS or len(turns) > TURNS_PER_PAGE
     if len(items) > _MAX_ITEMS and len(turns) > 1:
-        # Drop the first loaded turn, because its first messages may not have been loaded.
+        # Drop the oldest loaded turn, because some of its messages may not have been loaded.
         turns = turns[1:]
     turns = turns[-TURNS_PER_PAGE:]
     steps, is_cut = await _load_steps_and_whether_truncated(
@@ -389,8 +389,8 @@ async def load_page_of_turns(
     )
     turn_steps = _group_checkpoints_by_turn(turns, steps, has_earlier)
     if is_cut:
-        # `_MAX_STEPS` has limited the number of loaded checkpoints, so some checkpoints of the
-        # first turn may be missing. Begin the page with the next turn that has checkpoints.
+        # At most `_MAX_STEPS` checkpoints were loaded, so the first turn with checkpoints may be
+        # incomplete. Begin the page with the next turn that has checkpoints.
         turns_with_steps = [index for index, step_list in enumerate(turn_steps) if step_list][
             :2
         ] or [0]
@@ -425,8 +425,8 @@ async def _load_steps_and_whether_truncated(
 ) -> tuple[list[Step], bool]:
     """Load the newest checkpoints of a thread, oldest first.
 
-    Checkpoints are read newest first. Reading stops at a checkpoint that added only messages before
-    `first_position`, and that checkpoint is left out.
+    Checkpoints are read newest first. Reading stops at the first checkpoint whose added messages
+    all precede `first_position`. That checkpoint is not returned.
 
     Returns:
         The checkpoints with their changes, and whether older checkpoints were left out because of
@@ -454,8 +454,8 @@ def _group_checkpoints_by_turn(
 ) -> list[list[Step]]:
     """Assign checkpoints to turns.
 
-    The checkpoints of a turn start with the one that stores the turn's input, and end before the
-    one that stores the next input.
+    A turn's checkpoints start with the one that stores the turn's input, and end just before the
+    one that stores the next turn's input.
 
     Args:
         turns: The items of each turn, oldest first.
@@ -465,12 +465,12 @@ def _group_checkpoints_by_turn(
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
-    # The turn to which the loop assigns the current checkpoint. It is None at first if the thread
-    # has turns before `turns`, because the first checkpoints in `steps` may belong to one of those.
+    # The turn to which the loop is assigning checkpoints. Initially None if the thread has turns
+    # that precede `turns`, because the first checkpoints in `steps` may belong to an earlier turn.
     current_turn = None if has_earlier_turns else 0
-    # Checkpoints whose turn is not known yet. A checkpoint that stores an input belongs to the turn
-    # of the next message, so it stays in `unassigned` until the loop reaches a checkpoint that
-    # added a message.
+    # Checkpoints that have not been assigned to a turn yet. A checkpoint that stores an input
+    # belongs to the turn of the next message, so it stays in `unassigned` until the loop reaches a
+    # checkpoint that added a message.
     unassigned: list[Step] = []
     for step in steps:
         unassigned.append(step)
@@ -491,7 +491,7 @@ def _group_checkpoints_by_turn(
 
 
 def _added_message_positions(step: Step) -> list[int]:
-    """Return the positions of the messages that were added at a checkpoint."""
+    """Return the positions of the messages that a checkpoint added."""
     messages = step[1].channels.get("messages")
     return [*messages.added] if messages and not messages.whole else []
 
@@ -502,7 +502,7 @@ async def _load_model_view_rows(
     """Load the model views that were recorded between two checkpoints.
 
     A model view records the messages that a model received in one call. Messages are loaded only
-    for the newest model views. For the others, only the number of messages is loaded.
+    for the newest model views. For older model views, only the number of messages is loaded.
 
     Args:
         saver: The checkpointer of the thread.
@@ -557,7 +557,7 @@ def _build_turn_row(
     items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Build the template data for one turn from its items, checkpoints and model views."""
-    message_count = None  # The number of messages in the state before the first AI message.
+    message_count = None  # Number of messages in the state before the turn's first AI message.
     for (info, _), (_, change) in pairwise(steps):
         message_change = change.channels.get("messages")
         if message_change and any(
@@ -592,9 +592,9 @@ def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[s
 def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
     """Return how a history item relates to the current state of its thread.
 
-    The result is "seen" if the item is in the state, "removed" if it was removed from the state,
-    "branch" if it exists only on another branch of the thread, and "unknown" if this cannot be
-    determined from its channel.
+    The result is "seen" if the current state contains the item, "removed" if the item was removed
+    from the state, "branch" if it exists only on another branch of the thread, and "unknown" if the
+    item's channel does not provide this information.
     """
     if item.seen is None:
         return "unknown"
@@ -604,8 +604,8 @@ def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
 def build_view_row(view: ModelView) -> dict[str, Any]:
     """Build the template data for a model view.
 
-    For each part of the model's input, the data contains the number of tokens in that part and the
-    number of tokens in all parts before it.
+    For each part of the model's input, the data contains the part's token count and the total token
+    count of the preceding parts.
     """
     parts = view.parts
     starts = accumulate(parts.values(), initial=0)

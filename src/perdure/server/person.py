@@ -30,7 +30,7 @@ CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "ch
 The operations are, in this order: answer a question, send a message, send a message for the person,
 start a run by a cron, continue a run, change the state.
 """
-# All values that the role or type of a JSON message may have. The first two denote a human message.
+# Possible values of the role or type of a JSON message. The first two identify human messages.
 _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 
 
@@ -57,14 +57,14 @@ class Sender(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Build a sender from the row of a run. Empty values are not stored in the row of a run."""
+        """Build a sender from a run's database row, which omits fields with empty values."""
         fields = {name: row[name] for name in cls._fields if name in row}
         return cls(**{"caller": row["user"], **fields})
 
     def build_row_fields(self) -> dict[str, Any]:
         """Return the sender's fields as they are stored in the run's database row.
 
-        Fields with empty values are left out, and `caller` is stored as `user`.
+        Fields with empty values are omitted, and `caller` is stored under the key `user`.
         """
         fields = {name: value for name, value in self._asdict().items() if value}
         del fields["caller"]
@@ -92,10 +92,10 @@ class Person(NamedTuple):
         return {"user_id": "", WITHOUT_MEMORY_KEY: True}
 
     def build_metadata(self, sender: Sender) -> dict[str, Any]:
-        """Return metadata for the run's checkpoints.
+        """Return the metadata to store with the run's checkpoints.
 
         The metadata identifies the person whose memories the run uses. If another user started the
-        run, the metadata also contains that user and a word for the action, such as `sent`.
+        run, the metadata also contains that user's id and the action, such as `sent`.
         """
         caller_fields = (
             {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
@@ -105,8 +105,8 @@ class Person(NamedTuple):
     def replace_user_in_context(self, context: Any) -> Any:
         """Replace `user_id` and `owner` in a copy of a run's context.
 
-        `user_id` and `owner` are set to the person's id, or to `""` if the run does not use memory.
-        A field that the context does not have is not added.
+        In the copy, `user_id` and `owner` are set to the person's id, or to `""` if the run does
+        not use memory. Keys that are missing from the context are not added.
         """
         if not isinstance(context, Mapping):
             return context
@@ -134,7 +134,7 @@ class Person(NamedTuple):
                 name: _mark_messages_as_not_remembered(name, value) for name, value in input.items()
             }
         if isinstance(input, list):
-            # A list contains either messages or, as the update of a `Command`, tuples of a channel
+            # The list contains messages or, if it is the update of a `Command`, tuples of a channel
             # name and a value.
             return [
                 (element[0], _mark_messages_as_not_remembered(element[0], element[1]))
@@ -147,9 +147,10 @@ class Person(NamedTuple):
     def mark_messages_of_nodes_if_memory_is_off(self, graph: Graph) -> Graph:
         """Return the graph of a run.
 
-        If the run uses no memory, the reducers of the returned graph mark each new human message,
-        so that no memories are made from its turn. A node may build such a message from a value
-        that the sender has put into a channel other than that of the messages.
+        If the run does not use memory, the reducers of the returned graph mark each new human
+        message, so that no memories are extracted from its turn. Marking the messages in the run's
+        input is not enough, because a node may build a human message from the input's value for
+        another channel.
         """
         if self.uses_memory:
             return graph
@@ -183,10 +184,10 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
 def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bool) -> Person:
     """Return the person whose memories a run uses.
 
-    This function must be called while holding the thread's lock, because the thread's first run
-    determines the person the thread belongs to. If the caller starts a thread's first run on behalf
-    of another person, the thread is assigned to that person. A thread that already belongs to a
-    user other than the caller is not reassigned.
+    Call this function only while holding the thread's lock, because a thread's first run determines
+    which person the thread belongs to. If the caller starts a thread's first run on behalf of
+    another person, the thread is assigned to that person. A thread that already belongs to a user
+    other than the caller is not reassigned.
 
     Args:
         thread: The thread of the run.
@@ -208,10 +209,10 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
 
 
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
-    """Return the owner to record with a run's checkpoints, or None if the thread has no owner.
+    """Return the owner to store with a run's checkpoints, or None if the thread has no owner.
 
-    If the caller owns a thread that has no checkpoint yet, and acts on behalf of another person,
-    that person becomes the owner.
+    If the caller owns a thread without checkpoints and starts its first run on behalf of another
+    person, that person becomes the owner.
     """
     owner = thread.metadata.get("owner")
     is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
@@ -221,7 +222,7 @@ def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Pers
 def _reduce_and_mark_messages(
     reducer: Callable[[Any, Any], Any], current_value: Any, update: Any
 ) -> Any:
-    """Apply the reducer of a channel, and mark the human messages that it adds to a list.
+    """Apply a channel's reducer, and mark the human messages that the update adds to the list.
 
     Args:
         reducer: The reducer.
@@ -231,7 +232,8 @@ def _reduce_and_mark_messages(
     Returns:
         The new value of the channel.
     """
-    # Read the earlier messages first, because a reducer may change the list in place.
+    # Collect the earlier messages before calling the reducer, because it may change the list in
+    # place.
     current_list = current_value if isinstance(current_value, list) else []
     earlier = [message for message in current_list if isinstance(message, BaseMessage)]
     earlier_ids = {message.id for message in earlier if message.id is not None}
@@ -254,9 +256,9 @@ def _reduce_and_mark_messages(
 def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
     """Mark the messages in a channel's value so that no memories are extracted from them.
 
-    A mark is a field in the metadata of a message. If a human message is marked, no memories are
-    extracted from any message of the same turn. A plain string is treated as a message only in the
-    `messages` channel.
+    A message is marked by setting a field in its metadata. If a human message is marked, no
+    memories are extracted from any message in its turn. A plain string is treated as a message only
+    in the `messages` channel.
 
     Args:
         channel_name: The channel, or `""` if it is not known.
@@ -282,7 +284,7 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
 
 
 def _unwrap_serialized_langchain_message(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the role and fields of a message that is wrapped in LangChain's serialization format.
+    """Return the role and fields of a message in LangChain's serialization format.
 
     A value that was not serialized by LangChain is returned unchanged. LangChain determines the
     class, such as `HumanMessage`, from the last part of the `id`, and the fields from `kwargs`.

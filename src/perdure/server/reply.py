@@ -87,11 +87,11 @@ def format_as_text(value: Any) -> str:
 
 
 def truncate_and_count_omitted(text: str, max_chars: int) -> tuple[str, int]:
-    """Truncate a text, and return it with the number of characters that were omitted.
+    """Truncate a text, and return it with the number of omitted characters.
 
     Args:
         text: The text.
-        max_chars: The maximum length of the start.
+        max_chars: The maximum length of the returned text, in characters.
     """
     return (text, 0) if len(text) <= max_chars else (text[:max_chars], len(text) - max_chars)
 

@@ -165,7 +165,7 @@ class Run:
     def event_number_before_first_event(self) -> int:
         """Return the event number that immediately precedes the run's first event.
 
-        All events with a number above the returned one belong to this run or a later run.
+        Events with a number higher than the returned one belong to this run or to a later run.
         """
         return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
@@ -177,7 +177,7 @@ class Run:
     def build_event_batch(
         self, closing: Sequence[LoggedEvent] = (), limit: int | None = None
     ) -> EventBatch | None:
-        """Return the events that have not been stored yet, or None if there are none.
+        """Return a batch of the events that have not been stored yet, or None if there are none.
 
         Args:
             closing: Events that follow those of the log.
@@ -193,8 +193,8 @@ class Run:
             else 0
         )
         if not events:
-            # If there are no new events, but events were dropped before they were stored, store an
-            # empty batch that records the loss.
+            # If there are no new events, but some events were dropped before they could be stored,
+            # return an empty batch that records the loss.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.sse_frame) for event in events]
         outdated_until = self._find_last_event_number_to_delete(sum(event.size for event in events))
@@ -203,10 +203,10 @@ class Run:
         )
 
     def _find_last_event_number_to_delete(self, new_bytes: int) -> int:
-        """Return the number of the last stored event to delete to make room for new events.
+        """Return the number of the last stored event to delete to make room for new ones.
 
-        The oldest stored events of a run are deleted so that its stored and new events together do
-        not exceed `run_log.RETAINED_BYTES`.
+        The run's oldest stored events are deleted to keep the total size of its stored and new
+        events within `run_log.RETAINED_BYTES`.
 
         Return 0 if no stored event is deleted.
 
@@ -221,7 +221,7 @@ class Run:
         return removable
 
     def record_stored_batch(self, batch: EventBatch) -> None:
-        """Mark a batch of events as stored in the database."""
+        """Record that a batch of events has been stored in the database."""
         self.last_stored = batch.last_number
         self.events.last_stored = max(self.events.last_stored, batch.last_number)
         self._stored_batches.append(
