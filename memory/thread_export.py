@@ -129,7 +129,7 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
     """Convert a value to a message. Return None if the value is not a message."""
     try:
         return convert_to_messages([value])[0]
-    # For a malformed message, langchain-core raises many types of errors.
+    # For malformed messages, langchain-core can raise errors of many types.
     except Exception:
         return None
 

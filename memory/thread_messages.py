@@ -397,11 +397,11 @@ class Watermark:
             head is due.
         version: The version of the note, 0 if there is no note yet, or None if the store keeps no
             versions.
-        attempts: The number of failures in a row.
+        attempts: The number of consecutive failures.
         failed_at: The time of the last failure (UTC).
         failed_head: The head of the thread at that time.
         error: The error of the last failure.
-        final: Whether another try would fail, too.
+        final: Whether a retry would fail again.
     """
 
     extractor: str = TURN_EXTRACTOR
@@ -501,7 +501,7 @@ class Watermark:
             error: The error.
             failed_at: The time of the failure.
             head_id: The head of the thread at that time.
-            final: Whether another try would fail, too.
+            final: Whether a retry would fail again.
         """
         attempts = self.attempts + 1 if self.failed_head == head_id else 1
         failed = replace(self, attempts=attempts, failed_at=failed_at, failed_head=head_id)

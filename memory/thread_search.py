@@ -501,8 +501,8 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(run[0])
         stemmed = (stem for _, stem in iter_stems(run[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # In scripts written without spaces, and in words joined by punctuation, only the
-            # matching part is highlighted.
+            # If words are written without spaces or joined by punctuation, highlight only the
+            # matching part.
             form = re.escape(part) if len(parts) > 1 else ".+"
             for match in re.finditer(form, run[0], re.IGNORECASE):
                 marked_positions |= {*range(run.start() + match.start(), run.start() + match.end())}

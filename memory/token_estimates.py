@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-# Estimated number of UTF-8 bytes of prose per token.
+# Estimated number of UTF-8 bytes per token of prose.
 BYTES_PER_TOKEN: Final = 4
 _DIGITS: Final = b"0123456789"
 _SPACES: Final = b" \t\r\n\v\f"
@@ -124,7 +124,7 @@ _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
 # Minimum length, in characters, of base64 data. Shorter strings are treated as text.
 _MIN_BASE64: Final = 512
 _BASE64: Final = re.compile(r"[\w+/-]{60,}(?:[\r\n]+[\w+/-]+)*={0,2}\s*", re.ASCII)
-# Limit on the number of nested dicts in a content block that are searched for media data.
+# Maximum number of nested dicts in a content block to search for media data.
 _MAX_NESTED: Final = 8
 _RAW_AUDIO_TYPES: Final = ("wav", "pcm", "l16")
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)

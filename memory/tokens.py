@@ -31,8 +31,8 @@ from perdure.memory.token_estimates import (
 )
 from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
 
-# Import these modules only for type checking. At runtime, the import would take a second, and
-# estimating the tokens of a text does not need it.
+# Import these modules only for type checking. Importing them at runtime would take a second, and
+# they are not needed to estimate the tokens of a text.
 if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
@@ -89,7 +89,7 @@ class TokenCounter:
     def count_fixed_tokens(self, tools: int) -> float:
         """Return the number of tokens of a request, excluding its messages.
 
-        `tools` is the token count of the tools in the request.
+        `tools` is the number of tokens that the request's tools take.
 
         A custom counting function can add a fixed overhead to every request. In that case, the
         result is the larger of the overhead and `tools`, because the overhead is assumed to include
@@ -167,7 +167,7 @@ class TokenCounter:
     def count_request(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
         """Return the number of tokens of a request with the given messages.
 
-        `tools` is the token count of the tools in the request.
+        `tools` is the number of tokens that the request's tools take.
         """
         if self._function is None:
             return self.count_fixed_tokens(tools) + sum(map(self.count_message, messages))

@@ -272,14 +272,14 @@ def _build_predicate_for_removed_content_blocks(
         call = _read_call_from_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
             return True
-        # OpenAI rejects a reasoning block without the tool call that originally followed it.
+        # OpenAI rejects a reasoning block if the tool call that originally followed it is missing.
         return bool(removed_positions) and inner.get("type") == "reasoning"
 
     return is_removed
 
 
 def build_missing_result_message(call: Call, call_id: str) -> BaseMessage:
-    """Build a placeholder for a missing tool result, which says that no result is stored.
+    """Build a placeholder message that states that the result of a tool call is not stored.
 
     `call_id` is the id of the tool call whose result is missing.
     """

@@ -51,7 +51,7 @@ _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
 class ToolOutputReader:
-    """Base class of the tools that `read_tool_output` returns, for `isinstance` checks."""
+    """Base class of the tools returned by `read_tool_output`, used in `isinstance` checks."""
 
 
 class ClearToolOutputs(MessagesNode):
