@@ -227,10 +227,10 @@ def _convert_responses_part_to_chat_part(part: Any) -> Any:
 
 
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """Return the value at a path of keys if it is of the type `kind`.
+    """Return the value at a path of keys, or an empty value of the type `kind`.
 
-    If the path leads to no value of the type `kind`, return an empty value of that type, such as
-    `""` or `{}`. Lone surrogates in text are replaced.
+    The result is an empty value, such as `""` or `{}`, if there is no value at the path or the
+    value has a different type. Lone surrogates in text are replaced.
     """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -247,8 +247,8 @@ def parse_timestamp(value: Any) -> float | None:
     """Return a value as a Unix timestamp in seconds, or None if the value is not a timestamp.
 
     The value can be an ISO 8601 string, or a Unix timestamp in seconds, milliseconds, microseconds
-    or nanoseconds. The magnitude of a number determines whether it is read as seconds or as a
-    smaller unit. A number can also be given as a string.
+    or nanoseconds. The unit of a numeric timestamp is inferred from its magnitude. A number can
+    also be given as a string.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)

@@ -12,7 +12,7 @@ from perdure.memory.conversation import Messages
 
 
 def merge_duplicate_messages(messages: Messages) -> Messages:
-    """Return the messages with unique ids, in the order of the first occurrence of each id.
+    """Return the messages without duplicate ids, ordered by the first occurrence of each id.
 
     If several messages have the same id, the last one is kept, as `add_messages` does. Messages
     without an id are all kept. `RemoveMessage`s are dropped. If there is nothing to merge or drop,
@@ -55,7 +55,7 @@ def build_update_from_current_to_target_messages(
 
 
 def check_messages_removable_by_id(messages: Messages, key: str) -> None:
-    """Check that each message of the channel `key` can be removed by its id.
+    """Check that the messages of the channel `key` can be removed by id.
 
     Raise InvalidMessages if a message has no id, or if the channel's reducer stored a
     `RemoveMessage` instead of applying it.

@@ -79,12 +79,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
         self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
-        # The last request's tools and model, and the copy of the view that counts tokens for them.
-        # A request with the same tools and model reuses the copy.
+        # Cache with a single entry, which consists of the last request's tools and model and the
+        # copy of the view that counts tokens for them. A request with the same tools and model
+        # reuses the copy.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
         # Maps an agent's key (see `_get_agent_key_and_name`) to copies of the view's `Summarize`
-        # parts. The copies remember the size of the tools and system prompt in the agent's last
-        # request.
+        # parts. When a copy estimates the size of a request, it includes the tools and system
+        # prompt of the agent's last request.
         self._agents: dict[Any, list[Summarize]] = {}
         # Maps the model name in a request to the model name that the provider's response reported.
         self._reported_names: dict[str, str] = {}
@@ -110,8 +111,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         A summary removes messages from the state, so learners (nodes that learn from messages, such
         as `remember_turns`) must read the messages first. If the summary would remove part of the
         current turn, all learners run before the messages are summarised. If the summary would
-        remove only complete earlier turns, only `remember_turns` runs first, because all learners
-        already ran at the end of each earlier turn. If a learner fails, no summary is made.
+        remove only complete earlier turns, only `remember_turns` runs first, because the other
+        learners already ran at the end of each of these turns. If a learner fails, no summary is
+        made.
         """
         due = next((summary for summary in summaries if summary.is_due(state)), None)
         if due is None:
@@ -178,8 +180,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
         """Return the running agent's copies of the view's `Summarize` parts.
 
-        The copies remember the size of the tools and system prompt in the agent's last request, if
-        the agent has sent one.
+        When a copy estimates the size of a request, it includes the tools and system prompt of the
+        agent's last request, if the agent has sent one.
         """
         agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
@@ -189,7 +191,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> bool:
         """Store the token count of a request's tools and system message for the next trigger check.
 
-        Return True if this is the first request size stored for the running agent.
+        Return True if no request size was stored for the running agent before this call.
         """
         if not self._summaries:
             return False
@@ -200,9 +202,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return is_first
 
     def _store_reported_model_name(self, name: str, response: Any) -> None:
-        """Store the model name that a response reports.
+        """Store the model name that a response reports for the requested model `name`.
 
-        The model name in a response may differ from the model name in the request.
+        The two names can differ, for example if the requested name is an alias.
         """
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
@@ -210,7 +212,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry(self._reported_names, name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule background summaries to be made after the run.
+        """Run the learners, and schedule summaries to be made in the background after the run.
 
         Learners are nodes that learn from messages, such as `remember_turns`, which stores messages
         as memories.
@@ -232,8 +234,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Return a copy of the middleware's view that counts tokens for the given tools and model.
 
         The copy of the view counts `tools` as part of a request and estimates token counts for
-        `model`. Return None if the middleware has no parts that select messages. The view copy made
-        for the last request is cached.
+        `model`. Return None if the middleware has no parts that select messages. The last copy is
+        cached, and is reused if the next request has the same tools and model.
         """
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
@@ -266,7 +268,7 @@ def _replaces_all_messages(update: dict[str, Any]) -> bool:
 
 
 def _apply_summary_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
-    """Apply the state update from a `Summarize` part to a request's messages and state."""
+    """Update a request's messages and state with the result of a `Summarize` node."""
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
     messages = [message for message in request.messages if message.id not in removed]

@@ -29,8 +29,7 @@ T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
 # maximum number of validation errors to list in the description of an invalid response
 _MAX_FAULTS: Final = 5
-# Minimum length, in characters, to which a conversation is shortened to fit into the model's
-# context window.
+# Lower limit, in characters, for shortening a conversation that exceeds the model's context window.
 _MIN_CONVERSATION_CHARS: Final = 1_000
 # maximum length, in characters, of the quotation from a rejected response in the retry request
 _MAX_QUOTED_CHARS: Final = 4_000
@@ -80,7 +79,8 @@ class NamedModel(RunnableLambda[Any, Any]):
     """
 
     def __init__(self, full_name: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:
-        # If the function of a `RunnableLambda` returns a runnable, LangChain invokes that runnable.
+        # If the function of a `RunnableLambda` returns a runnable, LangChain invokes that runnable,
+        # so `_load_model` only has to return the model.
         super().__init__(self._load_model, name=full_name)
         self.full_name, self._prepare, self._model = full_name, prepare, None
 
@@ -90,9 +90,9 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.full_name.partition(":")[2] or self.full_name
 
     def copy_with_added_model_preparation(self, prepare_model: Callable[[Any], Any]) -> NamedModel:
-        """Return a copy that also calls `prepare_model` on the model when the model is created.
+        """Return a copy of this model that also applies `prepare_model` when the model is created.
 
-        Earlier preparations are called first.
+        Preparations that were added earlier are applied first.
         """
         return NamedModel(self.full_name, lambda model: prepare_model(self._prepare(model)))
 
@@ -183,8 +183,8 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
-            # Each of these errors can mean that the model's integration does not support one of the
-            # options.
+            # Each of these exceptions can mean that the model's integration does not support an
+            # option.
             cause = exc
     fault = "cannot return structured answers: it has no with_structured_output"
     raise _build_unsupported_model_error(model, fault, cause) from cause
@@ -339,7 +339,7 @@ class ModelCall:
             return exc
 
     def _hide_from_stream(self) -> Runnable[Any, Any]:
-        """Return the model with a tag that excludes its output from message streaming."""
+        """Return a copy of the model, tagged to exclude its output from message streaming."""
         # The response is not meant for the user, so `stream_mode="messages"` must not emit it.
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 
@@ -465,7 +465,10 @@ def describe_validation_errors(exc: ValidationError) -> str:
 
 
 def quote_refused_model_answer(answer: Any) -> str:
-    """Return the text and tool call arguments of a rejected response, for the retry request."""
+    """Return the text and tool call arguments of a rejected response.
+
+    The retry request quotes this text, which is shortened to `_MAX_QUOTED_CHARS` characters.
+    """
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
     if isinstance(raw, AIMessage):

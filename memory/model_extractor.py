@@ -50,8 +50,8 @@ from perdure.memory.thread_messages import ThreadMessage, make_storable
 from perdure.stores.normal_form import normalize_text_for_comparison
 from perdure.stores.values import to_prompt_json
 
-# Name of the check that refuses a profile change if another run has changed the same fields. The
-# outcome of the refused change contains the name.
+# Name of the check in the outcome of a profile change that was refused because another run had
+# changed the same fields.
 CONFLICT_CHECK: Final = "changed"
 # maximum length of a list in a model response; a longer list is rejected, because the model is
 # probably repeating itself
@@ -186,7 +186,7 @@ def build_memory_proposal(
     """Build a proposal of memory changes from the facts and episodes in a model response.
 
     An invalid change is not proposed. For each invalid change, the proposal contains an outcome
-    that says why it was refused.
+    with the reason for the refusal.
 
     Args:
         answer: The answer of the model.
@@ -220,7 +220,7 @@ def build_memory_proposal(
 def _build_change(
     change: FactChange | EpisodeFound, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Addition | Revision:
-    """Convert a fact or episode in a model response to the addition or revision of a memory.
+    """Convert a fact or episode from a model response to an addition or revision of a memory.
 
     Raises:
         InvalidPatch: The change is incomplete, or names unknown messages or memories.
@@ -347,7 +347,7 @@ def build_function_that_plans_profile_patch(
 def build_function_that_plans_new_instruction_lines(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> PlanFunction:
-    """Return a function that builds the write plan for new rules in the instructions.
+    """Return a function that builds the write plan for adding rules to the instructions.
 
     The plan appends one line to the instructions for each rule that users asked for.
 
@@ -375,7 +375,7 @@ def build_function_that_plans_new_instruction_lines(
             )
 
     async def plan(gate: Gate) -> ChangePlan:
-        """Build the plan that adds the rules that pass the gate and that the instructions lack."""
+        """Build the write plan that adds accepted rules to the instructions, without duplicates."""
         handle = instructions.get_handle(scope.config)
         previous = await instructions.read_version(handle)
         verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
@@ -384,8 +384,8 @@ def build_function_that_plans_new_instruction_lines(
             line = verdict.text or wish.text
             if normalize_text_for_comparison(line) in normalize_text_for_comparison(text):
                 continue
-            # The gate refuses a rule that is already stored as a memory. Add such a rule to the
-            # instructions anyway, because the instructions do not contain it yet.
+            # If the gate refused the rule as a duplicate of a stored memory, add the rule anyway,
+            # because the instructions do not contain it yet.
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > MAX_LEARNED_CHARS:
@@ -512,7 +512,10 @@ class ModelExtractor:
         self._call = replace(call, model=bind_output_schema(call.model, form, strict=strict))
 
     def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the number of leading messages that fit into one model call, at least 1."""
+        """Return how many messages, starting with the first, fit into one model call.
+
+        The result is at least 1, unless `messages` is empty.
+        """
         chars_left = self.max_chars
         for count, message in enumerate(messages):
             chars_left -= len(_render_dated_message(message)) + _NUMBER_CHARS
@@ -607,8 +610,8 @@ class ModelExtractor:
                 for state, changes in _group_changes_by_profile(answer, context.profiles):
                     await plan_profile_patch(state, changes, batch, scope)
             except VersionConflict:
-                # Ignore a profile's version conflict here, because the function that plans the
-                # profile's patch reports the conflict later as an outcome.
+                # Ignore a version conflict here. The function that plans the profile's patch
+                # detects the conflict again and reports it as an outcome.
                 pass
             # If no retries are left, accept the model's response even if it contains an invalid
             # profile patch. The invalid patch is refused later, when the profile's changes are
@@ -661,8 +664,8 @@ def _group_changes_by_profile(
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in a model response by profile.
 
-    A change that names an unknown profile is added to the first profile's patch. The first
-    profile's patch is then refused, because it contains a change for an unknown profile.
+    A change to an unknown profile is added to the first profile's patch. The first profile's patch
+    is then refused, because it contains a change for an unknown profile.
     """
     names = [state.name for state in states]
     by_name: dict[str, list[ProfileChange]] = {}

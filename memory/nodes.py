@@ -140,14 +140,14 @@ class MessagesNode(Node):
     def for_model(self, model: str | None) -> Self:
         """Return the node, or a copy that estimates token counts for requests to `model`.
 
-        The copy calibrates its token estimates only with token usage that `model` has reported. If
-        the node's `token_counter` was created for a specific model, the node itself is returned,
-        because no copy is needed.
+        The copy calibrates its token estimates using only the token usage that `model` has
+        reported. If the node's `token_counter` was created for a specific model, no copy is needed,
+        so the node itself is returned.
         """
         return self
 
     def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
-        """Return the node, or a copy for use in a view in which `following_parts` run after it.
+        """Return the node, or a copy adapted to a view that runs `following_parts` after the node.
 
         Subclasses override `copy_for_view_with_following_parts` if a node's result depends on the
         messages that remain after `following_parts` have run.
@@ -177,7 +177,7 @@ class MessagesNode(Node):
     ) -> list[BaseMessage]:
         """Return the messages for the model, in an order that model providers accept.
 
-        `state` is the state that contains the messages, or None for a plain list.
+        `state` is the state that contains the messages, or None if the input is a plain list.
         """
         model_input: ModelInput = await call_method(
             self, "transform_input", ModelInput.from_messages(messages), state, config
@@ -221,7 +221,7 @@ class Learner(Node):
     ) -> object:
         """Learn from messages.
 
-        `state` is the state that contains the messages, or None for a plain list.
+        `state` is the state that contains the messages, or None if the input is a plain list.
         """
 
     async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:

@@ -10,9 +10,9 @@ from perdure.errors import InvalidValue
 SINCE_DESCRIPTION: Final = "The first day or moment that the question is about, like 2026-11-02."
 UNTIL_DESCRIPTION: Final = "The last day or moment that the question is about, like 2026-11-08."
 """Descriptions of the tool arguments `since` and `until`, which are sent to models."""
-# Start of a period if the argument `since` is omitted.
+# Default start of a period, used if the argument `since` is omitted.
 _START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# End of a period if the argument `until` is omitted.
+# Default end of a period, used if the argument `until` is omitted.
 _END: Final = datetime(9999, 12, 31, tzinfo=UTC)
 
 Period = tuple[datetime, datetime]

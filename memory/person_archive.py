@@ -106,8 +106,8 @@ def _iter_authored_versions(
 ) -> Iterator[dict[str, Any]]:
     """Yield the item versions that a person wrote outside their own namespaces.
 
-    A version of a memory also contains the memory's earlier texts. Earlier texts by other people
-    are removed from the yielded versions.
+    A version of a memory also contains the memory's earlier texts. Earlier texts that other people
+    wrote are omitted.
     """
     keys = frozenset(authored_items)
     for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
@@ -154,9 +154,10 @@ def _sort_namespaces_of_internal_notes_last(namespaces: Sequence[Namespace]) -> 
 def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     """Build the archive record of a run on a person's thread.
 
-    The record contains the run's ids, timestamps, status, request and error. If the person did not
-    request the run, the record does not identify who did. Such a record includes only the parts of
-    the request that were stored in the thread, and only the `error` field of the run's error.
+    The record contains the run's ids, timestamps, status, request and error. If someone other than
+    the person requested the run, the record does not identify the requester. In this case, the
+    record includes only the parts of the request that were stored in the thread, and only the
+    `error` field of the run's error.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error = _classify_sender(run.details, user), run.error
@@ -180,9 +181,9 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
 
 
 def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
-    """Build a cron's archive record, with the cron's ids and times and the request of its runs.
+    """Build the archive record of a cron, with its ids, its timestamps and its run request.
 
-    If another person created the cron, the cron's record does not identify the creator. See also
+    If another person created the cron, the record does not identify that person. See also
     `build_run_record`.
     """
     content = cron.content
@@ -209,8 +210,8 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
 def _classify_sender(request_details: Mapping[str, Any], user: str) -> str:
     """Return who sent a request.
 
-    The result is SELF for the person, BACKEND for a backend that acted on the person's behalf, and
-    OTHER for anybody else.
+    The result is SELF if the person sent the request, BACKEND if a backend sent it on the person's
+    behalf, and OTHER for any other sender.
     """
     if request_details.get("acting_for") == user:
         return BACKEND

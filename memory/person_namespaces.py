@@ -9,8 +9,8 @@ The namespaces of a person are:
 - namespaces of the person's conversations under `chat_memory`,
 - and the namespaces of perdure's own notes about all of these namespaces.
 
-If a conversation's id equals the name of another person, its namespace belongs to that other
-person. A namespace that merely contains the person's name as a label, without being one of the
+If a conversation's id is the same as another person's name, the conversation's namespace belongs to
+that other person. A namespace that contains the person's name as a label, but is not one of the
 person's namespaces, is not erased. The erasure receipt lists the namespaces that contain the
 person's name but were not erased.
 """
@@ -219,8 +219,8 @@ async def _find_authored_items(
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
     """Build the put operation that deletes an item or removes its author's name.
 
-    If `hand_over` is True, the item is kept without its author's name. If `hand_over` is False, the
-    whole item is deleted.
+    If `hand_over` is True, the item is kept, but its author's name is removed. If `hand_over` is
+    False, the whole item is deleted.
     """
     item_key = tuple(item.namespace), item.key
     if not hand_over:
@@ -264,7 +264,7 @@ async def _does_store_have_personal_namespace_of(adapter: StoreAdapter, person_n
 
 
 def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
-    """Return the labels of a namespace, except those that cannot be a person's name.
+    """Return those labels of a namespace that could be a person's name.
 
     The first label of a namespace such as `("memories", "alice")` is a fixed word, not a person's
     name. The labels of a team's namespace never identify a person.
@@ -284,7 +284,7 @@ def _is_namespace_of_conversation_or_person(
     """Return whether a namespace belongs to a conversation or to a person.
 
     A namespace belongs to a person if it matches one of the templates. Templates whose first label
-    is `{user_id}` are ignored.
+    is `{user_id}` are ignored, because `{user_id}` would match any first label.
     """
     labels = namespace[2:] if namespace[0] == RESERVED_LABEL else namespace
     if labels[:1] == (CHAT_LABEL,):
@@ -298,7 +298,7 @@ def _is_namespace_of_conversation_or_person(
 
 
 def _label_matches_any_person(template_label: str, label: str) -> bool:
-    """Return whether `label` matches a template's label, with any name for `{user_id}`."""
+    """Return whether `label` matches a template's label if `{user_id}` stands for any name."""
     return template_label == USER_LABEL or _label_matches_template(template_label, label, "")
 
 
@@ -337,10 +337,10 @@ def _find_personal_prefix(
 
 
 def _label_matches_template(template_label: str, label: str, user: str) -> bool:
-    """Return whether `label` matches a template's label, with `user` as the value of `{user_id}`.
+    """Return whether `label` matches a template's label if `{user_id}` stands for `user`.
 
-    A template's label can contain placeholders such as `{team}`. `label` matches if filling in the
-    placeholders of the template's label can produce it.
+    A template's label can contain placeholders such as `{team}`. `label` matches if it can be
+    produced by filling in the placeholders of the template's label.
     """
     if template_label == USER_LABEL:
         return label == user

@@ -33,7 +33,7 @@ another user sent.
 class QuotationFinder:
     """Finds texts that quote a person.
 
-    A text quotes a person if it contains one of the person's texts. Texts by the person that are
+    A text quotes a person if it contains one of the person's texts. The person's texts that are
     shorter than 16 characters are ignored.
 
     Args:
@@ -53,7 +53,7 @@ class QuotationFinder:
         return bool(self._texts)
 
     def is_quoted_in(self, text: str) -> bool:
-        """Return whether `text` contains any of the texts that the person wrote."""
+        """Return whether `text` contains any of the person's texts."""
         for start in range(len(text) - _MIN_LENGTH + 1):
             candidates = self._texts.get(text[start : start + _MIN_LENGTH])
             if candidates and any(text.startswith(candidate, start) for candidate in candidates):
@@ -130,7 +130,7 @@ def _read_times_of_checkpoints_with_messages_of_others(
 ) -> set[datetime]:
     """Return the timestamps of the checkpoints that contain a message from another user."""
     times = set[datetime]()
-    # `checkpoints` raises an error if the thread has no checkpoints or was deleted in the meantime.
+    # `checkpoints` raises an error if the thread has no checkpoints or was deleted concurrently.
     with suppress(PerdureError):
         for checkpoint in saver.checkpoints(thread_id):
             if checkpoint.metadata.get(DEED) in _FOREIGN_DEEDS and CALLER in checkpoint.metadata:
@@ -156,7 +156,7 @@ def _iter_strings_in_json_value(value: Any) -> Iterator[str]:
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:
-    """Yield the text of every version of every item in the given namespaces."""
+    """Yield the texts of all versions of all items in the given namespaces."""
     for namespace in namespaces:
         for line in store.export(namespace):
             text: Any = line["value"].get("text")

@@ -113,7 +113,7 @@ def apply_patch(
 
 
 def _refuse_lost_fields(before: Document, after: Document, moved_path: str | None) -> None:
-    """Raise InvalidPatch if an operation has removed fields that had a value.
+    """Raise InvalidPatch if an operation removed fields that had non-empty values.
 
     Args:
         before: The document before the operation.
@@ -156,7 +156,7 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
 def are_patched_fields_unchanged(
     operations: Sequence[Document], seen_document: Document, current_document: Document
 ) -> bool:
-    """Return whether the top-level fields that a patch changes have equal values in two documents.
+    """Return whether two documents agree in all top-level fields that a patch changes.
 
     Args:
         operations: The operations of the patch.
@@ -181,7 +181,7 @@ def are_patched_fields_unchanged(
 
 
 def is_same_json(left: Any, right: Any) -> bool:
-    """Return whether two JSON values are equal. Unlike in Python, true and 1 are not equal."""
+    """Return whether two JSON values are equal. Unlike in Python, true differs from 1."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
@@ -232,7 +232,7 @@ class Leaf(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The leaf's value as text, for search and for the checks of the gate.
+        """The leaf's value as text, used for search and by the gate.
 
         The text is "" if the value is null or an empty string, list or object.
         """
@@ -478,7 +478,7 @@ class Profile(Generic[M]):
         """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
-            # Make sure that the stored item is a profile before erasing anything. `_copy_document`
+            # Before anything is erased, check that the stored item is a profile. `_copy_document`
             # raises an error if the item is not a profile.
             _copy_document(version)
         if handle.adapter.versioned:
@@ -548,8 +548,8 @@ class Profile(Generic[M]):
     ) -> M:
         """Apply a change to the stored profile, save the result, and return the new profile."""
         handle = self.get_handle(config)
-        # Declare `profile` here, because the nested function `plan` assigns it and the method
-        # returns it.
+        # Declare `profile` here, because the nested function `plan` assigns to it as a nonlocal
+        # variable.
         profile: M
 
         async def plan() -> ChangePlan:
@@ -645,14 +645,14 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
         if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label_for_detectors):
             return verdict.text.removeprefix(leaf.label_for_detectors)
     path = ""
-    # If a detector failed while checking the leaf's value, omit the leaf's path from the message,
-    # because redacting the path would call the detector again, which would fail again.
+    # If a detector failed while checking the leaf's value, omit the leaf's path from the error
+    # message. Redacting the path would call the same detector, which would fail again.
     if verdict.check != "detectors":
         redacted = gate.sensitive.redact
         # A field name can be a secret by itself.
         names = [redacted(str(part)) for part in leaf.path]
-        # Field names that are harmless separately can form a secret when they are joined. If the
-        # joined field names contain a secret, omit the whole path from the message.
+        # Field names that are harmless by themselves can form a secret when joined. If the joined
+        # names contain a secret, omit the whole path from the error message.
         label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
@@ -662,7 +662,7 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
 
 
 def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candidate:
-    """Build a candidate from the value of a profile leaf so that the gate can check it."""
+    """Build a candidate for the gate from the value of a profile leaf."""
     # Email addresses and phone numbers are kept if the application writes them to the profile, or
     # if a user's message contains them.
     text, explicit = leaf.label_for_detectors + leaf.text, handle.user_texts is None
@@ -677,5 +677,5 @@ def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candida
 
 
 def _normalize_letters(text: str) -> str:
-    """Return only the letters and digits of a text, case-folded."""
+    """Case-fold a text and remove all characters other than letters and digits."""
     return "".join(filter(str.isalnum, text.casefold()))

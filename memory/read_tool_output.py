@@ -35,7 +35,7 @@ only, and returns a long result in pages."""
 _DEFAULT_LIMIT: Final = 20_000
 # Minimum value of the option `limit`, in characters.
 _MIN_LIMIT: Final = 100
-# Batch size for decoding history items, newest first.
+# Number of history items that are decoded per batch, starting with the newest.
 _PAGE_ITEMS: Final = 256
 # Maximum number of characters to quote from an unknown tool call id in the error message for the
 # model.
@@ -64,13 +64,14 @@ def read_tool_output(
     The model passes the id of the earlier tool call to the tool. The tool first looks for the
     earlier call's result in the run's state. If the state does not contain the complete result, the
     tool searches the history of the graph's checkpoint namespace up to the run's checkpoint, and
-    then the histories of the parent graphs. If none of these histories contains the complete
-    result, but the state contains a shortened or cleared version, the tool searches all other
-    checkpoint namespaces of the thread. The tool never reads other threads.
+    then the histories of the parent graphs. If the complete result is still not found, but the
+    state contains a shortened or cleared version of it, the tool searches all other checkpoint
+    namespaces of the thread. The tool never reads other threads.
 
     A result of at most `limit` characters is returned unchanged. A longer result is returned in
     pages. The model passes `start` to read the next page. If no result is found, because the id is
-    unknown or erased or belongs to another thread, the tool returns a sentence that says so.
+    unknown, the result was erased, or the id belongs to another thread, the tool returns a message
+    that says so.
 
     Args:
         checkpointer: A perdure checkpointer. With None, the checkpointer of the graph in which the
