@@ -124,7 +124,8 @@ _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
 # Minimum length, in characters, of base64 data. Shorter strings are treated as text.
 _MIN_BASE64: Final = 512
 _BASE64: Final = re.compile(r"[\w+/-]{60,}(?:[\r\n]+[\w+/-]+)*={0,2}\s*", re.ASCII)
-# Maximum number of nested dicts in a content block to search for media data.
+# When searching a content block for media data, stop collecting nested dicts once this many dicts
+# have been found.
 _MAX_NESTED: Final = 8
 _RAW_AUDIO_TYPES: Final = ("wav", "pcm", "l16")
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
