@@ -24,7 +24,7 @@ from perdure.stores.values import encode_value_as_json
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """The rows to change when an author's texts are erased.
+    """The rows that must be changed to erase an author's texts.
 
     Attributes:
         by_author: Rows of the versions that the author wrote.
@@ -53,7 +53,7 @@ def forget_author(
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
-    """Find the versions an author wrote, and others that contain earlier texts of the author."""
+    """Find versions that the author wrote, or that contain earlier texts by the author."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -66,13 +66,13 @@ def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_A
 
 
 def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
-    """Return the entries for an item's earlier texts, which are stored in the item's value."""
+    """Return the records of an item's earlier texts, which are stored in the item's value."""
     entries = value.get(PREVIOUS)
     return entries if isinstance(entries, list) else []
 
 
 def _is_by(entry: Any, author: str) -> bool:
-    """Return whether `author` wrote the earlier text that an entry describes."""
+    """Return whether the record of an earlier text names `author` as its writer."""
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 
@@ -111,7 +111,7 @@ def _erase_author(
 def _remove_author_from_version(
     parts: StoreParts, row: Row, author: str, *, hand_over: bool
 ) -> Flow[None]:
-    """Rewrite a version without an author's texts, or only without the author's name."""
+    """Rewrite a version to remove an author's texts, or only the author's name."""
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])
     if provenance.get(AUTHOR) == author:

@@ -15,13 +15,13 @@ Namespace = tuple[str, ...]
 Period = tuple[datetime, datetime]
 # Time to live in minutes. None means that the item never expires.
 TTL = float | None | NotProvided
-# Callback that is called with the number of finished items and the total (None if unknown)
+# Progress callback, called with the number of finished items and the total number (None if unknown)
 Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The origin of an item. All fields are optional, and each can be used in a filter."""
+    """The origin of an item. All fields are optional, and filters can refer to each of them."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None  # Id of a checkpoint of the thread `thread_id`
@@ -40,7 +40,8 @@ class Provenance:
 class PutItem:
     """A write operation of a batch.
 
-    `PutItem` has the fields of langgraph's `PutOp` and a field for each further option of `put`.
+    `PutItem` has the fields of langgraph's `PutOp`, plus one field for each additional option of
+    `put`.
     """
 
     namespace: Namespace
@@ -125,14 +126,14 @@ class FoundItem(SearchItem):
 class VersionRetention:
     """A retention rule for the closed versions of items.
 
-    A closed version is one that was replaced or deleted, or that has expired. It is kept if
-    at least one of the rules `last` and `days` keeps it. The current version of a key is always
-    kept.
+    A closed version is one that was replaced or deleted, or that has expired. A closed version is
+    kept if it meets the condition of `last`, of `days`, or of both. The current version of a key is
+    always kept.
     """
 
     # Number of most recent closed versions to keep for each key
     last: int | None = None
-    # Number of days to keep a version after it was replaced or deleted, or after it expired
+    # Number of days to keep a version after it is replaced or deleted, or expires
     days: float | None = None
 
 
@@ -155,7 +156,7 @@ class RemovableVersions:
 class QueryPlan:
     """The database's query plan for a search."""
 
-    # JSON paths whose database indexes the search uses. If empty, the search reads all items.
+    # JSON paths with a database index that the search uses. If empty, the search scans all items.
     indexes: tuple[str, ...]
     # Lines of the database's own query plan
     steps: tuple[str, ...]
@@ -168,13 +169,13 @@ class RankExplanation:
     reason: str
     # Rank of the item in the results, starting at 1, or None if the search excludes the item
     rank: int | None = None
-    # Parts of the score by name. The score is the sum of the parts.
+    # Components of the score, by name; their sum is the score
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEmbedding:
-    """An item that has no vectors, because the embedder raised an error for its text.
+    """An item that was stored without vectors because the embedder failed on its text.
 
     The item can still be found by keyword search.
     """
@@ -192,8 +193,8 @@ class Receipt:
     With `dry_run`, the receipt lists the items and messages that `forget` would remove.
 
     The attribute `clean` is true if no byte of the removed items is left in the database file or
-    its WAL. It is false after a dry run, if another process still reads an older snapshot, or if
-    the disk has no room for a copy of the database file.
+    its WAL. It is false after a dry run, and also if another process still reads an older snapshot,
+    or if the disk has no room for a copy of the database file.
 
     The receipt does not cover copies of a removed text in other places, such as quotations in a
     thread's messages. Each hash can prove that a certain text was erased, without revealing the
@@ -201,8 +202,8 @@ class Receipt:
     """
 
     items: int  # Number of removed current items
-    # Number of removed versions that had already been replaced or deleted, including versions of
-    # items that no longer existed
+    # Number of removed versions that were no longer current, including versions of items that had
+    # already been deleted
     versions: int
     # Number of messages removed from threads, counting each stored copy of a message
     messages: int
@@ -218,9 +219,9 @@ class Receipt:
     cancelled: tuple[str, ...] = ()
     # Total size in bytes of the values and the provenance in the removed versions
     size_bytes: int = 0
-    # Namespaces that have the person's name as a label but were not erased
+    # Namespaces that contain the person's name as a label and were not erased
     others: tuple[Namespace, ...] = ()
-    # Number of versions that were kept without the author's name, because they were handed over
+    # Number of versions that were handed over: they were kept, but the author's name was removed
     handed_over: int = 0
 
     @property
@@ -257,8 +258,7 @@ class NamespaceSize:
     """
 
     namespace: Namespace
-    # Number of non-empty namespaces: 1 for a single namespace, or the number of namespaces under a
-    # prefix
+    # Number of non-empty namespaces that are counted; 1 unless this is the total for a prefix
     namespaces: int
     items: int
     value_bytes: int  # Total bytes of the JSON of the items
@@ -269,7 +269,7 @@ class StoreUsage:
     """Statistics on items: the largest namespaces, and the number created in each month."""
 
     largest: tuple[NamespaceSize, ...]  # The namespaces with the most bytes
-    # Number of current items per month of creation, with keys like "2026-11"
+    # Number of current items by the month in which they were created, with keys such as "2026-11"
     by_month: Mapping[str, int]
 
 
@@ -278,8 +278,8 @@ class StoreStats:
     """Counts and sizes of a store.
 
     The attribute `pending` counts the items that have no vectors from the store's embedding model.
-    These are the items that `pending_embeddings()` returns, and the items whose vectors come from
-    an earlier model and that `reembed()` has not processed yet.
+    These are the items that `pending_embeddings()` returns, plus the items that still have vectors
+    from an earlier model because `reembed()` has not processed them yet.
     """
 
     namespaces: int  # Number of namespaces with items
@@ -314,7 +314,7 @@ class TransferReport:
     def __add__(self, other: TransferReport) -> TransferReport:
         """Return a report that combines two reports.
 
-        Counts are added up, and the tuples of refused items are concatenated.
+        Counts are added, and the tuples of refused items are concatenated.
         """
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

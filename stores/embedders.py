@@ -1,10 +1,10 @@
 """Build embedders from an object, a function or a model name.
 
 A blocking model is called in a daemon thread. A call that never returns can be abandoned, because a
-daemon thread does not keep the process alive. If the caller is a coroutine, an async model is
-awaited in the event loop of the caller. For blocking callers, an async model runs on an event loop
-in a separate OS thread. All blocking callers share one event loop, because the connections of an
-async client belong to the loop on which they were opened.
+daemon thread does not keep the process alive. For async callers, an async model is awaited in the
+caller's event loop. For blocking callers, an async model runs on an event loop in a separate OS
+thread. All blocking callers share one event loop, because the connections of an async client belong
+to the loop on which they were opened.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class _EmbedFunction(NamedTuple):
 
     # A function that embeds texts. It returns the vectors, or an awaitable that resolves to them.
     call: Callable[[Any], Any]
-    # The async variant of `call`, or None if async callers must run `call` in a thread.
+    # The async variant of `call`, or None if async callers must run `call` in an OS thread.
     acall: Callable[[Any], Any] | None
     takes_one_text: bool = False
 
@@ -214,7 +214,7 @@ def _find_document_and_query_embed_functions(model: Any) -> tuple[_EmbedFunction
 class CheckedEmbedder:
     """An embedder that validates a model's responses and normalises its vectors to unit length.
 
-    If the model returns an unusable answer, `EmbeddingFailed` is raised.
+    `EmbeddingFailed` is raised if the model returns an invalid response.
 
     Texts are deduplicated and sent to the model in batches. The most recently used vectors are
     cached, separately for queries and documents. Several OS threads and event loops can share
@@ -239,7 +239,7 @@ class CheckedEmbedder:
 
     @property
     def dims(self) -> int | None:
-        """The number of dimensions, or None if it is unknown until the first vector."""
+        """The number of dimensions, or None if no vector has been computed yet to determine it."""
         return self._dims
 
     def embed(self, texts: Sequence[str]) -> Floats:
@@ -289,7 +289,7 @@ class CheckedEmbedder:
     def _embed_batches(
         self, texts: Sequence[str], *, is_query: bool
     ) -> Generator[list[str], Floats, Floats]:
-        """Yield batches of texts, receive their vectors, and return all vectors."""
+        """Yield batches of texts, receive each batch's vectors, and return all vectors."""
         original, texts = texts, list(texts)
         if isinstance(original, str) or not all(isinstance(text, str) for text in texts):
             raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
@@ -444,8 +444,8 @@ class StoreEmbedder:
     embedder: CheckedEmbedder | None = None
     model: Model | None = None  # the model as it is recorded in the file
     in_process: bool = False  # whether the model runs in this process
-    # The embedding function of a fast model, whose vectors are not stored. Each search computes the
-    # vectors of the items that it reads.
+    # The embedding function of a model that is so fast that vectors are not stored; otherwise None.
+    # With such a model, each search computes the vectors of the items that it reads.
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
     # Whether the caller left the vector encoding unset. If so, the store uses the encoding that is
     # recorded in the database file.
@@ -468,8 +468,8 @@ class StoreEmbedder:
     def computes_vectors_in_searches(self, recorded_model: Model) -> bool:
         """Return whether searches compute the items' vectors instead of reading stored vectors.
 
-        This is the case if the store's model is fast and equals `recorded_model`, the model that is
-        recorded in the database.
+        The result is true if the store's model is fast enough for this and is the same as
+        `recorded_model`, the model recorded in the database.
         """
         return self.embed_quickly is not None and self.model == recorded_model
 

@@ -20,7 +20,7 @@ from perdure.stores.values import WHOLE, extract_texts
 
 
 class ErasedMessages(Protocol):
-    """The report that a checkpointer returns after it has erased messages."""
+    """The report that a checkpointer returns after erasing messages."""
 
     @property
     def items(self) -> int:

@@ -3,8 +3,8 @@
 The SQL condition for a filter may select too many rows, but never misses a row that the filter
 matches. `Filter.matches` then checks each row that the SQL condition has selected. A comparison is
 tested in SQL only if its operator is `$eq`, `$in`, `$gt`, `$gte`, `$lt` or `$lte` and its operand
-is text, a finite number or a boolean. Any other comparison, and any negation, becomes the SQL
-condition TRUE, which selects all rows.
+is text, a finite number or a boolean. All other comparisons, and all negations, are replaced with
+the SQL condition TRUE, which selects all rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from perdure.stores.filters import (
 # maximum length of an SQL condition in characters, which keeps expressions within SQLite's depth
 # limit
 _MAX_SQL_LENGTH = 10_000
-# Maximum number of JSON paths that one field of a filter may stand for. A field with more paths is
-# not tested in SQL; its SQL condition is TRUE.
+# Maximum number of JSON paths to which one filter field can expand. Fields with more paths are not
+# tested in SQL; their SQL condition is TRUE.
 _MAX_PATHS = 8
 # largest integer that SQLite reads exactly from JSON, whether the integer is written as 1 or as 1.0
 _MAX_EXACT_INTEGER = 2**53
@@ -137,7 +137,7 @@ def _is_indexable(path: object) -> TypeGuard[str]:
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
     """Yield the parts of a conjunction, including the parts of nested conjunctions.
 
-    A filter node that is not a conjunction is yielded itself, as the only part.
+    If the filter node is not a conjunction, only the node itself is yielded.
     """
     if isinstance(node, AllOf):
         for part in node.parts:
@@ -200,7 +200,7 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
 
 
 def _build_equality(value: Any, location: JSONLocation) -> Condition:
-    """Build the SQL condition that a value equals an operand."""
+    """Build the SQL condition that tests whether a value equals an operand."""
     if (key := _convert_to_sql_value_if_exact(value)) is not None:
         return location.equals_any_of_condition([key])
     bounds = _compute_lowest_and_highest_sql_value(value)
@@ -217,7 +217,7 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
 
 
 def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
-    """Return the lowest and the highest SQL value that SQLite may extract for a JSON value.
+    """Return lower and upper bounds for the SQL value that SQLite extracts from a JSON value.
 
     The two bounds differ for numbers, because SQLite may round them. The result is None if the JSON
     value has no bounds, for example because it is an object or too large a number.
@@ -269,10 +269,10 @@ def _join_conditions(conjunction: str, parts: Sequence[Condition]) -> Condition:
 
 
 def build_index_expression(path: str, column: str) -> str:
-    """Build the SQL expression for an index that filters on `path` can use.
+    """Build the SQL expression to index so that filters on `path` can use the index.
 
-    The expression reads the field named exactly `path`, dots included. If this field is missing or
-    null, the expression follows the path into nested objects.
+    The expression reads the field whose name is exactly `path`, even if the name contains dots. If
+    this field is missing or null, the expression follows the path into nested objects.
     """
     extracted = f"json_extract({column}, '$.{check_index_path(path)}')"
     if "." not in path:
@@ -291,16 +291,16 @@ class JSONLocation(NamedTuple):
 
     column: str
     paths: tuple[Any, ...] = ("$",)
-    # the indexed SQL expression that reads the value, or "" if the value has no index
+    # the indexed SQL expression that extracts the value, or "" if no index covers it
     expression: str = ""
 
     @property
     def supports_indexes(self) -> bool:
-        """Whether indexes can be created for JSON paths of the column."""
+        """Whether JSON paths in the column can be indexed."""
         return True
 
     def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
-        """Turn a condition on a JSON document into a condition on the row that contains it."""
+        """Convert a condition on a column's JSON document into an SQL condition on the row."""
         return json_condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
@@ -315,7 +315,7 @@ class JSONLocation(NamedTuple):
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[Any]:
-        """Return the suffixes to append to the JSON path of an object to reach its field `key`."""
+        """Return the JSON path suffixes that address the member `key` of an object or array."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
     def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
@@ -329,7 +329,7 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("IN (SELECT value FROM json_each(?))", json.dumps(keys))
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the SQL condition that a JSON value lies between two bounds, inclusive.
+        """Return an SQL condition that tests whether a value lies between two inclusive bounds.
 
         If `low` is None, the range has no lower bound. If `high` is None, the range has no upper
         bound.
@@ -341,9 +341,9 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("BETWEEN ? AND ?", low, high)
 
     def _extract_condition(self, comparison: str, *params: str | float | None) -> Condition:
-        """Return an SQL condition that compares the value with bound parameters."""
-        # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns the JSON text of
-        # an array.
+        """Return an SQL condition that compares the value with the given parameters."""
+        # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns arrays as JSON
+        # text.
         if self.expression:
             return Condition(f"{self.expression} {comparison}", params)
         text = f"json_extract({self.column}, ?) {comparison}"
@@ -351,14 +351,15 @@ class JSONLocation(NamedTuple):
 
 
 def _build_path_suffixes(key: str) -> tuple[str, ...]:
-    """Return the suffixes to append to a SQLite JSON path so that it leads to the value of `key`.
+    """Return the SQLite JSON path suffixes that address the value of `key` in an object.
 
-    There is one suffix for the field named exactly `key`, and one for `key` as a path to a nested
-    field. If the path contains a non-ASCII label, each suffix is returned in two spellings, with
-    the label as plain text and with JSON escapes. Both are needed, because stored JSON can contain
-    either spelling and SQLite 3.40 compares labels without decoding escapes. The result is empty if
-    SQLite's JSON paths cannot express `key`, because it contains a `[*]` step, or a label with
-    quotes, backslashes or control characters.
+    One suffix addresses the field whose name is exactly `key`. If `key` is a path with several
+    steps, another suffix addresses the nested field at that path. If `key` contains non-ASCII
+    characters, each suffix is returned twice: once with the characters as plain text and once with
+    JSON escapes. Both are needed, because stored JSON can contain either form and SQLite 3.40
+    compares labels without decoding escapes. The result is empty if `key` cannot be expressed as an
+    SQLite JSON path, that is, if it contains a `[*]` step, a quotation mark, a backslash, a control
+    character or a surrogate.
     """
     step_lists = dict.fromkeys(((key,), parse_path(key)))
     if any(

@@ -17,12 +17,12 @@ and `"1"` is not 1.
 `{"a": None}` holds if the field `a` exists and is null. A missing field is never equal to an
 operand. Use `$exists` to test whether a field is missing.
 
-`$ne` negates `$eq`, and `$nin` negates `$in`. `$not` negates its operand, which is a filter. A
-condition with `$ne`, `$nin` or `$not` also holds for a missing field. For example, `{"a": {"$ne":
+`$ne` negates `$eq`, and `$nin` negates `$in`. `$not` takes a filter as its operand and negates it.
+A condition with `$ne`, `$nin` or `$not` also holds for a missing field. For example, `{"a": {"$ne":
 1}}` holds if the field `a` is missing, because `{"a": {"$eq": 1}}` does not hold.
 
 `$gt`, `$gte`, `$lt` and `$lte` hold only if the value has the same type as the operand. Numbers are
-compared by size and strings by code point, so ISO dates in the same format are compared
+compared by value and strings by code point, so ISO 8601 dates in the same format are ordered
 chronologically. Infinities compare with numbers. A comparison with NaN never holds.
 
 `$contains` holds if an array has an element that equals the operand, or if a string contains the
@@ -31,7 +31,8 @@ operand.
 `$eq`, `$ne`, `$in`, `$nin` and `$contains` treat two objects as equal only if all their entries are
 equal. If the condition on a field is a mapping without operators, such as `{"name": "Ann"}`, the
 condition holds for every object that has at least these entries. If the condition on a field is a
-list, each element of the list is a condition on the array element at the same position.
+list, the field must be an array of the same length, and each element of the list is a condition on
+the array element at the same position.
 
 A key that starts with `$` is an operator. To refer to a field whose name starts with `$`, write a
 path to the field, such as `author.$ref`.
@@ -231,7 +232,7 @@ def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[i
 
 
 def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
-    """Return a JSON scalar. Instances of subclasses of str, int or float become plain values."""
+    """Return a JSON scalar. Instances of subclasses of str, int or float become the base type."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

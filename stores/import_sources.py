@@ -1,6 +1,6 @@
 """Read imports from JSON Lines, any store with LangGraph's interface, or LangGraph's tables.
 
-For each item, a source yields a name to use in error messages, and the item as a JSON object.
+Each source yields, for every item, a label for error messages and the item as a JSON object.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) 
 def _add_missing_namespace_and_key(
     line_name: str, line: dict[str, Any], default_namespace: Namespace | None
 ) -> Mapping[str, Any]:
-    """Fill in the namespace and the key if an item from a JSON line lacks them.
+    """Fill in the namespace and the key of an item from a JSON Lines file, if they are missing.
 
     An item without a key gets the hash of its value as its key.
     """
@@ -116,8 +116,8 @@ def iter_store_items(store: BaseStore) -> Lines:
 
     Namespaces are listed in pages. A page may be shorter than requested, so pages are read until
     one is empty. The namespaces are listed twice, once without a prefix and once with the prefix
-    `ROOT`, because perdure's own stores leave out the namespaces of notes about memories unless the
-    prefix begins with the label `ROOT`.
+    `ROOT`. The second listing is needed because perdure's own stores omit the internal namespaces
+    under `ROOT`, which contain notes about memories, if the prefix does not begin with `ROOT`.
     """
     notes = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -221,7 +221,7 @@ def _iter_page_items(path: str, read_page: Callable[..., list[Row]]) -> Lines:
 
 
 def _ttl_columns(columns: set[str]) -> str:
-    """Return the SQL columns that contain an item's TTL. Tables of older versions lack them."""
+    """Return the SQL expressions for an item's TTL. Tables of older versions lack them."""
     has_ttl = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"
 
@@ -243,7 +243,7 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
     """Convert a row of langgraph's table to the fields of one imported item.
 
-    If the row is invalid, an `ImportFailed` error is returned in place of the fields.
+    If the row is invalid, an `ImportFailed` error is returned instead of the fields.
     """
     prefix, key, value, created, updated, expires, ttl = row
     item_name = f"{path!r}, {key!r} in {prefix!r}"

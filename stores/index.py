@@ -43,7 +43,7 @@ from perdure.stores.vectors import (
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
-# distinct rows that contain a word, and the word's term frequency in each row
+# the rows that contain a word, without duplicates, and the word's term frequency in each row
 WordHits = tuple[Ints, Floats]
 
 # if a filter selects less than a quarter of the rows, only the vectors of the selected rows are
@@ -53,8 +53,8 @@ NO_HITS: Final[WordHits] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW_DTYPE: Final = np.dtype(
     [
         ("id", "<i8"),
-        ("expires", "<i8"),  # Unix timestamp of the expiry, in microseconds
-        ("since", "<i8"),  # Unix timestamp of the put, in microseconds
+        ("expires", "<i8"),  # expiry time, as a Unix timestamp in microseconds
+        ("since", "<i8"),  # time of the put, as a Unix timestamp in microseconds
         ("position", "<f8"),
         ("at", "<f8"),  # Unix timestamp of the message, in seconds; NaN if unknown
         # number that the index assigned to the item's thread, or -1 if the item belongs to no
@@ -68,21 +68,21 @@ ROW_DTYPE: Final = np.dtype(
     align=True,
 )
 FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
-# Threshold for merging the unsorted words of an index into the sorted postings: the index must have
-# more unsorted words than this number. The threshold for unsorted vectors is 1/64 of this number.
+# Unsorted words are merged into the sorted postings only if an index has more of them than this
+# number. For unsorted vectors, the threshold is 1/64 of this number.
 _MIN_RECENT: Final = 1 << 13
-# Second threshold for merging unsorted words: there must also be more of them than 1/32 of the
-# number of sorted words. The same fraction applies to vectors.
+# Divisor for a second threshold: unsorted words are merged only if there are also more of them than
+# 1/32 of the number of sorted words. The same fraction applies to vectors.
 _RECENT_DIVISOR: Final = 32
 _MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
 _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
-# Number of bits that a sort key uses for the row number and for the count. A sort key is an integer
-# that packs a word number, a row number and a count.
+# Number of bits for the row number and for the count in a sort key, an integer into which a word
+# number, a row number and a count are packed.
 _ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
 _FORMAT_VERSION: Final = 3  # version of the encoded form of an index
 _ALIGNMENT: Final = 8  # alignment in bytes; each encoded array starts at a multiple of this number
-# size in bytes of the integer at the start of an encoded index that gives the header length
+# size in bytes of the header-length field at the start of an encoded index
 _LENGTH_BYTES: Final = 8
 # maximum size of an encoded index in bytes; a larger index is not stored. SQLite's limit for a
 # value is 10^9 bytes.
@@ -95,18 +95,18 @@ class IndexedItem(NamedTuple):
     id: int  # id of the version
     words: Sequence[str]  # tokens of the text
     ends_with_question: bool  # whether the text ends with a question
-    # concatenated encoded vectors of the item's text
+    # encoded vectors of the item's text, concatenated
     vectors: bytes
     thread: str | None
     position: float  # position in the thread
     actor: str | None  # the speaker
     sent_at: float  # Unix timestamp of the message, in seconds; NaN if unknown
-    expires: int  # Unix timestamp of the expiry, in microseconds
-    put_at: int  # Unix timestamp of the put, in microseconds
+    expires: int  # expiry time, as a Unix timestamp in microseconds
+    put_at: int  # time at which the version was put, as a Unix timestamp in microseconds
 
 
 class _Sample(NamedTuple):
-    """The measured vector separation of an index, with the ids of the rows it was measured on."""
+    """A measurement of an index's vector separation, with the ids of the rows that were sampled."""
 
     ids: Ints
     separation: VectorSeparation
@@ -119,7 +119,7 @@ class Coverage(NamedTuple):
     items: int  # number of current items, including items that are excluded from search
     # counter that increases whenever vectors are added to items that were stored without any
     embedded: int
-    # sequence number of the latest replaced or deleted version that was read
+    # sequence number of the latest replacement, deletion or expiry that the index reflects
     closed: int
 
 
@@ -216,7 +216,7 @@ class NamespaceIndex:
         self._compact_if_needed()
 
     def _find_rows_by_id(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
-        """Return pairs of row number and id for those of the given ids that are in the index."""
+        """Return (row number, id) pairs for those of the given ids that are in the index."""
         rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
@@ -230,13 +230,13 @@ class NamespaceIndex:
         """Remove the items with these ids."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], ids)
         if self._sample is not None and np.isin(self._sample.ids, ids).any():
-            # Discard the measured vector separation, because some of the measured rows are now
-            # removed. Every process must obtain the same measurement for the same rows.
+            # Discard the measured vector separation, because it was measured on rows that have now
+            # been removed. Every process must obtain the same measurement for the same rows.
             self._sample = None
         self._compact_if_needed()
 
     def _compact_if_needed(self) -> None:
-        """Discard the cached view. Compact the index if many entries are unsorted or removed."""
+        """Discard the cached view. Compact the index if it has many unsorted or removed entries."""
         self._view = None
         recent_words, vectors = len(self._recent[0]), len(self._recent_owners)
         sorted_words = len(self.postings.rows)
@@ -327,7 +327,7 @@ class NamespaceIndex:
         )
 
     def _get_sorted_and_recent_vectors(self) -> tuple[Vectors, ...]:
-        """Return the sorted and the unsorted vectors, leaving out either if it is empty."""
+        """Return the sorted vectors and the unsorted vectors, omitting whichever is empty."""
         parts = [] if self.vectors is None else [self.vectors]
         if self._recent_owners and self.model is not None:
             matrix = VectorMatrix.from_bytes(
@@ -341,8 +341,8 @@ class NamespaceIndex:
     def find_ids_expiring_between(self, after: int, until: int) -> list[int]:
         """Return the ids of the items that expire after `after` and no later than `until`.
 
-        The expiry times cached in the index are used. An item's expiry time in the database may be
-        later.
+        The expiry times cached in the index are compared. An item's expiry time in the database may
+        be later, because reading an item can restart its TTL.
         """
         if self._is_view_valid(after) and self._is_view_valid(until):
             return []
@@ -370,12 +370,12 @@ class NamespaceIndex:
         return list(self.rows["id"][lacks_vector].tolist())
 
     def get_view(self, now: int) -> IndexView:
-        """Return a view of the items unexpired at `now`, a Unix timestamp in microseconds."""
+        """Return a view of the items not expired at `now`, a Unix timestamp in microseconds."""
         if self._view is not None and self._is_view_valid(now):
             return self._view
         rows, parts = self.rows, self._get_sorted_and_recent_vectors()
         is_searchable = rows["length"] > 0
-        # Leave out rows that have neither words nor vectors, because no search can find them.
+        # Omit rows that have neither words nor vectors, because no search can find them.
         if not is_searchable.all():
             for part in parts:
                 is_searchable[part.owner] = True
@@ -468,8 +468,8 @@ class NamespaceIndex:
     ) -> tuple[Rows, Rows]:
         """Return the words of the selected rows as two parallel arrays.
 
-        The first array contains word numbers. The second array gives, for each word, the position
-        of the row that contains it. A row is selected unless its entry in `positions` is -1.
+        The first array contains word numbers, and the second contains the positions of the rows in
+        which these words occur. Rows whose entry in `positions` is -1 are skipped.
         """
         starts, rows, _ = self.postings
         posting_positions = positions[rows]
@@ -511,8 +511,7 @@ def _renumber_used_names_without_gaps(
 class Postings(NamedTuple):
     """The inverted index, which maps each word to the rows that contain it."""
 
-    # For each word, the index of the word's first entry in `rows`, followed by the length of
-    # `rows`.
+    # Offsets into `rows`: the entries for word number `w` are `rows[starts[w] : starts[w + 1]]`.
     starts: Ints
     rows: Rows  # rows that contain each word, ascending
     # term frequency of the word in each row
@@ -558,8 +557,8 @@ class Candidates:
 class IndexView:
     """An immutable snapshot of an index, with all or some of its rows."""
 
-    # Numbers of the index rows in the view. The rows of a thread are adjacent, in the order of
-    # their messages.
+    # Row numbers, in the index, of the view's rows. The rows of a conversation thread are adjacent
+    # and in message order.
     order: Ints
     # All words of the index. They may include words of rows that were added after the view was
     # created.
@@ -626,8 +625,8 @@ class IndexView:
         """Return each row's highest similarity to the query, or NaN if the row has no vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
         # If the view is a small part of the index, compare the query only with the vectors of the
-        # view's rows. A search by sketches finds the most similar rows of the whole index, and a
-        # small view may contain none of them.
+        # view's rows. A sketch search would return the most similar rows of the whole index, and
+        # possibly none of them are in a small view.
         is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
         for matrix, owner in self.vectors:
             if is_small_part:

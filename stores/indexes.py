@@ -49,10 +49,10 @@ from perdure.stores.separation import VectorSeparation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
-# word by which extracted facts, such as "The user likes figs", refer to the person
+# the word that extracted facts use for the person, as in "The user likes figs"
 USER_WORD: Final = "user"
-# Minimum fraction of a namespace's rows that must contain a word before the word is taken for the
-# name of the person whom the rows are about.
+# Minimum fraction of a namespace's rows in which a word must occur to be considered the name of the
+# person whom the rows are about.
 MIN_NAME_SHARE: Final = 0.3
 # Maximum number of rows in a namespace for which a search tries to determine the name of the person
 # whom the rows are about.
@@ -60,8 +60,8 @@ _MAX_PERSONAL_ROWS: Final = 2_000
 _PAGE_ROWS: Final = 1 << 12  # number of rows that are read at a time
 # maximum number of query words to correct; correcting one word takes about 1 ms
 _MAX_CORRECTED_WORDS: Final = 16
-# maximum number of similar words to try as the correction of one word; several are tried, because
-# some may occur only in rows that the filter excludes
+# maximum number of candidate corrections to try for one misspelt word; several are tried, because
+# some candidates may occur only in rows that the filter excludes
 _MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
@@ -79,7 +79,7 @@ _ReadView = Callable[[bytes, IndexView], Any]
 class QueryTerms(NamedTuple):
     """The words and the vector of a query."""
 
-    # words of the query, normalised as in the index, each with its synonyms
+    # the query's words, normalised in the same way as words in the index, with the synonyms of each
     words: Mapping[str, Sequence[str]]
     vector: Floats | None = None
     model: Model | None = None  # the model of the vector
@@ -109,10 +109,10 @@ class CandidatePool:
     candidates: Candidates
     actors: Sequence[str]  # name of each actor, by number
     thread_count: int  # number of threads
-    # Maps each word of the query that occurs in any row to the rows that contain it.
+    # Maps query words to the rows that contain them. Words that occur in no row are omitted.
     terms: dict[str, WordHits]
-    # similarity of each row to the query, with NaN for a row without a vector; None if no vectors
-    # can be compared
+    # cosine similarity of each row to the query (NaN if the row has no vectors), or None if no
+    # vectors can be compared
     cosines: Floats | None
     # how much more similar the vectors of related rows are than those of random rows
     separation: VectorSeparation
@@ -170,9 +170,9 @@ class _State(NamedTuple):
     """The counters and the embedding model that all search indexes of a store depend on."""
 
     erasures: int  # counter of erasures
-    # counter that is incremented whenever vectors are stored for existing items that had none
+    # counter that is incremented whenever vectors are stored for items that were stored without any
     embedded: int
-    # sequence number of the most recent replacement, deletion or expiry of a version
+    # sequence number of the latest replacement, deletion or expiry of a version in the store
     closed: int
     model: Model | None
 
@@ -205,8 +205,7 @@ class _CachedIndex:
         self.index: NamespaceIndex | None = None
         self.coverage = Coverage(0, 0, -1, 0)
         self.changes = self.model_number = -1
-        # number of items that are missing from the stored index, or are stored in it without
-        # vectors
+        # number of items that the stored index does not contain, or contains without vectors
         self.unsaved = 0
         self.expired_until = 0
 
@@ -221,7 +220,7 @@ class Indexes:
     # evicted
     budget: int
     approximate_above: int
-    # Callback that writes to the database in the background, or None if the store is read-only.
+    # Function that performs a database write in the background, or None if the store is read-only.
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
     # Callback that runs after an erasure by this process or by another process.
     on_erasure: Callable[[], None]
@@ -372,7 +371,7 @@ class Indexes:
     def _get_cached_index(self, key: _Key, state: _State, *, may_cache: bool) -> _CachedIndex:
         """Return a namespace's cached index, or create a new one.
 
-        A new index is added to the cache only if `may_cache` is true.
+        A newly created index is cached only if `may_cache` is true.
         """
         with self._lock:
             cached = self._cached.get(key)
@@ -428,12 +427,12 @@ class Indexes:
     def _load_view_of_closed_versions(
         self, path: bytes, version_ids: Sequence[int], state: _State, *, may_cache: bool
     ) -> Flow[IndexView]:
-        """Load an index view of the replaced or deleted versions in a namespace.
+        """Load an index view of a namespace's replaced and deleted versions.
 
-        The view belongs to an index of past versions, which contains all replaced or deleted
-        versions that searches in this process have loaded. The view has no measured vector
-        separation, because the measurement would depend on which versions earlier searches happened
-        to load.
+        The view is taken from a separate index of past versions, which contains all replaced or
+        deleted versions that searches in this process have loaded so far. The view has no measured
+        vector separation, because the measurement would depend on which versions earlier searches
+        happened to load.
         """
         cached = self._get_cached_index((path, True), state, may_cache=may_cache)
         closed = np.array(version_ids, np.int64)
