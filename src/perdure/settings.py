@@ -1,8 +1,8 @@
 """Load the settings from `perdure.toml`, the environment and arguments.
 
 The environment variables `PERDURE_*` override the file `perdure.toml`. Arguments override both the
-environment variables and the file. The settings are the same for the library, the command line, the
-worker and the graphs of `langgraph.json`.
+environment variables and the file. The library, the command line, the worker and the graphs in
+`langgraph.json` use the same settings.
 """
 
 from __future__ import annotations

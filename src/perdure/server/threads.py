@@ -1,8 +1,8 @@
 """Read, create, change and delete threads for the server's API, with their client metadata.
 
 The metadata that clients set for a thread is stored in the thread's row, because checkpoints do not
-contain it. A thread has a row even if it has no checkpoints. A thread's row also stores how its
-last run on the server ended. The latest checkpoint shows whether the thread is waiting for an
+contain it. A thread has a row even if it has no checkpoints. A thread's row also stores the status
+of its last run on this server. The latest checkpoint shows whether the thread is waiting for an
 answer, no matter which program stored the checkpoint. A new thread only reserves its id. The
 metadata that a client set for a new thread is ignored if another program stores the thread's first
 checkpoint.
@@ -626,7 +626,7 @@ def _copy_storable_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_thread_error(thread_id: str) -> UnknownThread:
-    """Return the error for a thread that does not exist or cannot be reached."""
+    """Return the error for a thread that does not exist or that the caller cannot access."""
     return UnknownThread(f"there is no thread {thread_id!r}")
 
 
@@ -637,7 +637,7 @@ def already_exists_error(subject: str) -> VersionConflict:
 
 
 def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
-    """Convert a filter condition to metadata that every matching thread contains."""
+    """Convert a filter condition to a metadata entry that all matching threads contain."""
     match condition:
         case name, {"$eq": value, **others} if not others:
             return name, value
@@ -649,7 +649,7 @@ def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[s
 def _get_client_metadata_and_run_status_to_store(
     thread: ListedThread,
 ) -> tuple[ClientMetadata, RunStatus]:
-    """Return the client metadata and the run status that are to be stored in a thread's row.
+    """Return the client metadata and the run status to store in a thread's row.
 
     If the thread's first checkpoint was stored by another program, the metadata is empty and the
     run status is `"idle"`.

@@ -28,7 +28,8 @@ AssociatedData = tuple[str | int | None, ...]
 _KEY_CHECK: Final = "key check"
 # The plaintext of the key check is "perdure" followed by the id of the database.
 _PROOF: Final = b"perdure"
-_ID_BYTES: Final = 16  # Length in bytes of the random id of a database
+# Length of the random database id in bytes
+_ID_BYTES: Final = 16
 # Value that is stored as the key check if a database is created without an encryption key
 _NO_KEY: Final = b""
 

@@ -222,7 +222,7 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     @property
     def queue_location(self) -> QueueLocation:
-        """See `Database.queue_location`. Each schema and each tenant has its own queue."""
+        """See `Database.queue_location`. Each schema has one queue, or one per tenant."""
         tenant_suffix = (
             f"_{compute_lock_key(*self._lock_namespace) & 0xFFFFFFFFFFFFFFFF:016x}"
             if self._tenant is not None

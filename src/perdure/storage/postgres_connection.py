@@ -277,7 +277,7 @@ class OwnPool(Connections):
         )
 
     def _try_connecting(self, within_s: float) -> None:
-        """Open a connection outside the pool, and raise the error if that fails.
+        """Try to open a connection outside the pool, and raise the error if that fails.
 
         The pool does not report why it could not open a connection.
         """
@@ -396,9 +396,10 @@ class UserPool(Connections):
         raise StorageUnavailable(problem)
 
     def _return_connection(self, lent: Borrowed) -> None:
-        """Return a connection to the pool with unchanged session settings.
+        """Roll back any open transaction, and return the connection to the pool.
 
-        If the connection was already returned, do nothing.
+        The connection's session settings are unchanged. If the connection was already returned, do
+        nothing.
         """
         conn, lent.conn = lent.conn, None
         if conn is None:
