@@ -84,7 +84,7 @@ _MODULES = {
     "views": "VIEWS_NAMESPACE ModelView aviews record_views views",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-# Modules with an optional dependency, and the package that each of them requires.
+# Maps each module with an optional dependency to the package that it requires.
 _REQUIRED_PACKAGES = {"background": "dbos", "middleware": "langchain"}
 _UNAVAILABLE = {
     module for module, package in _REQUIRED_PACKAGES.items() if find_spec(package) is None
@@ -93,10 +93,10 @@ __all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _U
 
 
 class _Package(ModuleType):
-    """A module type that imports public names lazily, used for this package's module.
+    """A module subclass that imports public names lazily; this package's module uses it.
 
-    The class ensures that `perdure.memory.recall` is the function, although the package also
-    contains a module named `recall`.
+    It also ensures that `perdure.memory.recall` refers to the function, although the package
+    contains a submodule named `recall`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -107,8 +107,8 @@ class _Package(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # When a submodule is imported, Python sets it as an attribute of the package. The attribute
-        # would hide a function with the same name, so such a submodule is not set.
+        # Python sets an imported submodule as an attribute of its package. Skip this if the
+        # submodule would hide a function with the same name.
         if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

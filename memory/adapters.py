@@ -1,7 +1,7 @@
 """Chat memories that follow the naming and rules of LangChain, LangChain4j and Spring AI.
 
-If the messages are stored in a checkpointer, `history()` still returns evicted messages until the
-memory is cleared.
+If a checkpointer stores the messages, `history()` still returns evicted messages until the memory
+is cleared.
 
 The rules are documented by LangChain4j (https://docs.langchain4j.dev/tutorials/chat-memory) and by
 Spring AI (https://docs.spring.io/spring-ai/reference/api/chat-memory.html).
@@ -88,9 +88,9 @@ class ChatMemoryStore(Protocol):
 
     A store returns the messages of a chat memory in order, from the oldest to the newest.
 
-    A store may also have `change_messages(memory_id, change)`. The method `change_messages`
-    replaces the messages with `change(messages)` in one step, so that no message is lost if two
-    processes add messages at the same time.
+    A store may also provide `change_messages(memory_id, change)`. `change_messages` atomically
+    replaces the messages with `change(messages)`, so no message is lost if two processes add
+    messages concurrently.
     """
 
     def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
@@ -99,13 +99,13 @@ class ChatMemoryStore(Protocol):
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
         """Replace all messages of a memory.
 
-        A chat memory calls this method whenever it adds messages.
+        Called by a chat memory whenever it adds messages.
         """
 
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory.
 
-        A chat memory calls this method when it is cleared.
+        Called by a chat memory when it is cleared.
         """
 
 
@@ -189,8 +189,7 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         self._open_thread(memory_id).clear()
 
     def _open_thread(self, memory_id: Any) -> ThreadMessageHistory:
-        # `check_thread_id` raises an error for None, because `ThreadMessageHistory` would create a
-        # new thread for None.
+        # `check_thread_id` rejects None, because `ThreadMessageHistory` would create a new thread.
         thread_id = check_thread_id(memory_id)
         return ThreadMessageHistory(self.checkpointer, thread_id, keep_history=self.keep_history)
 
@@ -216,7 +215,7 @@ class WindowChatMemory(ABC):
 
     @abstractmethod
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether the messages fit into the memory's limited window."""
+        """Return whether the messages fit into the window."""
 
     def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
         """Append one or several messages.
@@ -233,7 +232,7 @@ class WindowChatMemory(ABC):
             self.store.update_messages(self.id, changed)
 
     def messages(self) -> list[BaseMessage]:
-        """Return the messages in the memory's window, for a request to a model.
+        """Return the messages in the memory's window, ready to send to a model.
 
         Messages that model providers would reject are dropped or repaired.
         """
@@ -253,10 +252,10 @@ class WindowChatMemory(ABC):
         """Append new messages to `messages`, and return the messages that fit into the window.
 
         A new system message replaces the previous system message, and is never evicted. A new
-        system message that is blank, or equal to a stored system message, is ignored. Messages that
-        are not system messages are evicted from the window, beginning with the oldest. A message
-        with a tool call and the messages with its results are evicted together. If a single message
-        does not fit into the window, this message and all earlier messages are evicted.
+        system message that is blank, or equal to a stored system message, is ignored. When the
+        window is full, the oldest messages other than system messages are evicted first. A tool
+        call message and its results are evicted together. If a single message is too large for the
+        window, it is evicted along with all earlier messages.
         """
         window = list(messages)
         for message in new_messages:
@@ -274,7 +273,7 @@ class WindowChatMemory(ABC):
         def cut_window(cut: int) -> list[BaseMessage]:
             return [*(m for m in window[:cut] if isinstance(m, SystemMessage)), *window[cut:]]
 
-        # the window must not begin between a tool call and its results
+        # the window must not start between a tool call and its results
         inner_cuts = (i for i, m in enumerate(window) if i and not isinstance(m, ToolMessage))
         cuts = [0, *inner_cuts, len(window)]
         cut = cuts[bisect_left(cuts[:-1], True, key=lambda cut: self.fits(cut_window(cut)))]
@@ -301,13 +300,13 @@ class MessageWindowChatMemory(WindowChatMemory):
         check_whole_number("max_messages", self.max_messages, 1)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether there are at most `max_messages` messages."""
+        """Return whether there are no more than `max_messages` messages."""
         return len(messages) <= self.max_messages
 
 
 @dataclass(eq=False)
 class TokenWindowChatMemory(WindowChatMemory):
-    """A window of the newest messages, limited by their token count.
+    """A window of the newest messages, limited by their total token count.
 
     Messages are evicted as a whole.
 
@@ -325,7 +324,7 @@ class TokenWindowChatMemory(WindowChatMemory):
         self.token_counter = token_counter(self.token_counter)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Return whether the messages have at most `max_tokens` tokens."""
+        """Return whether the messages total at most `max_tokens` tokens."""
         return count_tokens(messages, self.token_counter) <= self.max_tokens
 
 
@@ -339,8 +338,8 @@ class ChatMemoryRepository(Protocol):
     The messages that `load` returns may be sorted from oldest to newest or from newest to oldest.
 
     A repository may also have a method `change_messages(conversation_id, change)`, which atomically
-    replaces the messages with `change(messages)`. If the repository has no `change_messages`
-    method, no stored messages are evicted, and the window only limits how many messages are read.
+    replaces the messages with `change(messages)`. Without a `change_messages` method, the
+    repository's stored messages are never evicted; the window only limits how many are read.
     """
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
@@ -356,9 +355,9 @@ class ChatMemoryRepository(Protocol):
 class MessageChatMemory:
     """A chat memory that returns the newest messages of each conversation.
 
-    A conversation's window follows the rules of LangChain4j. As in Spring AI, messages before the
-    window's first human message are not returned, except for system messages. If a conversation's
-    window has no human message, only system messages are returned.
+    A conversation's window follows the rules of LangChain4j. As in Spring AI, messages that precede
+    the first human message in the window are not returned, except for system messages. If a
+    conversation's window has no human message, only system messages are returned.
 
     Args:
         repository: The repository, or None for a repository that keeps conversations in the memory
@@ -412,9 +411,8 @@ class MessageChatMemory:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
-        message first. To determine the order, all messages are loaded first, and then loaded again
-        with a limit that is one message lower. The message missing from the second result is the
-        oldest one.
+        message first. To determine the order, load all messages, then load them again with the
+        limit lowered by one. The message missing from the second result is the oldest one.
         """
         stored = check_and_select_messages_to_store(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -429,8 +427,8 @@ class MessageChatMemory:
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
     """A repository that keeps conversations in an in-memory dict.
 
-    An `InMemoryChatMemoryRepository` can also be used as a chat memory that returns all messages of
-    a conversation, as in an example of Spring AI's documentation.
+    An `InMemoryChatMemoryRepository` can also be used directly as a chat memory without a size
+    limit, as in an example in Spring AI's documentation.
     """
 
     def __init__(self) -> None:
@@ -452,8 +450,8 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     An advisor accepts the same input as a chat model. The conversation id is read from
     `configurable["conversation_id"]` in the config. After the model has answered, the advisor adds
-    the new messages to the chat memory. The new messages are the last human message of the request,
-    all messages after that human message, and the model's answer.
+    the new messages to the chat memory. The new messages are the request's last human message,
+    everything after it, and the model's response.
 
     Args:
         model: A chat model, with tools or without, or another advisor.
@@ -487,13 +485,13 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Add the new messages of a request and the model's answer to the chat memory.
+        """Add the request's new messages and the model's response to the chat memory.
 
         `author` is the run's user, or None if the run has no user.
         """
 
     def _build_chain(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
-        """Build a chain that prepares the messages, calls the model, and stores the new ones."""
+        """Build a chain that prepares messages, calls the model, and stores new messages."""
         [id], request = _CONVERSATION.fill(config), _convert_input_to_messages(input)
         model_messages, others = self.build_messages(id, request), _remove_system_messages(request)
         new_messages = others[next(iter_turn_ranges(others), range(len(others))).start :]
@@ -516,7 +514,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     def _order_for_provider(
         self, system_text: str, messages: list[BaseMessage]
     ) -> list[BaseMessage]:
-        """Combine a system message with other messages, in an order that model providers accept.
+        """Combine a system text and messages in an order that model providers accept.
 
         System messages in `messages` are dropped.
         """
@@ -524,15 +522,15 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             SystemMessage(system_text) if system_text else None,
             _remove_system_messages(messages),
         )
-        # If the model is itself an advisor, leave the order of the messages to that inner advisor,
-        # because it may add messages with tool calls.
+        # If the model is itself an advisor, let that inner advisor order the messages, because it
+        # may add messages with tool calls.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
-    """An advisor that inserts the conversation from a chat memory before the messages of a request.
+    """An advisor that inserts the conversation from a chat memory before the request's messages.
 
     Args:
         model: A chat model, or another advisor.
@@ -567,7 +565,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Add the new messages of a request and the model's answer to the chat memory."""
+        """Add the request's new messages and the model's response to the chat memory."""
         if isinstance(self.memory, WindowChatMemory):
             replace(self.memory, id=conversation_id).add(messages)
         else:
@@ -575,7 +573,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
-    """An advisor whose system message quotes earlier messages that are similar to the question.
+    """An advisor that adds earlier messages similar to the question to the system message.
 
     An advisor is a runnable that adds a chat memory to a chat model. Each message of a conversation
     is stored as an item in a langgraph store that has an index. Combine this advisor with a
@@ -596,7 +594,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store, self.top_k = adapter.store, check_whole_number("top_k", top_k, 1)
         self.threshold = check_number("threshold", threshold, 0, 1)
-        # with the options in `cosine`, a perdure store ranks items by cosine similarity only
+        # with these options, a perdure store ranks items by cosine similarity only
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._records_authors = adapter.versioned
         self._options = cosine if adapter.versioned else {}
@@ -624,9 +622,9 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Store each message as an item, except for messages without text.
+        """Store each message that has text as an item.
 
-        In a perdure store, each item's provenance names the run's user as its author.
+        In a perdure store, the provenance of each item names the run's user as the author.
         """
         namespace = (_NAMESPACE, conversation_id)
         put: Callable[..., Any] = partial(PutOp, index=["text"])
@@ -647,7 +645,7 @@ def _to_message_list(messages: BaseMessage | Sequence[BaseMessage]) -> list[Base
 
 
 def _convert_input_to_messages(input: Any) -> list[BaseMessage]:
-    """Convert the input of a chat model to a list of messages, and check them."""
+    """Convert a chat model's input to a list of messages, and validate them."""
     messages = [input] if isinstance(input, str | BaseMessage) else input
     if isinstance(messages, Sequence | PromptValue):
         messages = convert_to_messages(messages)
@@ -656,7 +654,8 @@ def _convert_input_to_messages(input: Any) -> list[BaseMessage]:
 
 def _convert_answer_to_message(answer: Any) -> BaseMessage:
     """Convert a model response to a message."""
-    if isinstance(answer, str):  # the model is followed by an output parser
+    # `model` is a chain that ends with an output parser
+    if isinstance(answer, str):
         return AIMessage(answer)
     return message_chunk_to_message(
         check_and_select_messages_to_store([answer], "the model's answer")[0]

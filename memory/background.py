@@ -1,9 +1,9 @@
 """Extract memories from threads in the background, as soon as their conversations pause.
 
-A worker determines which threads are due, and puts one job for each of them on a queue. The queue
-consists of DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no
-extractions are lost, because the workers look for due threads again. Importing this module takes
-about a second, because the module imports DBOS.
+A worker determines which threads are due, and queues one job for each of them. The queue consists
+of DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no extractions are
+lost, because the workers look for due threads again. Importing this module takes about a second,
+because the module imports DBOS.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ _QUEUE_NAME: Final = "perdure.extraction"
 # Give the DBOS logger a handler that does nothing. Otherwise, DBOS adds a handler that prints log
 # messages.
 logging.getLogger("dbos").addHandler(logging.NullHandler())
-_WORKFLOW_VERSION: Final = "2"  # DBOS gives a job only to workers of the same version
+# DBOS dispatches a job only to workers with the same version
+_WORKFLOW_VERSION: Final = "2"
 _APPLICATION_NAME: Final = "perdure"
 # Postgres schema of the job queue, if the queue is not in the store's database
 _DEFAULT_SCHEMA: Final = "perdure_jobs"
@@ -98,8 +99,8 @@ class Background:
 
     The extraction runs in this process, or in a separate `perdure worker` process.
 
-    As a context manager, a `Background` object starts the extraction on entry and stops the
-    extraction on exit. A process can run only one DBOS application.
+    When used as a context manager, a `Background` object starts extraction on entry and stops it on
+    exit. A process can run only one DBOS application.
 
     Args:
         extraction: The extraction, with a checkpointer of perdure's and a store.
@@ -168,7 +169,9 @@ class Background:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop the extraction. Threads whose extraction has not ended by then remain due.
+        """Stop the extraction.
+
+        Threads whose extraction is still running after `timeout_s` seconds remain due.
 
         Args:
             timeout_s: Seconds to wait for running extractions.
@@ -210,9 +213,9 @@ class Background:
     def every(self, cron: str | None, timezone: str | None = None) -> None:
         """Schedule a recurring extraction of memories from all threads.
 
-        The extraction includes threads whose earlier extractions have failed too often to be
-        retried. The schedule is stored in the queue's database. If no worker is running at a
-        scheduled time, that run is skipped.
+        Threads whose extraction has failed too often to be retried are included. The schedule is
+        stored in the queue's database. If no worker is running at a scheduled time, that run is
+        skipped.
 
         Args:
             cron: Five fields like `"0 3 * * *"`, or None to remove the schedule.
@@ -254,8 +257,8 @@ class Background:
             job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
         }
-        # Read the done jobs after the due jobs, so that a job that finishes in between is in at
-        # least one of the two lists.
+        # Read the completed jobs after the due ones, so that a job that finishes in between appears
+        # in at least one of the lists.
         jobs = {job.key: job for job in queue.list_done_jobs()} | due
         return [job for job in jobs.values() if state in (None, job.state)]
 
@@ -316,8 +319,8 @@ class Background:
         """Queue due threads, and record a failure for each job whose worker died."""
         queue = self._get_queue()
         running_by_key = queue.read_unfinished_jobs()
-        # Read the queue before listing the due threads. If another worker extracts a thread in
-        # between, the thread is no longer due and is not queued a second time.
+        # Read the queue before listing the due threads, so that a thread that another worker
+        # extracts in between is not queued a second time.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
@@ -330,7 +333,7 @@ class Background:
     def _warn_of_unassigned_threads(self, unassigned: list[str]) -> None:
         """Log a warning if the number of unassigned threads has doubled since the last warning.
 
-        A thread is unassigned if its user is unknown. Such a thread cannot be extracted.
+        A thread is unassigned if its user cannot be determined. Such a thread cannot be extracted.
         """
         count = len(unassigned)
         if count and count >= 2 * self._warned_count:
@@ -355,8 +358,8 @@ class Background:
         try:
             if (report := self._extract_within_time_limit(job)) is not None:
                 result["report"] = report
-                # A report with no messages means that another worker has already extracted the
-                # thread's memories.
+                # A report with no messages means that another worker has already extracted memories
+                # from the thread.
                 if report["messages"]:
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
@@ -405,13 +408,13 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
-            # The watermark is the position up to which the thread has been extracted. If the
-            # watermark has reached the thread's head, the job has not failed, because the lost
-            # worker stored its result before it died.
+            # The watermark marks how far the thread has been extracted. If it has reached the
+            # thread's head, the job has not failed, because the lost worker stored its result
+            # before it died.
             if exc is None and watermark.checkpoint_id == head:
                 return
             watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
-            # Read the thread's watermark again if another extraction has changed it.
+            # On a version conflict, retry with the watermark that another extraction wrote.
             with suppress(errors.VersionConflict):
                 run(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
                 state: State = (
@@ -628,7 +631,7 @@ class JobQueue:
             yield lost
 
     def _acquire_worker_id(self, stack: ExitStack) -> str:
-        """Reserve a free worker number on this machine, and return the worker's id."""
+        """Reserve an unused worker number on this machine, and return the worker id."""
         for number in count():
             with suppress(TimeoutError):
                 stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
@@ -653,7 +656,7 @@ class JobQueue:
             return self._client.list_workflows(**options)
 
     def _cancel_workflows(self, workflows: list[WorkflowStatus]) -> list[ExtractionJob]:
-        """Cancel the workflows of extraction jobs, and return these jobs."""
+        """Cancel the given workflows of extraction jobs, and return the jobs."""
         with _translate_database_errors("written"):
             self._client.cancel_workflows([row.workflow_id for row in workflows])
         return [_build_job(*(row.input or {"args": ()})["args"]) for row in workflows]
@@ -676,7 +679,7 @@ def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str
 
 
 def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | None, str]:
-    """Return the location of the queue's database, and the queue's Postgres schema.
+    """Return the location of the queue's database (a path or URL), and its Postgres schema.
 
     Args:
         database: The file or URL that the application chose, or None for the location that belongs
@@ -747,7 +750,7 @@ def _refuse_transaction_pooler(url: str) -> None:
 
 
 def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[str, str]:
-    """Return the SQLAlchemy URL of the queue, and the path prefix of its workers' lock files."""
+    """Return the queue's SQLAlchemy URL, and the path prefix of its workers' lock files."""
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]
         return database, os.path.join(tempfile.gettempdir(), f"perdure-{name}")

@@ -1,11 +1,11 @@
 """Write summaries after a turn, so that the user does not have to wait for them.
 
-A summary is stored at the thread's head checkpoint, as a pending write of langgraph's null task.
-The null task is the task id of writes that come from outside the graph's nodes, such as the update
-of a `Command`. The next run that starts from the head checkpoint applies the summary. A run that
-read the head checkpoint before the summary was stored does not apply the summary, and its new
-checkpoints do not contain it. Storing a summary adds no checkpoint, so it never creates a branch of
-the thread.
+A summary is stored at the thread's head checkpoint, as a pending write with the task id of
+LangGraph's null task. LangGraph uses the null task's id for writes that come from outside the
+graph's nodes, such as the update of a `Command`. The next run that starts from the head checkpoint
+applies the summary. A run that had already read the head checkpoint when the summary was stored
+does not apply it, and the run's new checkpoints do not contain it. Storing a summary adds no
+checkpoint, so it never creates a branch of the thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from perdure.storage.threads import ThreadPool
 _LOG: Final = logging.getLogger("perdure")
 # maximum number of summaries that one node generates concurrently
 _MAX_OS_THREADS: Final = 16
-# Maximum number of seconds to wait until the run that scheduled a summary has ended.
+# Maximum time in seconds to wait for the run that scheduled a summary to end.
 _RUN_TIMEOUT_S: Final = 15.0
-# Initial and maximum polling interval, in seconds, for reads of a thread's head (the checkpoint
-# from which the thread's next run continues).
+# Initial and maximum interval, in seconds, for polling a thread's head (the checkpoint from which
+# the thread's next run continues).
 _POLL_S: Final = (0.01, 0.5)
 # maximum time to wait for the thread's lock, in seconds
 _LOCK_TIMEOUT_S: Final = 60.0
@@ -94,7 +94,8 @@ class SavedHead(NamedTuple):
 async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
-    If the channel `messages_key` is a `DeltaChannel`, the values of all delta channels are rebuilt.
+    If the `messages_key` channel is a `DeltaChannel`, the values of all delta channels are
+    reconstructed.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -115,7 +116,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     """Return whether a summary can be stored at a head checkpoint.
 
     A summary can be stored if no run is in progress, no interrupt is pending, and the checkpoint
-    has no pending write of LangGraph's null task.
+    has no pending writes from LangGraph's null task.
     """
     from perdure.checkpointers.status import (  # imported only if needed
         TaskWrite,
@@ -125,8 +126,8 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     pending = head.pending_writes or ()
     writes = [TaskWrite(task, "", channel, value) for task, channel, value in pending]
     if any(write.task_id == _NULL_TASK for write in writes):
-        # Writes from outside the graph's nodes have the task id `_NULL_TASK`. A pending write with
-        # this id is either an earlier summary or the answer to an interrupt.
+        # A pending write with the task id `_NULL_TASK` comes from outside the graph's nodes: it is
+        # an earlier summary or the answer to an interrupt.
         return False
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
     values = head.checkpoint["channel_values"]
@@ -167,7 +168,7 @@ async def store_summary(
 
 
 class BackgroundSummaries:
-    """Writes the summaries of a node after each turn, in daemon threads of this process."""
+    """Writes a node's summaries after each turn, using daemon threads in this process."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, str], object] = {}  # the newest job of each thread
@@ -185,10 +186,10 @@ class BackgroundSummaries:
         last_id: str | None,
         summarize_thread: Callable[[SavedThread], object],
     ) -> None:
-        """Schedule a summary that starts once the run that stores the message `last_id` has ended.
+        """Schedule a summary to start after the run that stores the message `last_id` has ended.
 
-        If a summary that an earlier turn scheduled for the same thread has not been started yet, it
-        is dropped.
+        If a summary that an earlier turn scheduled for the same thread is still waiting to start,
+        it is dropped.
         """
         # A forked child process does not have the OS threads of its parent.
         if self._pid != os.getpid():
@@ -208,7 +209,7 @@ class BackgroundSummaries:
         self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
 
     def _run_job(self, key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
-        """Call a job's function `work`, log an error that `work` raises, and remove the job."""
+        """Call `work`, log any error that it raises, and remove the job."""
         try:
             work()
         except Exception as exc:
@@ -247,7 +248,7 @@ def _wait_for_run_end_unless_rescheduled(
 ) -> bool:
     """Wait for the end of a run.
 
-    Return True when the run has ended, or False if a later turn has scheduled another summary.
+    Return True when the run has ended, or False if a later turn scheduled another summary first.
     """
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
     while is_newest_schedule():

@@ -1,9 +1,9 @@
 """Plan changes to memories, have the gate judge them, and write them with optimistic locking.
 
-The plan of a change lists the store items to write, which depend on the memories that are already
+The plan of a change lists the store items to write. It depends on the memories that are already
 stored. In a versioned store, the plan is written by compare-and-set: each put specifies the version
 that was read, and each change also increments a per-namespace counter. If two processes change
-memories of one namespace at the same time, the second write fails, and its change is planned again
+memories in the same namespace concurrently, the second write fails, and its change is planned again
 from the current memories. `plan_proposal` builds the write plan for the changes that an extractor
 proposes. `MemoryWriter` builds the plan for a change that a person, a tool or an application
 requests.
@@ -93,7 +93,7 @@ _LOCK_WAIT_S: Final = 10.0
 After that, the change is planned without the lock, and a conflict is detected when it is written.
 """
 # Maximum number of attempts to plan and write a change. An attempt fails if another change to the
-# namespace is written after the plan was made.
+# namespace is written between planning and writing.
 MAX_TRIES: Final = 50
 _TRUST_RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 """Trust classes by rank.
@@ -119,10 +119,10 @@ CurrentMemories = Mapping[str, Memory]
 async def build_puts_that_increment_change_counter(
     adapter: StoreAdapter, namespace: Namespace
 ) -> list[PutItem]:
-    """Return the put that increments a namespace's change counter, in a list.
+    """Return a list with the put that increments a namespace's change counter.
 
-    Writing the put raises `VersionConflict` if another change is written first. An empty list is
-    returned if the store keeps no versions, because such a store has no change counters.
+    Writing this put raises `VersionConflict` if a concurrent change was written first. An empty
+    list is returned if the store keeps no versions, because such a store has no change counters.
     """
     if not adapter.versioned:
         return []
@@ -169,9 +169,9 @@ async def plan_and_write_exclusively(
 ) -> ChangePlan:
     """Plan and write a change while holding this process's lock for the namespace.
 
-    Without the lock, many concurrent changes would conflict and would have to be planned again and
-    again. A store without versions cannot detect conflicts, so without the lock, two simultaneous
-    changes could overwrite each other.
+    Without the lock, concurrent changes would often conflict and have to be planned again. A store
+    without versions cannot detect conflicts, so without the lock, two simultaneous changes could
+    overwrite each other.
 
     Args:
         adapter: The store.
@@ -181,7 +181,7 @@ async def plan_and_write_exclusively(
     Returns:
         The plan that was written.
     """
-    # Stores that use the same file share one database object and therefore the same lock for a
+    # Stores opened on the same file share one database object, and therefore one lock per
     # namespace. A forked process gets its own locks.
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
     locks, lock = _get_locks(os.getpid()), None
@@ -200,7 +200,7 @@ async def plan_and_write_exclusively(
 
 @cache
 def _get_locks(process: int) -> Locks:
-    """Return the locks of the process with the id `process`.
+    """Return the locks of the process with the given process id.
 
     A forked child process gets its own locks instead of inheriting those of its parent.
     """
@@ -232,8 +232,8 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         for change in changes
         if not isinstance(change, Revision) or _is_permitted_replacement(change, current)
     ]
-    # In a store that keeps versions, a namespace without a change counter contains no facts. A
-    # store without versions has no change counters, so assume that there are facts.
+    # In a versioned store, a namespace without a change counter contains no facts. A store without
+    # versions has no change counters, so assume that the namespace contains facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (
         (await _find_dates_when_facts_of_new_turns_were_superseded(permitted, current, scope))
@@ -255,8 +255,8 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         parts.append(ChangePlan(counter_puts))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        # Use only the first put for each key. If several facts from one turn are superseded, each
-        # of them adds a put that gives the turn an end date.
+        # Keep only the first put for each key. If several facts from one turn are superseded, each
+        # of them produces a put that sets the turn's end date.
         puts.setdefault((put.namespace, put.key), put)
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
@@ -264,7 +264,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
 async def _separate_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
-    """Split off new episodes that share a source message with a stored episode.
+    """Separate out new episodes that share a source message with a stored episode.
 
     Returns:
         The remaining additions, and a plan with the outcomes of the episodes that were split off.
@@ -292,7 +292,7 @@ async def _separate_known_episodes(
 async def _read_stored_memories_by_changed_key(
     scope: Scope, changes: Sequence[Change]
 ) -> dict[str, Memory]:
-    """Return the stored memories that have the keys of the changes, by key."""
+    """Return the stored memories that the changes refer to, keyed by memory key."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
@@ -300,7 +300,7 @@ async def _read_stored_memories_by_changed_key(
 
 
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
-    """Return the reason why a revision of a memory is not allowed, or "" if it is allowed."""
+    """Return why a revision of a memory is not allowed, or "" if it is allowed."""
     if memory is None:
         return "the memory does not exist anymore"
     trust = (memory.provenance.trust if memory.provenance else None) or "user"
@@ -313,14 +313,14 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
 
 
 def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> bool:
-    """Return whether a revision replaces a memory's text and is allowed to change that memory."""
+    """Return whether a revision replaces the text of a memory that it is allowed to change."""
     return revision.change != "deleted" and not _find_refusal_reason(
         revision, current.get(revision.key)
     )
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
-    """Build the plan for deleting memories, and refuse the revisions that are not permitted."""
+    """Build the plan for the deletions, and refuse revisions that are not permitted."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -331,8 +331,8 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
             outcomes.append(Outcome("refused", revision.key, reason, check))
         elif revision.change == "deleted":
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
-            # Do not write a tombstone for a deleted turn, because it would prevent the text from
-            # being stored again if a user edits a message and later restores the old text.
+            # Do not write a tombstone for a deleted turn: if a user edits a message and later
+            # restores the old text, the tombstone would keep the text from being stored.
             if memory.kind != TURN:
                 puts += build_tombstones(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
@@ -342,7 +342,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_dates_when_facts_of_new_turns_were_superseded(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """Return the end dates of new turns whose facts have been superseded, by message id.
+    """Return the end dates for new turns whose facts have been superseded, keyed by message id.
 
     A turn is stored with an end date if a fact that was extracted from it has been superseded. The
     end date is the time at which the superseded fact ceased to be true.
@@ -366,7 +366,7 @@ async def plan_changes_that_gate_admits(
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
-    """Judge changes with a gate, and build the plan for the changes that it admits.
+    """Have a gate judge changes, and build the write plan for those that it admits.
 
     Args:
         changes: The changes to judge.
@@ -411,8 +411,8 @@ async def plan_changes_that_gate_admits(
                     scope.adapter, memory, until, source
                 )
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # `dropped_ids` are the source messages of the old text that are not sources of
-                    # the new text. New turns from these messages get the end date of the old text.
+                    # `dropped_ids` are the messages that are sources of the old text but not of the
+                    # new text. New turns created from them get the old text's end date.
                     dropped_ids = list_source_message_ids_missing_in_successor(
                         memory.provenance, source
                     )
@@ -435,7 +435,7 @@ async def plan_changes_that_gate_admits(
 def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
     """Return the candidate of a change.
 
-    The candidate of a revision gets the same kind as the memory that it revises.
+    A revision's candidate inherits the kind of the memory that it revises.
     """
     if isinstance(proposed, Addition):
         return proposed.candidate
@@ -451,7 +451,7 @@ def _plan_replacement(
         The put in a list, and the outcome. The list is empty if the memory stays as it is.
     """
     value = put.value or {}
-    # If an extractor reads a message again, it must not undo later changes to the memory.
+    # Extracting a message again must not undo later changes to the memory.
     is_unchanged = isinstance(proposed, Addition) and (
         memory.kind != TURN or memory.text == value["text"]
     )
@@ -472,10 +472,10 @@ def _plan_replacement(
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
-    """Return a put, with an end date added if `end_dates` has one for the turn that it stores.
+    """Return a put, with an end date added if `end_dates` has one for its turn.
 
-    The end date is added if the put stores a new turn and `end_dates` has an entry for a source
-    message of the turn. Otherwise, the put is returned unchanged.
+    The end date is added only to a put that stores a new turn, if `end_dates` has an entry for a
+    source message of the turn. Otherwise, the put is returned unchanged.
     """
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
@@ -488,7 +488,7 @@ def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
 
     If `proposed` is a revision with an end date, that end date is returned. Otherwise, the time at
     which the new text was stated is returned. If that time is unknown, or is not later than the
-    time of the memory's previous text, the current time is returned.
+    time at which the previous text was stated, the current time is returned.
     """
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
@@ -555,7 +555,7 @@ class MemoryWriter:
         async def plan() -> ChangePlan:
             """Return the plan for adding the memory.
 
-            If a memory is already stored under `memory_key`, the plan changes that memory.
+            If `memory_key` belongs to a stored memory, the plan changes that memory.
             """
             counter_puts = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace
@@ -604,7 +604,7 @@ class MemoryWriter:
         """
 
         async def plan() -> ChangePlan:
-            """Build the plan that replaces the memory, after checking the memory's version."""
+            """Check the memory's version, then build the write plan that replaces it."""
             counter_puts = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace
             )
@@ -710,8 +710,8 @@ class MemoryWriter:
     ) -> ChangePlan:
         """Check a change with the gate, and build the plan for writing it.
 
-        If the gate admits the change, the plan also contains `puts_of_change_counter`, which
-        increment the namespace's change counter.
+        If the gate admits the change, the plan also includes `puts_of_change_counter`, the puts
+        that increment the namespace's change counter.
         """
         scope = Scope(self.adapter, self.namespace)
         current = {} if previous is None else {change.key: previous}
@@ -749,7 +749,7 @@ def complete_provenance(
 ) -> Provenance:
     """Return the provenance of a memory, with defaults for missing values.
 
-    If `provenance` is None, the returned provenance has the run's thread and checkpoint, the actor
+    If `provenance` is None, return a provenance with the run's thread and checkpoint, the actor
     `"user"` and the current time. If the provenance has no trust class, the trust class defaults to
     `"user"`.
     """
@@ -761,7 +761,7 @@ def complete_provenance(
 
 
 def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
-    """Build the error to raise if no memory has the given key."""
+    """Build the error that reports that no memory has the given key."""
     return UnknownMemory(
         f"there is no memory {key!r} in {namespace!r}; search() and list() return memories with "
         "their keys"

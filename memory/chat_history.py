@@ -30,8 +30,8 @@ from perdure.memory.thread_messages import read_channel_values
 from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids
 
 MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
-# Placeholder for the messages that precede a window of a conversation. The placeholder is inserted
-# before the window, so that the window can begin in the middle of a turn.
+# Placeholder for the messages that precede a window. It is inserted before the window, so that the
+# window can start in the middle of a turn.
 _EVICTED: Final = HumanMessage("evicted")
 
 
@@ -82,13 +82,12 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append messages in one write.
 
-        If the thread already has a message with the same id as an added message, the added message
-        gets a new id.
+        An added message gets a new id if the thread already has a message with its id.
         """
         self.replace_messages(lambda stored: [*stored, *messages])
 
     def replace_messages(self, change: MessagesChange) -> None:
-        """Replace the messages with the result of `change(messages)`, holding the thread's lock."""
+        """Replace the messages with the result of `change(messages)`, under the thread's lock."""
         with self._lock_thread():
             head = self.checkpointer.get_tuple(self._config)
             stored = self._read_messages(head)
@@ -115,8 +114,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
             counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
             counters.pop("messages", None)
-            # Keep the counters of all `DeltaChannel`s except `messages`, because `prune` would
-            # otherwise delete checkpoints that are needed to rebuild their values.
+            # Keep the counters of all `DeltaChannel`s except `messages`. Without the counters,
+            # `prune` would delete checkpoints that are needed to reconstruct the channels' values.
             if counters:
                 metadata["counters_since_delta_snapshot"] = counters
             config = head.config if head else self._config
@@ -153,13 +152,13 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         # which is not callable.
         lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
-            with suppress(AlreadyLocked):  # The current run holds the lock and may write.
+            with suppress(AlreadyLocked):  # The current run already holds the lock.
                 context.enter_context(lock(self.thread_id))
         return context
 
 
 def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages, each with a unique id.
+    """Return the messages, assigning new ids where needed so that each id is unique.
 
     A message gets a new id if it has no id, or if an earlier message has the same id.
     """
@@ -174,10 +173,10 @@ def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 def check_and_select_messages_to_store(
     messages: Messages, subject: str = "the messages"
 ) -> list[BaseMessage]:
-    """Check messages, and return those that are to be stored.
+    """Validate messages, and return those that should be stored.
 
     Messages that perdure added for a single model request are left out, because they are not
-    stored. `subject` names the checked messages in error messages.
+    stored. `subject` describes the checked messages in error messages.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
@@ -190,10 +189,10 @@ def check_and_select_messages_to_store(
 def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
-    Blank messages and tool results without a matching call are removed. For each tool call without
-    a result, a placeholder message is added that says so. Tool calls at the end of the window are
-    left unchanged, because their results may follow later. A system message between a tool call and
-    its results is moved so that it precedes the call.
+    Blank messages and tool results without a matching call are removed. Tool calls without a result
+    get a placeholder result. Tool calls at the end of the window are left unchanged, because their
+    results may follow later. A system message between a tool call and its results is moved so that
+    it precedes the call.
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}

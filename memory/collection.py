@@ -4,9 +4,9 @@ A `Collection` stores, searches and erases the memories of one namespace. The fu
 `memories` and `forget` perform a single operation without a `Collection` object. `Quarantine` lists
 the candidates that the gate has quarantined.
 
-An erasure writes the tombstones first, so that it can be retried if it is interrupted. A
-third-party store can only delete items, so the deleted bytes may remain in its files. The receipt
-of an erasure from a third-party store has `clean` set to False.
+Erasing writes the tombstones first, so that an interrupted erasure can be retried. A third-party
+store can only delete items, so the deleted bytes may remain in its files. The receipt of an erasure
+from a third-party store has `clean` set to False.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Collection:
       `provenance` is None, the memory is attributed to the current run's user.
     - `config` is the config of the run. If `config` is None inside a graph node, the config of the
       current run is used.
-    - `if_version` is the version that the stored memory is expected to have. If the stored memory
-      has a different version, `VersionConflict` is raised.
+    - `if_version` is the expected version of the stored memory. If the stored memory has a
+      different version, `VersionConflict` is raised.
     - `as_of` is a time in the past. Methods that take `as_of` return the memories as they were
       stored at that time. `as_of` requires a store that keeps versions.
 
@@ -185,7 +185,7 @@ class Collection:
     ) -> Outcome:
         """Replace a memory whose text is no longer true.
 
-        Stored turns that stated the previous text are given an end date in the same transaction.
+        In the same transaction, stored turns that stated the previous text are given an end date.
 
         Args:
             key: The key of the memory.
@@ -237,8 +237,8 @@ class Collection:
         """Erase the memories and quarantine entries that match a query, a thread or both.
 
         Namespaces that extend the collection's namespace with further labels are included. A memory
-        matches if one of its versions contains all words of `query` and comes from the thread
-        `thread_id`. This method is supported only by perdure's own stores.
+        matches if at least one of its versions contains every word of `query` and comes from the
+        thread `thread_id`. This method is supported only by perdure's own stores.
 
         Args:
             query: Words of the memories, or None for any text.
@@ -251,13 +251,13 @@ class Collection:
         return await forget_matching_memories(adapter, namespace, **conditions, dry_run=dry_run)
 
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
-        """Erase a namespace's memories, their quarantine, and perdure's notes on the memories.
+        """Erase a namespace's memories and quarantine, and internal records about the memories.
 
-        Perdure's notes record which messages have already been extracted, so once they are erased,
-        the next extraction reads each thread from the start. To prevent memories from being
-        extracted again, delete the threads with `store.forget(threads=…, checkpointer=…)` before
-        you call `forget_all`. Namespaces that extend the given namespace with further labels are
-        not changed.
+        Perdure's internal records include which messages have already been extracted, so once they
+        are erased, the next extraction reads each thread from the start. To prevent memories from
+        being extracted again, delete the threads with `store.forget(threads=…, checkpointer=…)`
+        before you call `forget_all`. Namespaces that extend the given namespace with further labels
+        are not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 
@@ -308,9 +308,9 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Memories:
-        """Return memories in the order in which the store lists them.
+        """Return the memories in the store's listing order.
 
-        Perdure's stores have the oldest first.
+        Perdure's stores list the oldest first.
 
         Args:
             kind: Return only memories of the given kind, or all memories if `kind` is None.
@@ -346,7 +346,7 @@ class Collection:
     ) -> Memories:
         """Search or list the memories of the namespace.
 
-        Memories in namespaces that extend this namespace with further labels are not returned.
+        Memories in nested namespaces are not returned.
 
         Args:
             options: Options of `StoreAdapter.search`.
@@ -413,7 +413,7 @@ async def _remember(
 ) -> Outcome:
     """Store a memory, unless an equivalent memory is already stored.
 
-    If a different memory is already stored under `key`, the new memory supersedes it.
+    If `key` already belongs to a different memory, the new memory supersedes it.
 
     Args:
         memory: The text, or the text and fields.
@@ -442,14 +442,14 @@ async def _forget(
 ) -> Receipt:
     """Erase a memory, or everything that the store holds about the user of a run.
 
-    With `everything=True`, the user's memories, profile, instructions and examples are erased, with
-    their notes and quarantine entries. With `everything=True`, the namespaces of the user's
-    conversations, whose first label is `chat_memory`, are erased as well. Perdure records the
-    namespace templates that are used with a store. Each recorded template that contains the label
-    `"{user_id}"` is filled in with the user's name, and the matching namespaces are erased as well.
-    The receipt's `others` field lists the namespaces that have the user's name as a label but were
-    not erased. Delete the user's threads before you call `forget`, because memories are extracted
-    again from threads that are kept.
+    With `everything=True`, the user's memories, profile, instructions and examples are erased,
+    along with their quarantine entries and internal records. With `everything=True`, the namespaces
+    that hold the user's conversations (first label `chat_memory`) are erased as well. Perdure
+    records which namespace templates have been used with a store. For each recorded template that
+    contains the label `"{user_id}"`, the user's matching namespaces are erased as well. The
+    receipt's `others` field lists the namespaces that have the user's name as a label but were not
+    erased. Delete the user's threads before you call `forget`, because memories are extracted again
+    from threads that are kept.
 
     Args:
         key: The memory to erase, or None with `everything=True`.
@@ -510,7 +510,7 @@ memories, amemories = blocking(_memories), awaiting(_memories)
 
 
 async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
-    """Erase a memory, along with the quarantine entries that have its key or one of its texts.
+    """Erase a memory, and the quarantine entries that match its key or one of its texts.
 
     Args:
         adapter: The store.
@@ -537,7 +537,7 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 
 
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase perdure's notes on the memories of a namespace, then the memories themselves.
+    """Erase perdure's internal records about the memories in a namespace, then the memories.
 
     Namespaces that extend the given namespace with further labels are not changed.
     """
@@ -560,9 +560,9 @@ async def forget_matching_memories(
 ) -> Receipt:
     """Erase the memories and quarantine entries that match a query, a thread or both.
 
-    A memory matches if one of its versions comes from the thread `thread_id` and contains all words
-    of `query`. If `dry_run` is True, nothing is erased, and the receipt lists the memories that
-    match.
+    A memory matches if at least one of its versions comes from the thread `thread_id` and contains
+    every word of `query`. If `dry_run` is True, nothing is erased, and the receipt lists the
+    memories that match.
 
     Args:
         adapter: The store, which must be a store of perdure.
@@ -637,7 +637,7 @@ async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Recei
 async def _erase_quarantine_entries(
     adapter: StoreAdapter, namespace: Namespace, key: str, texts: set[str]
 ) -> Receipt:
-    """Erase the quarantine entries that have a memory's key or one of its texts."""
+    """Erase the quarantine entries that match a memory's key or one of its texts."""
     if adapter.versioned:
         matching = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
         preview: Receipt = await adapter.call("forget", namespace, filter=matching, dry_run=True)
@@ -702,24 +702,24 @@ class QuarantineEntry:
         return f"{self.key}: {self.shown} ({self.reason})"
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dict, without `text` and `fields`, which may contain secrets.
+        """Return the attributes as a dict, omitting any that may contain secrets.
 
-        The attributes `text` and `fields`, which may contain secrets, are left out of the dict.
+        The omitted attributes are `text` and `fields`.
         """
         return {
             name: value for name, value in asdict(self).items() if name not in ("text", "fields")
         }
 
 
-# This alias is for use in the class `Quarantine`, where the name `list` refers to a method.
+# An alias for use in the class `Quarantine`, where `list` refers to a method.
 Entries = list[QuarantineEntry]
 
 
 class Quarantine:
     """The quarantine of a namespace.
 
-    The quarantine lists candidate memories that wait for a person's decision. Methods that begin
-    with `a` are async. The quarantine entries contain the original texts, including secrets. An
+    The quarantine lists candidate memories that await a person's decision. Methods that begin with
+    `a` are async. The quarantine entries contain the original texts, including any secrets. An
     encrypted store encrypts these entries as well. `Collection.forget_all` erases the quarantine
     entries, but `store.forget(namespace)` does not.
 
@@ -745,8 +745,8 @@ class Quarantine:
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Store a quarantine entry as a memory, and remove it from quarantine.
 
-        The gate, which quarantined the candidate, does not check it again. If a memory already
-        exists under the entry's `memory_key`, that memory is updated.
+        The gate does not check the candidate again. If a memory is already stored under the entry's
+        `memory_key`, that memory is updated.
 
         Raises:
             UnknownMemory: The quarantine has no entry with the key.
@@ -773,7 +773,7 @@ class Quarantine:
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Erase a quarantine entry.
 
-        A tombstone, which is a hash of the entry's text, prevents extraction from storing the text
+        A tombstone, which is a hash of the entry's text, prevents the text from being extracted
         again.
 
         Raises:

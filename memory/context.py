@@ -44,13 +44,13 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """Returns a part; called with the state, which is None for plain messages, and the run's config."""
-# Maximum length, in words, of a question with one significant word, such as "and Bruges?", that is
-# assumed to depend on the previous question. A question that consists only of stop words is assumed
-# to depend on the previous question at any length.
+# Maximum length, in words, at which a question with one significant word, such as "and Bruges?", is
+# treated as a follow-up to the previous question. A question that consists only of stop words is
+# always treated as a follow-up.
 _MAX_ELLIPTIC_WORDS: Final = 3
 # maximum length of a query, in characters; the middle of a longer query is cut out
 _MAX_QUERY_CHARS: Final = 2_000
-# Filler text that most tokenizers count as one token. The text is repeated to reserve tokens in a
+# Filler text that most tokenizers count as one token. It is repeated to reserve tokens in a
 # request.
 _ONE_TOKEN: Final = " the"
 _LOG = logging.getLogger("perdure")
@@ -61,10 +61,10 @@ class Assemble(MessagesNode):
 
     An example is `assemble(4_000, memories=…)(messages)`.
 
-    Each part of the request, such as `profile` or `memories`, is a value, or a function that is
-    called with the state and the run's config. The profile, the memories and the examples are
-    quoted as data, with one JSON value per entry. The node also drops old messages that do not fit,
-    so it must come last in a view.
+    Each part of the request, such as `profile` or `memories`, is given as a value or as a function
+    of the state and the run's config. The profile, the memories and the examples are quoted as
+    data, with one JSON value per entry. The node also drops older messages that do not fit into the
+    budget, so it must be the last node in a view.
 
     Args:
         max_tokens: The maximum number of tokens of the request.
@@ -96,7 +96,7 @@ class Assemble(MessagesNode):
         parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
         self.parts = {"instructions": instructions, **parts}
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
-        # system prompt that is sent in addition to the messages, or None if there is none
+        # system prompt that is sent with the messages, or None
         self.system_prompt: SystemMessage | str | None = None
         self.max_tokens = check_whole_number("max_tokens", max_tokens, 1)
 
@@ -105,14 +105,14 @@ class Assemble(MessagesNode):
     ) -> Self:
         """Return a copy of the node for requests with the given tools and system prompt.
 
-        The copy counts the tokens of the tools and of the system prompt as part of the request.
+        In the copy, token counts include the tools and the system prompt.
         """
         copied = copy(self)
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
 
     def for_model(self, model: str | None) -> Self:
-        """Return a node that estimates token counts for `model`, if a model is given.
+        """Return a node whose token counter estimates counts for `model`.
 
         The node itself is returned if `model` is None, or if its token counter already belongs to a
         model. Otherwise, a copy of the node is returned.
@@ -140,8 +140,8 @@ class Assemble(MessagesNode):
             fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
-            # The token usage that the providers reported shows that the estimates are too low.
-            # Build the request again with higher estimates, so that fewer messages are kept.
+            # The token usage reported by the provider shows that the estimates were too low, so
+            # rebuild the request with higher estimates to keep fewer messages.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
     def _select_context_by_counting_requests(

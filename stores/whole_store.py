@@ -105,8 +105,8 @@ class WholeStore(DatabaseOwner, Store):
     def sweep_ttl(self) -> int:
         """Close the current versions of all expired items, and return how many were closed.
 
-        A closed version is a past version of its item. Expired items are excluded from all reads
-        and searches, even before they are swept.
+        A closed version is one that is no longer the current version of its item. Expired items are
+        excluded from all reads and searches, even before they are swept.
         """
         total = 0
         while swept := self._close_batch_of_expired_items():
@@ -118,8 +118,8 @@ class WholeStore(DatabaseOwner, Store):
     def _close_batch_of_expired_items(self) -> int:
         """Close the current versions of a batch of expired items, and return how many were closed.
 
-        While the versions are being written, other sweepers and writers to the namespaces of the
-        expired items must wait.
+        While the versions are being written, other sweepers and writers are blocked in the affected
+        namespaces.
         """
         parts, now = self._parts, self._parts.now()
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
@@ -178,7 +178,7 @@ class WholeStore(DatabaseOwner, Store):
     ) -> list[RemovableVersions]:
         """Return what `sweep_ttl` followed by `retain` would remove if called now (a dry run).
 
-        Each element of the list describes the versions of one key that would be removed.
+        Each element of the list describes the removable versions of one key.
 
         Nothing is written.
 
@@ -205,7 +205,9 @@ class WholeStore(DatabaseOwner, Store):
     afind_removable = make_async_twin(find_removable)
 
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """Remove the past versions that a rule does not keep, in batches, and return their number.
+        """Remove the past versions that a rule does not keep, and return how many were removed.
+
+        The versions are removed in batches, each in its own transaction.
 
         Args:
             rule: The rule that says which closed versions are kept.
@@ -314,9 +316,9 @@ class WholeStore(DatabaseOwner, Store):
     def reembed(self, progress: Progress | None = None) -> int:
         """Recompute all vectors with the store's current embedder.
 
-        Other processes and threads can still read and write while vectors are being computed. Until
-        an item has a new vector, searches find it by keywords only. If the process dies or an error
-        occurs before the last item, call `reembed` again to continue.
+        Other processes and OS threads can still read and write while vectors are being computed.
+        Until an item has a new vector, searches find it by keywords only. If the process dies or an
+        error occurs before the last item, call `reembed` again to continue.
 
         Args:
             progress: Called after each batch with the number of finished items and the total.
@@ -341,7 +343,8 @@ class WholeStore(DatabaseOwner, Store):
     def model(self) -> Model | None:
         """The embedding model, or None if the store has no embedder.
 
-        The model's `dims` attribute is the length of its vectors, or 0 until the length is known.
+        The model's `dims` attribute is the dimension of its embeddings, or 0 while the dimension is
+        unknown.
         """
         model = self._parts.preparer.embeddings.model
         return None if model is None else replace(model)
@@ -365,7 +368,7 @@ class WholeStore(DatabaseOwner, Store):
     async def aexport(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield every item under a prefix; see `export`."""
+        """Yield every item under a prefix as a JSON object; see `export`."""
         lines = self.export(namespace_prefix, versions=versions)
         while page := await asyncio.to_thread(lambda: list(islice(lines, PAGE))):
             for line in page:
@@ -382,13 +385,13 @@ class WholeStore(DatabaseOwner, Store):
 
         The import can be repeated.
 
-        An exported version is skipped if this store already contains it, or contains a newer
-        version of the item. If a line has neither a `namespace` nor a `value` field, its whole JSON
-        object becomes the value of an item in the namespace given by the argument `namespace`. The
-        item's key is the object's `key` field, or a hash of the object if it has no such field. A
-        line that has a `namespace` or `value` field may contain only fields that `export` writes. A
-        memory that was deleted or forgotten in this store is not imported, but listed in the
-        report; see `import_from`.
+        An exported version is skipped if this store already contains it or a newer version of the
+        item. If a line has neither a `namespace` nor a `value` field, the whole JSON object is
+        stored as the value of an item in the namespace given by the `namespace` argument. The
+        item's key is the object's `key` field, or a hash of the object if it has no such field. If
+        a line has a `namespace` or `value` field, all of its fields must be ones that `export`
+        writes. A memory that was deleted or forgotten in this store is not imported, but listed in
+        the report; see `import_from`.
 
         Args:
             lines: JSON, one object per line. Empty lines are skipped.
@@ -417,7 +420,7 @@ class WholeStore(DatabaseOwner, Store):
         progress: Progress | None = None,
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> TransferReport:
-        """Import the items of langgraph's SqliteStore or PostgresStore, or of any open store.
+        """Import items from a langgraph SqliteStore or PostgresStore, or from any open store.
 
         If the source is a perdure store, the versions, times and provenance of its items are also
         imported.
@@ -425,11 +428,12 @@ class WholeStore(DatabaseOwner, Store):
         The source is only read. The import can be interrupted and run again, because identical
         items are skipped.
 
-        A memory that was deleted or forgotten in this store (see `perdure.memory.forget`) is
-        refused with all its versions, even if it was changed in the source afterwards. The report
-        names each refused memory. A tombstone in this store takes precedence over the source. A
-        tombstone contains the hash of a current or past text of the item, or of the message from
-        which a turn was created. To restore such a memory, add it to this store again.
+        If a memory was deleted or forgotten in this store (see `perdure.memory.forget`), none of
+        its versions are imported, even if it was changed in the source afterwards. The report names
+        each refused memory. If this store has a tombstone for an item, the item is not imported,
+        whatever the source contains. A tombstone contains the hash of a current or past text of the
+        item or, for a turn, the hash of its source message. To restore such a memory, add it to
+        this store again.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
@@ -510,7 +514,7 @@ class ExpiredItemSweeper(threading.Thread):
 
 
 class _RetentionBounds(NamedTuple):
-    """The conditions that a version must meet to be removed by a retention rule.
+    """The conditions under which a retention rule removes a version.
 
     Attributes:
         closed_before: The time before which the version must be closed, in microseconds.
