@@ -239,7 +239,7 @@ def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text with "?" in place of lone surrogates, which UTF-8 cannot encode."""
+    """Replace each lone surrogate in a text with "?", because UTF-8 cannot encode it."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -133,7 +133,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Call the model with the messages that the view selects.
 
         Before an agent's first request, the size of the agent's tools and system prompt is unknown.
-        Therefore an agent's first request is built before `_summarize_if_due` is called, so that
+        An agent's first request is therefore built before `_summarize_if_due` is called, so that
         the request's size is known. If the first request is large enough to need a summary, the
         messages are summarised, and the request is rebuilt from the summary and the remaining
         messages.
@@ -189,7 +189,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _store_request_size_and_return_if_first_of_run(
         self, config: Any, adjusted_view: View, system: SystemMessage | None
     ) -> bool:
-        """Store the token count of a request's tools and system message for the next trigger check.
+        """Store the token count of a request's tools and system message for the next summary check.
 
         Return True if no request size was stored for the running agent before this call.
         """
@@ -258,7 +258,7 @@ def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
 
 
 def _replaces_all_messages(update: dict[str, Any]) -> bool:
-    """Return whether a state update removes all messages of the state.
+    """Return whether a state update removes all messages from the state.
 
     An update that removes all messages must not be combined with the model's response, because it
     would remove the response too.

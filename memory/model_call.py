@@ -363,8 +363,7 @@ def describe_name_and_url_of_failed_model(error: Exception) -> str:
     request: Any = getattr(error, "request", None)
     try:
         url, name = request.url, json.loads(request.content).get("model")
-        # Omit the password and query of the URL from the model's address, because they may be
-        # secret.
+        # Remove the password and query string from the model's URL, because they may be secret.
         address = f"{url.scheme}://{url.netloc.decode()}{url.path}"
     # The model's name is unknown if the error contains no httpx request, or if the request body is
     # not JSON.

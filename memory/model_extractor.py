@@ -154,7 +154,7 @@ class ModelAnswer(_Part):
 
 
 def build_answer_schema(field_names: Iterable[str]) -> type[BaseModel]:
-    """Build the response schema from the named parts, such as `facts`."""
+    """Build the schema of the model's response from its named parts, such as `facts`."""
     fields: dict[str, Any] = {
         name: (info.annotation, info)
         for name, info in ModelAnswer.model_fields.items()
@@ -591,7 +591,7 @@ class ModelExtractor:
     async def _request_answer(
         self, batch: Batch, context: _PromptContext, scope: Scope
     ) -> tuple[ModelAnswer, Usage]:
-        """Request a usable model response, and return it with the total usage of all calls."""
+        """Call the model until its response is usable, and return it with the total token usage."""
         retries_left, usage = self._call.retries, Usage()
 
         def build_request(max_chars: int, refused: RefusedAnswer | None) -> list[BaseMessage]:

@@ -179,7 +179,7 @@ async def forget_person(
 async def forget_author(
     adapter: StoreAdapter, user: str, *, hand_over: bool = False, dry_run: bool = False
 ) -> Receipt:
-    """Erase the memories and quarantine entries that a user wrote in the namespaces of teams.
+    """Erase the memories and quarantine entries that a user wrote in team namespaces.
 
     Args:
         adapter: The store.

@@ -90,7 +90,7 @@ def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
 
 
 def _iter_message_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
-    """Yield the items of a thread's history that contain messages."""
+    """Yield those items of a thread's history that contain messages."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
             if isinstance(item.value, BaseMessage):

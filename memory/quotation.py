@@ -45,7 +45,7 @@ def fence_text(tag_name: str, text: str) -> str:
 
 
 def escape_and_indent_text(text: str) -> str:
-    """Render a text for use below a heading, with the angle brackets of tags escaped.
+    """Escape the angle brackets of tags in a text, and format the text for use below a heading.
 
     All lines are indented, except that a single-line text is not indented if it begins with a
     letter or a digit.
@@ -139,7 +139,7 @@ Values under other keys may be bytes, URLs or encrypted results.
 """
 # Suffix of the type of every content block that contains a tool result.
 _RESULT_SUFFIX: Final = "result"
-# Maximum nesting depth to which a content block is read.
+# Maximum nesting depth at which the parts of a content block are read.
 _MAX_DEPTH: Final = 8
 # The pattern starts with the literal "data:", which makes searching fast.
 _DATA_URL: Final = re.compile(

@@ -37,7 +37,7 @@ _DEFAULT_LIMIT: Final = 20_000
 _MIN_LIMIT: Final = 100
 # Number of history items that are decoded per batch, starting with the newest.
 _PAGE_ITEMS: Final = 256
-# Maximum number of characters to quote from an unknown tool call id in the error message for the
+# Maximum number of characters of an unknown tool call id to quote in the error message for the
 # model.
 _MAX_SHOWN_ID: Final = 80
 _ID: Final = "The id of the tool call whose result to read, as the note about the result gives it."
