@@ -133,7 +133,7 @@ class VersionRetention:
 
     # Number of most recent closed versions to keep for each key
     last: int | None = None
-    # Number of days to keep a version after it is replaced or deleted, or expires
+    # Number of days to keep a closed version, counted from its replacement, deletion or expiry
     days: float | None = None
 
 

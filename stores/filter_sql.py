@@ -135,7 +135,7 @@ def _is_indexable(path: object) -> TypeGuard[str]:
 
 
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
-    """Yield the parts of a conjunction, including the parts of nested conjunctions.
+    """Yield the parts of a conjunction, flattening nested conjunctions.
 
     If the filter node is not a conjunction, only the node itself is yielded.
     """

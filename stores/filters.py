@@ -39,7 +39,7 @@ path to the field, such as `author.$ref`.
 
 A key such as `author.name` can be either a field name or a path. If the document has a field named
 exactly `author.name`, the condition applies to this field. Otherwise, the key is interpreted as a
-path to a nested field. The `[*]` step in a path means that at least one array element must satisfy
+path to a nested field. If a path contains the `[*]` step, at least one array element must satisfy
 the whole condition. If the array is empty, a condition on a path with `[*]` is evaluated as if the
 field were missing.
 """
@@ -79,8 +79,8 @@ OPERATORS = (
 """The names of all operators."""
 
 _CONTAINERS = (Mapping, list, tuple)
-# Booleans, dicts and lists are compared one by one instead of being looked up in a set of operands,
-# because True would equal 1 in a set, and dicts and lists cannot be hashed.
+# Booleans, dicts and lists are compared with each operand in turn instead of being looked up in a
+# set of operands, because True would equal 1 in a set, and dicts and lists cannot be hashed.
 _UNHASHABLE_OR_BOOL = (
     bool,
     dict,

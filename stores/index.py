@@ -1,11 +1,11 @@
 """Search index of one namespace: arrays of its items, words and vectors, in memory and encoded.
 
 Rows are appended as items are put. The words of new rows are appended to an unsorted list, which
-every search scans in full. Once this list has grown too long, `NamespaceIndex.compact` merges its
-words into the sorted postings. The postings are an inverted index: for each word, they contain the
-rows in which the word occurs. A search works on an `IndexView`, a snapshot that is not affected by
-later changes to the index. The encoded form of an index consists of a header in JSON, the arrays,
-and the words.
+every search scans in full. Once the list of unsorted words has grown too long,
+`NamespaceIndex.compact` merges its words into the sorted postings. The postings are an inverted
+index: for each word, they contain the rows in which the word occurs. A search works on an
+`IndexView`, a snapshot that is not affected by later changes to the index. An encoded index
+consists of a JSON header, the arrays and the words.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ _BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
 _ROW_BITS, _COUNT_BITS = 30, 8
 _LOG = logging.getLogger("perdure")
 _FORMAT_VERSION: Final = 3  # version of the encoded form of an index
-_ALIGNMENT: Final = 8  # alignment in bytes; each encoded array starts at a multiple of this number
+# alignment of encoded arrays, in bytes
+_ALIGNMENT: Final = 8
 # size in bytes of the header-length field at the start of an encoded index
 _LENGTH_BYTES: Final = 8
 # maximum size of an encoded index in bytes; a larger index is not stored. SQLite's limit for a
@@ -117,7 +118,7 @@ class Coverage(NamedTuple):
 
     newest: int  # highest id that was read
     items: int  # number of current items, including items that are excluded from search
-    # counter that increases whenever vectors are added to items that were stored without any
+    # counter that is incremented whenever vectors are added to items that were stored without any
     embedded: int
     # sequence number of the latest replacement, deletion or expiry that the index reflects
     closed: int
@@ -572,8 +573,8 @@ class IndexView:
     # word numbers, row numbers and counts
     recent: tuple[Rows, Rows, NDArray[np.uint8]]
     vectors: tuple[Vectors, ...]
-    # how well vectors distinguish related rows from random rows, measured on a sample of the whole
-    # index
+    # samples of cosine similarities that show how well the vectors of the whole index separate
+    # related rows from random rows
     separation: VectorSeparation
 
     @cached_property
@@ -622,7 +623,7 @@ class IndexView:
         return [words[number] for number in numbers.tolist()]
 
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
-        """Return each row's highest similarity to the query, or NaN if the row has no vectors."""
+        """Return each row's maximum similarity to the query, or NaN for a row without vectors."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
         # If the view is a small part of the index, compare the query only with the vectors of the
         # view's rows. A sketch search would return the most similar rows of the whole index, and
@@ -665,9 +666,9 @@ def sort_rows_by_thread_and_position(rows: NDArray[Any], selected: Ints) -> Ints
 
 
 def build_position_of_each_row(order: Ints, row_count: int) -> NDArray[np.int32]:
-    """Return an array that gives each row's position in `order`, for `row_count` rows.
+    """Return an array that maps each row number below `row_count` to its position in `order`.
 
-    Rows that are not in `order` get the position -1.
+    Row numbers that are not in `order` are mapped to -1.
     """
     positions = np.full(row_count, -1, np.int32)
     positions[order] = np.arange(len(order), dtype=np.int32)

@@ -65,8 +65,8 @@ _MAX_CORRECTED_WORDS: Final = 16
 _MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
-# cache key of an index: the path of its namespace, and whether the index contains replaced and
-# deleted versions instead of current items
+# cache key of an index: the namespace's path, and whether the index contains past versions
+# (replaced or deleted) instead of current items
 _Key = tuple[bytes, bool]
 # the path of a namespace, and a function that loads an index view of the namespace
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]
@@ -114,7 +114,8 @@ class CandidatePool:
     # cosine similarity of each row to the query (NaN if the row has no vectors), or None if no
     # vectors can be compared
     cosines: Floats | None
-    # how much more similar the vectors of related rows are than those of random rows
+    # samples of cosine similarities that show how well vectors separate related rows from random
+    # rows
     separation: VectorSeparation
 
     def __len__(self) -> int:
@@ -319,8 +320,8 @@ class Indexes:
 
     def purge_erased(self) -> Flow[None]:
         """Drop all erased data from the indexes in memory. Each search does this as well."""
-        # Ignore `SnapshotOutdated`, which means that another thread has already dropped the erased
-        # data from the indexes in memory.
+        # Ignore `SnapshotOutdated`, which means that another OS thread has already dropped the
+        # erased data from the indexes in memory.
         with suppress(SnapshotOutdated):
             yield from self._parse_state_and_drop_erased_data((yield self.sql("store_state"))[0])
 
