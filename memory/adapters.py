@@ -573,7 +573,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
-    """An advisor that adds earlier messages similar to the question to the system message.
+    """An advisor that extends the system message with earlier messages similar to the question.
 
     An advisor is a runnable that adds a chat memory to a chat model. Each message of a conversation
     is stored as an item in a langgraph store that has an index. Combine this advisor with a

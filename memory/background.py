@@ -77,7 +77,7 @@ _QUEUE_NAME: Final = "perdure.extraction"
 # Give the DBOS logger a handler that does nothing. Otherwise, DBOS adds a handler that prints log
 # messages.
 logging.getLogger("dbos").addHandler(logging.NullHandler())
-# DBOS dispatches a job only to workers with the same version
+# DBOS dispatches a job only to workers with the same application version
 _WORKFLOW_VERSION: Final = "2"
 _APPLICATION_NAME: Final = "perdure"
 # Postgres schema of the job queue, if the queue is not in the store's database
@@ -85,7 +85,7 @@ _DEFAULT_SCHEMA: Final = "perdure_jobs"
 _POSTGRES: Final = "postgresql://"
 # interval in seconds at which DBOS polls the queue for new jobs
 _POLL_INTERVAL_S: Final = 0.25
-# number of database connections for DBOS's own OS threads
+# number of extra database connections, for DBOS's own OS threads
 _DBOS_CONNECTIONS: Final = 6
 _active_worker: list[tuple[Callable[[ExtractionJob], dict[str, Any]], Callable[[], object]]] = []
 """The functions of this process's worker: one extracts a thread, the other queues all threads.

@@ -119,7 +119,7 @@ CurrentMemories = Mapping[str, Memory]
 async def build_puts_that_increment_change_counter(
     adapter: StoreAdapter, namespace: Namespace
 ) -> list[PutItem]:
-    """Return a list with the put that increments a namespace's change counter.
+    """Return a list containing the put that increments a namespace's change counter.
 
     Writing this put raises `VersionConflict` if a concurrent change was written first. An empty
     list is returned if the store keeps no versions, because such a store has no change counters.
