@@ -192,8 +192,8 @@ def _remove_api_key_tables(file_text: str, is_removed: Sequence[bool]) -> str | 
 def _find_comment_start(lines: Sequence[str], start: int) -> int:
     """Return the index of the first comment line in the block of comments directly above a line.
 
-    `start` is the index of the line. Return `start` if no comments are directly above the line, or
-    if the comment block is at the start of the file.
+    `start` is the index of the line. Return `start` if there is no comment directly above the line,
+    or if the comment block begins on the first line of the file.
     """
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):

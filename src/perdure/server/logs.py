@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-# Minimum free disk space, in bytes. With less than this, changes are refused.
+# Minimum free disk space, in bytes. If less is available, the server refuses changes.
 _MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
@@ -126,7 +126,8 @@ class Audit:
     def _append_line(self, line: bytes) -> None:
         """Append a line to the audit log, and flush the file to disk.
 
-        If there is no audit log file, the line is sent to the logger instead.
+        If no audit log file is configured, the line is written to the logger `perdure.audit`
+        instead.
         """
         if self._file is None:
             _LOG.info(line.decode().rstrip())

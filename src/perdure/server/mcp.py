@@ -216,7 +216,8 @@ async def handle_mcp_request(call: CurrentCall) -> Response:
     identified when this function is called. Each tool checks that the user has permission for the
     tool's action.
     """
-    # Use another OS thread, because importing the SDK takes about a second.
+    # Build the server in another OS thread, because importing the MCP SDK takes about a second and
+    # would block the event loop.
     return _SdkResponse(await asyncio.to_thread(_get_http_server))
 
 

@@ -204,7 +204,7 @@ def _has_same_message_id_or_dict_key(old: Any, new: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    """Return whether the value is a sequence of two elements, such as a dict's key and value."""
+    """Return whether the value is a list or tuple of two elements, such as a (key, value) pair."""
     return isinstance(value, list | tuple) and len(value) == 2
 
 

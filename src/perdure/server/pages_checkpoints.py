@@ -262,8 +262,7 @@ async def show_comparison(request: Request, target: PermittedThread, a: str, b: 
 async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormText) -> Response:
     """Redirect to the page that compares the two checkpoints chosen in an HTML form.
 
-    The HTML form percent-encodes the ids of the checkpoints, because an id may contain any
-    character.
+    The HTML form percent-encodes the checkpoint ids, because they can contain any character.
     """
     return redirect_to("/ui/compare", **target.link_arguments, a=unquote(a), b=unquote(b))
 

@@ -52,7 +52,7 @@ _ITEM_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _VALIDITY_FIELDS: Final = ("valid_from", "valid_to", "expires_at", "provenance")
 # Actor recorded in a memory's provenance when an admin changes another person's memory.
 _ADMIN_ACTOR: Final = "an admin"
-# Possible results of saving an item. After saving, the item's page shows a message for the result.
+# Possible results of saving an item. The item's page then shows a message about the result.
 _EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")
 
 
@@ -68,8 +68,8 @@ def _parse_item_namespace_and_key_from_query(
 ) -> ItemTarget:
     """Read the namespace and the item key from the query string of a request.
 
-    An HTML form sends the namespace and the key in a single field, `within`, percent-encoded
-    because namespace labels may contain any character.
+    An HTML form sends the namespace and the key in a single field, `within`. The field is
+    percent-encoded, because namespace labels can contain any character.
     """
     form_fields = parse_qsl(within)
     labels = ns or tuple(value for name, value in form_fields if name == "ns")
@@ -407,8 +407,8 @@ async def edit_item(
 ) -> Response:
     """Save the change that a user made in the HTML form of an item.
 
-    If the item is a memory, its text is corrected or superseded. If the item is not a memory, its
-    new value is saved.
+    If the item is a memory, its text is corrected or superseded. Any other item's value is
+    replaced.
 
     Args:
         request: The request.

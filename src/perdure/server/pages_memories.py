@@ -287,7 +287,7 @@ async def forget_all_memories(
 
 
 async def _list_user_namespaces(call: Call, target: ItemTarget) -> list[tuple[str, ...]]:
-    """Return the namespaces with data about a user that the caller may access, memories first."""
+    """Return the permitted namespaces of a user's data, starting with the one for memories."""
     related_namespaces = [
         (label, *target.ns[1:]) for label in _USER_DATA_LABELS if target.ns[0] == call.memories[0]
     ]

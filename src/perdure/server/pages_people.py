@@ -48,7 +48,7 @@ async def erase_confirmed_person(
 ) -> Response:
     """Erase all data that belongs to a person, after the person's name was typed to confirm.
 
-    If the form field `hand_over` is set, items that the person wrote for teams are kept, but the
+    If the form field `hand_over` is set, the team items that the person wrote are kept, but the
     person's name is removed from them.
     """
     person_name = user or call.identity.person

@@ -121,7 +121,7 @@ def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) 
 
 
 def _normalize_newlines(text: str) -> str:
-    """Replace CR LF, which browsers send in form data, with LF."""
+    """Replace the CR LF line breaks that browsers send in form data with LF."""
     return text.replace("\r\n", "\n")
 
 
@@ -133,8 +133,8 @@ def _list_questions(thread: Thread) -> list[dict[str, Any]]:
 def _can_resend_input(row: RunRow) -> bool:
     """Return whether a run failed before its input was written to the thread.
 
-    The request of a run that failed before its input was stored is kept, so that the input can be
-    sent again.
+    If a run fails before its input is stored in the thread, its request is kept, so that the input
+    can be sent again.
     """
     return row.live.status == "error" and row.request is not None
 

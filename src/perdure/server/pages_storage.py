@@ -26,9 +26,10 @@ CONFIRMATION_PHRASE: Final = "remove"
 # Number of rows in each of the two lists on the page: the largest threads, and the largest
 # namespaces.
 _LARGEST_COUNT: Final = 15
-# Maximum number of extraction jobs listed on the HTML page. The page's JSON lists all of them.
+# Maximum number of extraction jobs listed on the HTML page. The JSON version of the page lists all
+# jobs.
 _MAX_JOBS: Final = 500
-# Possible states of an extraction job. The page sorts the jobs by their state, in this order.
+# Possible states of an extraction job, in the order in which the page lists the jobs.
 _JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")
 
 
@@ -122,7 +123,7 @@ def _list_set_rules(rules: Rules) -> dict[str, Any]:
 async def show_jobs(
     request: Request, call: AdminCall, settings: ServerSettings, queued: str = ""
 ) -> Response:
-    """Show extraction jobs that are waiting, running or failed, or ended within the last day."""
+    """Show the extraction jobs that are unfinished, have failed, or ended within the last day."""
     found_jobs, missing_dependency = [], ""
     try:
         found_jobs = await asyncio.to_thread(_list_jobs_or_queue_thread, call, settings, None)

@@ -335,8 +335,8 @@ _MAX_ITEMS: Final = 240  # Maximum number of messages on a page.
 _CHECKPOINT_BATCH: Final = 200  # Maximum number of checkpoints that one query reads.
 # Maximum number of model views that one query returns.
 _VIEW_BATCH: Final = 100
-# Approximate maximum number of checkpoints on a page. Older checkpoints are shown on the page with
-# the earlier messages.
+# Approximate maximum number of checkpoints on a page. Older checkpoints are shown on the page that
+# contains the earlier messages.
 _MAX_STEPS: Final = 400
 # Maximum total number of messages loaded for the model views on a page, starting with the newest
 # view. A model view is the record of the messages that a model received in one call.

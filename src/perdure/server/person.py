@@ -3,8 +3,8 @@
 The person to whom a thread belongs and the sender of a request can be different users. The
 `user_id` in the metadata of the thread's head identifies the person the thread belongs to. If the
 head has no `user_id`, the thread's `owner` identifies the person, but only if the server uses API
-keys. With an Auth file, an `owner` may be an organisation, so it does not identify a person. The
-rules that determine the person are listed in a table in docs/server.md.
+keys. If the server uses an Auth file, the `owner` does not identify the person, because it can be
+an organisation. A table in docs/server.md lists the rules for determining the person.
 """
 
 from __future__ import annotations

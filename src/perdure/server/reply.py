@@ -115,11 +115,11 @@ class JSONReply(Response):
 
 
 async def build_json_reply(content: Any) -> Response:
-    """Build a JSON reply from stored values, which are encoded in a worker thread.
+    """Build a JSON reply from stored values, encoding them in a worker thread.
 
-    Encoding a long conversation's values in the event loop would block it. Endpoints do not return
-    stored values directly, because FastAPI would pass them through pydantic, which rejects some of
-    them.
+    In the event loop, encoding the values of a long conversation would block other requests.
+    Endpoints do not return stored values directly, because FastAPI would pass them through
+    pydantic, which rejects some of them.
     """
     return await asyncio.to_thread(JSONReply, content)
 
