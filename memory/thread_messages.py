@@ -611,10 +611,10 @@ def _build_watermark_key(extractor: str, thread_id: str) -> str:
     return f"extractor-{blake2b(identity, digest_size=16).hexdigest()}"
 
 
-def _is_unread(message: ThreadMessage, convert_object_to_message: ReadMessage | None) -> bool:
+def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
     """Return whether a message has not been read yet or was edited after it was read."""
     # A message does not count as edited if a node merely shortened it to save tokens after the
     # extractor had read it.
-    return convert_object_to_message is None or (
-        convert_object_to_message.digest != message.digest and not message.is_shortened
+    return read_message is None or (
+        read_message.digest != message.digest and not message.is_shortened
     )
