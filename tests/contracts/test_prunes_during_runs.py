@@ -311,11 +311,11 @@ def test_run_takes_over_an_update_without_the_erased_message(
         {"a": answer_node("A"), "b": answer_node("B"), "c": answer_node("C")},
         {"b": title_and_erase},
     )
-    run.invoke({"messages": [HumanMessage("My PIN is 4711, keep it", id="q1")]})
+    run.invoke({"messages": [HumanMessage("My PIN is 47-11-08, keep it", id="q1")]})
 
     assert run.message_texts() == ["A", "B", "C"]
     assert run.read_value("title") == "A question"
-    assert "4711" not in str([*saver.list(config_at())])
+    assert "47-11-08" not in str([*saver.list(config_at())])
 
 
 @kept_or_pruned_update
