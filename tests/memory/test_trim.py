@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 from hypothesis import given
@@ -80,7 +80,9 @@ def count_with_options(options: dict[str, Any], messages: list[BaseMessage]) -> 
 def minimum_size(options: dict[str, Any], whole: list[BaseMessage]) -> float:
     """Return the size of the part of a valid conversation that cannot be left out.
 
-    This part is the system message, the question, and the last AI message with what follows it.
+    This part is the system message, the question, and the last AI message with what follows it. If
+    the last AI message contains the result of a web search, the AI message that called the search
+    belongs to the part, too.
     """
     if options.get("allow_partial"):
         return float("inf")  # another test covers shortened messages
@@ -90,9 +92,22 @@ def minimum_size(options: dict[str, Any], whole: list[BaseMessage]) -> float:
         first, talked = [], whole
     after = talked if question is None else talked[talked.index(question) + 1 :]
     calls = [i for i, m in enumerate(after) if isinstance(m, AIMessage | ChatMessage)]
-    begin = after[:1] if question is None and calls and calls[-1] > 0 else []
+    last = calls[-1] if calls else 0
+    if calls and (searches := list_search_ids(after[last], "tool_use_id")):
+        last = next(i for i in calls if searches & list_search_ids(after[i], "id"))
+    begin = after[:1] if question is None and last > 0 else []
     begin += [] if question is None else [question]
-    return count_with_options(options, [*first, *begin, *(after[calls[-1] :] if calls else [])])
+    return count_with_options(options, [*first, *begin, *(after[last:] if calls else [])])
+
+
+def list_search_ids(message: BaseMessage, key: Literal["id", "tool_use_id"]) -> set[str]:
+    """Return the ids of the web searches that a message calls, or whose results it contains.
+
+    The key of the id is "id" in a call, and "tool_use_id" in a result.
+    """
+    blocks = message.content if isinstance(message.content, list) else []
+    types = {"id": "server_tool_use", "tool_use_id": "web_search_tool_result"}
+    return {b[key] for b in blocks if isinstance(b, dict) and b.get("type") == types[key]}
 
 
 def remove_left_out_line(message: BaseMessage) -> BaseMessage:
