@@ -79,12 +79,12 @@ async def list_memories(
 @routes.post("/memories/search")
 @set_required_action("store:search")
 async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
-    """Search for memories that answer a question, best first, with a breakdown of their scores.
+    """Search for memories, and return them with a breakdown of their scores, best match first.
 
-    The search finds the memories that an agent would recall with the same options. In the reply,
+    The search finds the memories that an agent would recall with the same options. In the response,
     `text` is the text that the agent's model would read if the agent recalled these memories, and
-    `floor` is the minimum score that a memory needs to be found. With `explain`, `below` lists the
-    memories whose score is below this minimum.
+    `floor` is the minimum score that a search result must have. If the request sets `explain`, the
+    response field `below` lists the memories that scored less than this minimum.
     """
     arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     selection = await call.authorize_and_build_namespace_arguments(
@@ -105,7 +105,7 @@ async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName 
 async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) -> Response:
     """Add a memory if the gate admits it.
 
-    The reply says whether the memory was added and, if it was not, why.
+    The response says whether the memory was added and, if not, why.
     """
     arguments = {
         "key": body.key,
@@ -156,7 +156,7 @@ async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -
 async def _open_permitted_memories(
     call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
-    """Check that the caller may perform the action, and return the memories to perform it on.
+    """Check that the caller may perform the action, and return the memories it applies to.
 
     Args:
         call: The request.

@@ -2,7 +2,7 @@
 
 Users may list, export and erase only their own data. An admin may list, export and erase the data
 of any person. Threads that the user cannot access are left out. A request is refused if the user
-cannot access one of the person's namespaces.
+lacks access to any of the person's namespaces.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ async def permit_person(
 
 
 async def _may_reach_namespace(call: Call, store_action: Action, namespace: Namespace) -> bool:
-    """Return whether the caller may perform a store action on exactly this namespace.
+    """Return whether the caller is permitted to perform a store action on a namespace.
 
-    Return False if an authorization handler forbids the action or substitutes another namespace.
+    Return False if an authorization handler denies the action or replaces the namespace.
     """
     store_call = call.with_action(store_action)
     try:
@@ -142,7 +142,7 @@ async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> peopl
 
 
 def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) -> people.Report:
-    """Return a copy of a report that lists only those kept namespaces that the caller may see.
+    """Return a copy of a report, omitting kept namespaces that the caller is not permitted to see.
 
     The given report is not changed.
     """
@@ -184,8 +184,8 @@ async def export_person(call: CurrentCall, user: PathId) -> Response:
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
-    # Read the first line of the archive before starting the HTTP reply. If the person is unknown,
-    # this raises an error while the reply can still have an error status.
+    # Read the first line of the archive before starting the HTTP response. If the person is
+    # unknown, this raises an error while the response can still have an error status.
     header = await anext(lines)
 
     async def iter_lines() -> AsyncIterator[bytes]:

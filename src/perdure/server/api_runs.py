@@ -1,6 +1,6 @@
 """Serve the HTTP endpoints for runs, which langgraph's `RunsClient` calls.
 
-If a request for a run contains no thread id, the run gets a new thread.
+If a request to create a run does not specify a thread, a new thread is created for the run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from perdure.storage.flow import NO_LIMIT
 routes = APIRouter(tags=["runs"])
 SERVER_CLOSING: Final = "the server is shutting down, and the next server continues the run"
 """The message for a client that reads a run when the server shuts down."""
-# A client that selects either of the stream modes `messages` and `messages-tuple` receives the
+# A client that requests only one of the stream modes `messages` and `messages-tuple` receives the
 # events of both.
 _MESSAGES: Final[set[StreamMode | Literal[""]]] = {"messages", "messages-tuple"}
 _EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")
@@ -91,7 +91,8 @@ class BatchedRun(RunRequest):
 class CancelRequest(WithoutNulls):
     """The body of `POST /runs/cancel`.
 
-    A cancel request selects either runs of one thread by id, or all runs with a given status.
+    The request contains either a thread id and the ids of runs in that thread, or the status of the
+    runs to cancel.
     """
 
     thread_id: str | None = None
@@ -199,7 +200,7 @@ async def cancel_runs(
 ) -> None:
     """Cancel the given runs of a thread, or all runs with a given status.
 
-    Runs are selected by status only from the caller's threads.
+    When runs are selected by status, only runs in threads that the caller may access are cancelled.
     """
     await call.authorize_arguments({"thread_id": body.thread_id, "metadata": {}, "action": action})
     if body.status is not None:
@@ -274,9 +275,9 @@ async def join_run_stream(
     """
     header = request.headers.get("last-event-id", "")
     last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
-    # While the run is in progress, another process may have emitted more events than this log
-    # contains. If the run has ended or has not started yet, the log is complete, and `last` is
-    # capped at the number of the last event in the log.
+    # While the run is in progress, another process may have emitted events that this log does not
+    # contain. Before the run starts and after it has ended, the log is complete. In these cases,
+    # `last` is capped at the sequence number of the last event in the log.
     if last is not None and (run.has_ended or not run.may_have_started):
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
@@ -442,9 +443,10 @@ async def check_run_request_and_get_start_function(
 async def _refuse_malformed_input_messages(
     call: Call, runs: Runs, body: RunRequest, graph_name: str, thread_id: str
 ) -> None:
-    """Refuse malformed messages in the input or the command of a run.
+    """Raise an error if the input or the command of a run contains malformed messages.
 
-    The run's graph is loaded only if the input may contain malformed messages.
+    The check of the messages needs the run's graph. To save time, the graph is loaded only if a
+    cheaper check has found possibly malformed messages.
 
     Raises:
         InvalidUpdate: See `refuse_malformed_messages`.
@@ -478,10 +480,9 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
 async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> ListedThread | None:
     """Return the existing thread for a run that a caller starts on behalf of another person.
 
-    The thread is returned if the person has access to it. A thread that only the caller can access
-    is returned if it has no checkpoint yet and its owner is either the caller or not set; the new
-    run then assigns the thread to the person. Otherwise, or if the thread does not exist, return
-    None.
+    If the person has access to the thread, return the thread. If only the caller has access to it,
+    return the thread only if it has no checkpoints yet and is not owned by another user. The new
+    run then assigns the thread to the person. In all other cases, return None.
 
     Raises:
         Forbidden: The thread belongs to another person.
@@ -665,8 +666,8 @@ class RunEvents:
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
-        # All interrupts of the run, by id. They are collected here because each chunk of the
-        # graph's stream contains only new interrupts.
+        # All interrupts of the run so far, keyed by id. They are accumulated here because each
+        # chunk of the graph's stream contains only the new interrupts.
         self._interrupts: dict[str, Any] = {}
 
     async def run_graph(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
@@ -706,7 +707,7 @@ class RunEvents:
                 yield part
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """Return no closing events, because clients learn from a run's row that the run has ended.
+        """Return an empty list, because clients learn of the run's end from its database row.
 
         Implements `Player.build_closing_events`.
         """
@@ -715,7 +716,7 @@ class RunEvents:
     def _log_stream_part(self, run: Run, part: Mapping[str, Any]) -> None:
         """Log the events of one chunk of the graph's stream.
 
-        Also update the run's output, and collect the chunk's interrupts in this object.
+        Also update the run's output, and remember the chunk's interrupts.
         """
         kind, namespace, data, new_interrupts = (
             part["type"],
@@ -744,7 +745,7 @@ class RunEvents:
                         run.output_event = run.log.newest
 
     def _iter_events_of_stream_part(self, stream_mode: str, data: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the name and data of each event to send for one part of a graph stream."""
+        """Yield the name and data of each event to send for one chunk of the graph's stream."""
         match stream_mode:
             case "messages-tuple":
                 yield "messages", data
@@ -791,8 +792,8 @@ def _remove_configs_from_stream_data(stream_mode: str, data: Any) -> Any:
 def replace_configs_of_streamed_checkpoint_by_ids(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return a streamed checkpoint's payload with each config reduced to its checkpoint ids.
 
-    The configs are reduced because a full config also contains the user object from authentication
-    and all values that the graph was configured with.
+    A full config must not be sent to clients, because it also contains the authenticated user
+    object and all of the graph's `configurable` values.
     """
     reduced = dict(payload)
     for name in {"config", "parent_config"} & reduced.keys():

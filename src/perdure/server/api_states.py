@@ -268,8 +268,8 @@ async def update_thread_state(
             for step in steps
         ]
         for step in steps:
-            # Call `abulk_update_state` separately for each superstep, because langgraph adds the
-            # metadata of the config only to the checkpoint of the first superstep in a call.
+            # Call `abulk_update_state` once per superstep, because langgraph adds the config's
+            # metadata only to the checkpoint of the first superstep in each call.
             config = _build_config_for_new_checkpoint(thread, config, person_metadata)
             try:
                 config = await graph.abulk_update_state(config, [step])
@@ -305,9 +305,9 @@ async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIter
 
 @contextmanager
 def _suppress_reducer_errors() -> Iterator[None]:
-    """Suppress and log an error of a reducer, so that the state can be read without the graph.
+    """Log an error that a reducer raises, and suppress it, so that the state can still be read.
 
-    langgraph stores an input and the results of nodes before it applies them to the state. If a
+    langgraph stores the input and the results of nodes before it applies them to the state. If a
     reducer cannot apply a stored value, the run fails, and langgraph raises the same error whenever
     the state is read, until the thread receives the next input.
     """
@@ -372,8 +372,8 @@ def _build_config_for_new_checkpoint(
     """Build the config for a new checkpoint of a thread.
 
     The new checkpoint's metadata is the thread's metadata plus `person_metadata`. The `user_id` in
-    `person_metadata` identifies the person the thread belongs to. An empty `user_id` means that the
-    thread belongs to nobody.
+    `person_metadata` identifies the person the thread belongs to. If `user_id` is empty, the thread
+    does not belong to anyone.
     """
     # The metadata fields `user_id`, `CALLER` and `DEED` describe the thread's current head, so they
     # are not copied to the new checkpoint.

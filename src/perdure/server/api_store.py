@@ -89,7 +89,7 @@ async def get_item(
 ) -> Response:
     """Return an item, or null if it does not exist.
 
-    In the request, the namespace is written as its labels, joined by dots. If a label itself
+    In the request, the namespace is given as labels that are separated by dots. If a label itself
     contains a dot, the client must send one `namespace` parameter per label instead.
     """
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
@@ -142,7 +142,7 @@ async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
 async def _permit_arguments(
     call: Call, namespace: list[str] | None, requested: JSONObject
 ) -> JSONObject:
-    """Check that the caller may perform the action, and return the arguments to perform it with.
+    """Check that the caller may perform the action, and return the arguments to use.
 
     An authorization handler may have changed the arguments.
 

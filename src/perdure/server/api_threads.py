@@ -53,7 +53,7 @@ _PATH_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
 
 
 class Lifetime(BaseModel):
-    """The minutes of inactivity after which a thread is deleted or reduced to its last state."""
+    """The TTL of a thread in minutes, and what happens to the thread when its TTL has expired."""
 
     ttl: float = Field(gt=0, le=_LONGEST_TTL)
     strategy: Literal["delete", "keep_latest"] = "delete"
@@ -247,8 +247,8 @@ async def delete_thread(
     places = await find_erasable_memory_namespaces(call) if memories == "erase" else []
     await runs.stop_runs_of_thread(call.identity.tenant, thread_id)
     if places:
-        # Erase the memories before deleting the thread. If the server crashed after deleting the
-        # thread, the thread's memories could no longer be found.
+        # Erase the memories before deleting the thread. If the thread were deleted first and the
+        # server then crashed, the thread's memories could no longer be found.
         receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
         call.record_for_audit(hashes=receipt.hashes)
     await call.threads.delete(thread_id)

@@ -76,7 +76,7 @@ async def redirect_to_first_page() -> RedirectResponse:
 @routes.get("/ok")
 @public
 async def report_health() -> dict[str, bool]:
-    """Return `{"ok": true}` as the reply to a health check."""
+    """Respond to a health check with `{"ok": true}`."""
     return {"ok": True}
 
 
@@ -188,8 +188,8 @@ def create_app(
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:
-            # Open the databases of all tenants that the `Access` object lists. If it lists no
-            # tenants, each tenant's database is opened on the tenant's first request.
+            # Open the databases of the tenants that are known in advance. The database of any other
+            # tenant is opened on that tenant's first request.
             await app.state.runs.open_tenant_databases(
                 getattr(app.state.access, "tenants", (None,))
             )
@@ -257,10 +257,11 @@ def create_app(
     if custom is not None:
         app.state.first_segments = _collect_first_path_segments(app)
         app.router.default = custom
-    app.add_middleware(Guard)  # Starlette calls the last added middleware first.
+    # Starlette calls middleware in reverse order of registration.
+    app.add_middleware(Guard)
     if origins:
-        # Add the CORS middleware around `Guard`, so that scripts from allowed origins can also read
-        # the replies with which `Guard` refuses requests.
+        # Wrap `Guard` in the CORS middleware, so that scripts from allowed origins can also read
+        # the error responses of `Guard`.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=app.state.origins,

@@ -44,8 +44,8 @@ from perdure.server.threads import (
 
 Assistant = dict[str, Any]
 """An assistant in the format of LangGraph's API."""
-# The creation time of all default assistants. It is the time at which this module was installed, so
-# that all processes of a server report the same time.
+# The creation time that is reported for default assistants. The modification time of this file is
+# used, so that all processes of a server report the same time.
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
@@ -153,8 +153,8 @@ class Assistants:
         """Return all versions of an assistant, newest first; see `get`."""
         assistant = await self.get(assistant_id)
         stored = await self._table.list_versions(assistant["assistant_id"])
-        # `stored` is empty for a default assistant, because the database contains only versions of
-        # user-created assistants. The only version of a default assistant is the assistant itself.
+        # `stored` is empty for a default assistant, because only user-created assistants are stored
+        # in the database. A default assistant has only one version.
         rows = [*map(_build_assistant, stored)] or [assistant]
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
@@ -202,8 +202,8 @@ class Assistants:
     def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
         """Return the assistant metadata that search and access filters are matched against.
 
-        The metadata of a default assistant gets the caller as `owner`, so that the caller can
-        access the assistant.
+        For a default assistant, the caller is added to the metadata as `owner`, so that every
+        caller can access the assistant.
         """
         is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
@@ -241,7 +241,7 @@ class Assistants:
 
 
 def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | None:
-    """Find the default assistant with the given id, or of the graph with the given name."""
+    """Find a default assistant by its id or by the name of its graph."""
     return next(
         (
             _build_default_assistant(name)
@@ -435,7 +435,7 @@ PermittedAssistants = Annotated[Assistants, Depends(permit_assistant)]
 async def open_assistant_graph(
     call: CurrentCall, runs: ServerRuns, assistants: PermittedAssistants, assistant_id: PathId
 ) -> AsyncIterator[tuple[str, Graph]]:
-    """Yield the graph name and the graph of an assistant."""
+    """Yield the name of an assistant's graph and the graph itself."""
     assistant = await assistants.get(assistant_id)
     graph_args, user = (
         (assistant["graph_id"], call.saver, call.store, assistant["config"]),

@@ -47,13 +47,13 @@ _FILTER_ADAPTER: Final = TypeAdapter[Filter](
 
 
 class HandlerUser(dict[str, Any]):
-    """The user that an authentication handler returned, if it returned a dict or an id.
+    """A user object that is built from the dict or user id that an authentication handler returned.
 
-    The items of the dict can also be read as attributes.
+    The items of the dict are also available as attributes.
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field of the user as an attribute."""
+        """Return the value of a field, so that `user.name` is equivalent to `user["name"]`."""
         try:
             return self[name]
         except KeyError:
@@ -89,8 +89,9 @@ class _ActingUser:
 def _build_user_object_for_handlers(identity: Identity) -> Any:
     """Return the user object that is passed to authorization handlers.
 
-    The user object is the one that the authentication handler returned, with the additional field
-    `acting_for`. This field is the person on whose behalf the user sends the request, or None.
+    This is the user object that the authentication handler returned, with an additional field
+    `acting_for`. The field identifies the person on whose behalf the user sends the request. It is
+    None if there is no such person.
     """
     raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):
@@ -202,7 +203,8 @@ class AuthFileAccess:
         try:
             result = await _await_handler(handler(ctx=context, value=value))
         except AssertionError as exc:
-            # As in langgraph's guide, a handler may use `assert` to refuse a request.
+            # As langgraph's guide suggests, a handler may refuse a request with an `assert`
+            # statement.
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
             raise Forbidden(f"{identity.user!r} may not perform {action}; its handler denied it")
@@ -224,7 +226,7 @@ class AuthFileAccess:
 
 
 async def _await_handler(result: Awaitable[Any]) -> Any:
-    """Return a handler's result, and convert an HTTPException that it raises to `Refused`."""
+    """Await a handler's result. If the handler raises an HTTPException, convert it to `Refused`."""
     try:
         return await result
     except Auth.exceptions.HTTPException as exc:
@@ -247,10 +249,11 @@ def _find_authentication_and_authorization_handlers(
 ) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
     """Return the handlers of an `Auth`.
 
-    `Auth` has no public method that returns its handlers, so read its private attributes.
+    `Auth` has no public method that returns its handlers, so this function reads its private
+    attributes.
 
-    Source: langgraph_sdk/auth/__init__.py. A comment in that file says that langgraph's API server
-    reads the private attributes.
+    Source: langgraph_sdk/auth/__init__.py. According to a comment in that file, langgraph's API
+    server reads these private attributes, too.
 
     Args:
         auth: The object that the Auth file defines.

@@ -1,4 +1,4 @@
-"""Represent a request to the server as a `Call`.
+"""Provide the class `Call`, which represents a request to the server.
 
 A `Call` identifies the user who sends the request. A `Call` gives access to the database only after
 a permission check.
@@ -104,7 +104,7 @@ class Call:
     def record_for_audit(self, **ids: Any) -> None:
         """Add fields to the audit record of this request, such as the ids of changed objects.
 
-        `hashes` contains the hashes from an erasure receipt.
+        After an erasure, pass the hashes in the erasure receipt as `hashes`.
 
         The audit record must not contain any message or memory content.
         """
@@ -165,11 +165,12 @@ class Call:
     async def require_model_view_access(
         self, thread_id: str, checkpoint_ns: str = VIEWS_NAMESPACE
     ) -> None:
-        """Refuse to show the model views of a thread to a user who may not see its memories.
+        """Raise an error if the user may not see the memories in a thread's model views.
 
-        A model view contains the memories that a run has recalled. The person of the thread may see
-        it, and a caller who may act for the person. If the thread belongs to nobody, everybody who
-        has access to the thread may see its views.
+        A model view contains the memories that a run recalled. It is visible to the person to whom
+        the thread belongs, and to callers who are permitted to act on that person's behalf. If the
+        thread does not belong to anyone, its model views are visible to everyone who has access to
+        the thread.
 
         Args:
             thread_id: The thread, to which the caller has access.
@@ -194,7 +195,7 @@ class Call:
     async def authorize_and_build_namespace_arguments(
         self, arguments: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Check that the action is permitted, and return arguments that select memories."""
+        """Check that an action on memories is permitted, and return arguments that select them."""
         permitted = await self.authorize_arguments({"namespace": self.memories, **arguments})
         template, config = escape_namespace_as_template_and_config(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
@@ -202,7 +203,7 @@ class Call:
     def keep_database_open(self) -> AbstractContextManager[None]:
         """Return a context manager that keeps the tenant's database open.
 
-        Work that continues after the reply has been sent needs the database to stay open.
+        Use this context manager for work that continues after the response has been sent.
         """
         return self._databases.keep_open(self.identity.tenant)
 
@@ -211,7 +212,7 @@ class Call:
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
     def with_identity(self, identity: Identity) -> Call:
-        """Return a copy of this call with another identity, such as one that acts for a person."""
+        """Return a copy of this call with a different user identity."""
         return Call(identity, self.action, self._access, self._databases, self._runs)
 
     def without_acting_for(self) -> Call:
@@ -311,8 +312,8 @@ class Call:
         visible: list[Any] = []
         offset, read_count = options.pop("offset"), 0
         if offset > 10 * _PAGE_SIZE:
-            # A large offset would be slow, because every row before it must be read to count the
-            # rows that the caller may see.
+            # Large offsets would be slow, because all rows before the offset must be read to
+            # determine which of them the caller is permitted to see.
             raise ConfigurationError(
                 f"offset is {offset}; expected at most 10,000 in a list without a prefix; add a "
                 "prefix"
@@ -328,13 +329,13 @@ class Call:
         return visible[offset:visible_limit]
 
     def _is_visible(self, namespace: Sequence[str]) -> bool:
-        """Return whether a namespace is included when all namespaces are listed."""
+        """Return whether the given namespace is shown to the caller in a list of all namespaces."""
         return not is_internal_namespace(namespace) and may_see_namespace(self.identity, namespace)
 
     def find_author_to_record_in_team_namespace(self, namespace: Sequence[str]) -> str | None:
         """Return the author to record for an item that the user writes.
 
-        In a team namespace, return the user as the author. In any other namespace, return None.
+        An author is recorded only in team namespaces. For any other namespace, return None.
         """
         return self.identity.person if is_team_namespace(namespace) else None
 
@@ -383,8 +384,8 @@ def escape_namespace_as_template_and_config(
 async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
     """Build the `Call` for a request, and yield it as a FastAPI dependency.
 
-    The request counts as in progress, and the database stays open, until this generator resumes
-    after the `yield`. FastAPI resumes the generator after the reply has been sent.
+    The request is considered in progress, and the database stays open, until this generator resumes
+    after the `yield`. FastAPI resumes the generator after the response has been sent.
     """
     state, access = connection.app.state, connection.app.state.access
     known_identity = getattr(connection.state, "identity", None)
@@ -399,7 +400,7 @@ async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
 
 
 class Page(BaseModel):
-    """The fields `limit` and `offset` in the body of a search."""
+    """The `limit` and `offset` fields in the body of a search request."""
 
     limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
     offset: int = Field(0, ge=0)
@@ -419,7 +420,7 @@ class SortedPage(Page):
     def build_page_rows(
         self, all_rows: list[dict[str, Any]], **extra_fields: Any
     ) -> list[dict[str, Any]]:
-        """Sort all rows of a search, and return the selected fields of the rows on one page.
+        """Sort the rows found by a search, and return the selected fields of the rows on one page.
 
         `offset` and `limit` select the page.
 

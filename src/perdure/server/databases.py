@@ -31,7 +31,7 @@ _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
 class OpenDatabase(NamedTuple):
-    """A database's checkpointer and store, or those of one of its tenants."""
+    """The checkpointer and the store of a database, or of one tenant in a multi-tenant database."""
 
     saver: Checkpointer
     store: WholeStore

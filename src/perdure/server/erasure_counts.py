@@ -1,8 +1,8 @@
 """Count message erasures in threads whose events are being streamed to clients.
 
-A thread's event stream checks twice a second whether messages have been erased from the thread. One
-query reads the erasure counts of all threads that have event streams, because one query per event
-stream would take more CPU time than sending the events.
+A thread's event stream checks twice a second whether messages have been erased from the thread. The
+erasure counts of all threads with an event stream are read in a single query, because one query per
+stream would use more CPU time than sending the events.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Limit the memory used by the events of runs, per user and for the whole process.
+"""Limit the memory that run events use, per user and for the whole process.
 
 An `EventHolder` keeps events in memory. There are three kinds of event holders. An event log keeps
-the events of a run or thread for current and future readers. A batch holds the events that were
-read from the database for one reader. A websocket sender holds the message that it is currently
-sending. When memory runs out, event holders first drop events that all readers have received or
-that are stored in the database. If that does not free enough memory, events that some readers still
-need are dropped. Within each step, the event holder with the largest product of event size and age
-drops events first. A reader that needs a dropped event receives the error `StreamLost`, unless the
-event is stored in the database.
+the events of a run or thread for current and future readers. A batch keeps the events that were
+read from the database for one reader. A websocket sender keeps only the message that it is
+currently sending. When memory runs out, events that all readers have received or that are stored in
+the database are dropped first. If that does not free enough memory, events that some readers still
+need are dropped. In both steps, the event holder with the highest score drops events first. The
+score is the size of the holder's events multiplied by the age of its oldest event. A reader that
+needs a dropped event receives the error `StreamLost`, unless the event is stored in the database.
 
 All methods in this module must be called from one event loop, except
-`EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which may be called from any thread.
+`EventAccount.schedule_subtraction_of_garbage_collected_bytes`, which may be called from any OS
+thread.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class EventHolder(Protocol):
 
     @property
     def total_when_added(self) -> int:
-        """Return the value of `EventMemory.total_added` when the oldest event was added."""
+        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
 
     @property
     def oldest_event_drop_safety_from_0_to_2(self) -> int:
@@ -87,7 +88,7 @@ class EventAccount:
         self.memory.total_added += byte_count
 
     def remove(self, holder: EventHolder, size: int) -> None:
-        """Subtract the size of dropped events from the totals of their holder, user and process."""
+        """Subtract the size of dropped events from the totals of the holder, user and process."""
         holder.size -= size
         self.size -= size
         self.memory.size -= size
@@ -95,11 +96,10 @@ class EventAccount:
             self.holders.discard(holder)
 
     def schedule_subtraction_of_garbage_collected_bytes(self, byte_count: int) -> None:
-        """Record that an event holder of this account was garbage-collected with its events.
+        """Record that an event holder was garbage-collected together with its events.
 
-        The garbage collector may call this method from any thread. The account's size is not
-        reduced immediately. The event loop subtracts `byte_count` when it processes
-        `EventMemory.garbage`.
+        The garbage collector may call this method from any OS thread. Therefore, the account's size
+        is reduced later, when the event loop processes `EventMemory.garbage`.
         """
         self.memory.garbage.append((self, byte_count))
 
@@ -131,9 +131,9 @@ class EventMemory:
     def make_room(self, account: EventAccount, size: int) -> None:
         """Drop events until a new event fits within the memory limits.
 
-        One limit applies to each user's events, and another to all events of the process. If the
-        new event alone exceeds a limit, all other events that count towards the limit are dropped,
-        and the new event is kept anyway.
+        One limit applies to each user's events, and another to all events of the process. A new
+        event that is larger than a limit is kept anyway, but all other events that count towards
+        that limit are dropped.
         """
         while self.garbage:
             owner, collected = self.garbage.popleft()
@@ -155,7 +155,7 @@ class EventMemory:
         max_bytes: int,
         new_event_bytes: int,
     ) -> None:
-        """Drop events until a new event fits within a limit.
+        """Drop events until a new event fits within the given limit.
 
         Args:
             choose_account: Returns the account whose events are dropped next, or None if there is
@@ -169,8 +169,8 @@ class EventMemory:
         ):
             holder = max(account.holders, key=self._build_drop_order_key, default=None)
             if holder is None:
-                # Return, because no event holder in the account can drop an event. The account's
-                # size still includes the events of holders that have been garbage-collected.
+                # There are no events left to drop. The account's size is not 0 only because it
+                # still includes the events of holders that have been garbage-collected.
                 return
             holder.drop_oldest_events()
 
@@ -182,7 +182,8 @@ class EventMemory:
     def _build_drop_order_key(self, holder: EventHolder) -> tuple[int, int]:
         """Return a sort key for an event holder.
 
-        When memory is needed, the event holder with the largest sort key drops events first.
+        When memory must be freed, events are dropped first from the event holder with the largest
+        key.
         """
         return holder.oldest_event_drop_safety_from_0_to_2, holder.size * (
             self.total_added - holder.total_when_added + 1
@@ -191,9 +192,9 @@ class EventMemory:
     def mark_ended(self, holder: EventHolder) -> None:
         """Mark an event log as unused, because it no longer has any readers or writers.
 
-        The events of unused logs are kept for future readers. If the events of all unused logs take
-        more than `MAX_ENDED_BYTES` bytes, unused logs drop their events, starting with the log that
-        has been unused the longest.
+        The events of unused logs are kept for future readers. If the total size of the events in
+        unused logs exceeds `MAX_ENDED_BYTES`, unused logs drop their events, starting with the log
+        that has been unused for the longest time.
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None
@@ -208,5 +209,5 @@ class EventMemory:
                 return
 
     def mark_in_use(self, holder: EventHolder) -> None:
-        """Mark an event log as used, because it has a reader or writer again."""
+        """Mark an event log as in use, because it has a new reader or writer."""
         self._ended.pop(holder, None)

@@ -2,7 +2,8 @@
 
 Clients use either HTTP with server-sent events or a websocket. Each websocket message carries one
 command or one event. Clients receive the events from `graph.astream_events(version="v3")`. Each
-event of a thread has a sequence number, which keeps increasing from run to run.
+event of a thread has a sequence number. Sequence numbers are not reset when a new run starts in the
+thread.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class CommandRequest(BaseModel):
 class Subscription(BaseModel):
     """The events that a client reads.
 
-    With `since`, the client receives only events whose number is higher than `since`.
+    If `since` is set, the client receives only events with a sequence number above this value.
     """
 
     channels: list[str]
