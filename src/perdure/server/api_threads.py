@@ -53,7 +53,10 @@ _PATH_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
 
 
 class Lifetime(BaseModel):
-    """The TTL of a thread in minutes, and what happens to the thread when its TTL has expired."""
+    """A thread's TTL, and the action to take when it has expired.
+
+    The TTL is given in minutes and is counted from the thread's last activity.
+    """
 
     ttl: float = Field(gt=0, le=_LONGEST_TTL)
     strategy: Literal["delete", "keep_latest"] = "delete"
