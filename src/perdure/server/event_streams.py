@@ -218,9 +218,9 @@ async def _iter_events(
 ) -> AsyncIterator[list[LoggedEvent]]:
     """Yield the events that a client has subscribed to.
 
-    The `since` field of a subscription is the sequence number after which events are sent. A client
-    that sends no `since` does not receive the events of a finished run if an earlier client without
-    `since` has already received that run's last event.
+    The `since` field of a subscription is the sequence number after which events are sent. Once a
+    client without `since` has received the last event of a finished run, later clients without
+    `since` do not receive that run's events.
     """
     since = (
         subscription.since
@@ -426,8 +426,8 @@ class ThreadEvents:
             case "messages":
                 part, metadata = data
                 if not isinstance(part, Mapping):
-                    # Skip complete messages from a node, because `values` events already contain
-                    # them.
+                    # Skip the complete messages that a node returns, because `values` events
+                    # already contain them.
                     return
                 model_run = str(metadata.get("run_id"))
                 if part["event"] == "message-start":

@@ -34,8 +34,9 @@ that yields a graph.
 # Name that langgraph gives to a graph that was compiled without a name.
 _UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
-# The two classes of the union `ServerRuntime`. A graph opened for a run gets the first, and a graph
-# opened for reading gets the second.
+# The two member classes of the union `ServerRuntime`. A graph factory receives an instance of the
+# first class when a graph is opened for a run, and of the second when a graph is opened for
+# reading.
 _RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
 
 
@@ -74,13 +75,13 @@ class Graphs:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Import the graphs that a `langgraph.json` lists.
+        """Import the graphs listed in a `langgraph.json` file.
 
         The folder of the file and its dependencies are added to `sys.path`.
 
-        `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}` in
-        the file configures the checkpointer. `aliases` may also be the path of a Python object, in
-        the same form as `types`.
+        The file may have a `perdure` section that configures the checkpointer, for example
+        `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`.
+        `aliases` may also be the path of a Python object, in the same form as `types`.
 
         Raises:
             ConfigurationError: The file cannot be read, or an object that it names cannot be
@@ -106,8 +107,8 @@ class Graphs:
     ) -> AsyncIterator[Graph]:
         """Yield a graph that uses the given checkpointer and store.
 
-        A graph factory receives `config`, and a runtime with `access`, `user`, `store` and, for a
-        run, `context`.
+        If the graph is created by a factory, the factory is called with `config` and with a runtime
+        object that holds `access`, `user`, `store` and, for a run, `context`.
 
         Args:
             name: The name of the graph.
@@ -184,8 +185,7 @@ def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -
 def _call_graph_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
     """Call a graph factory with the arguments that it declares.
 
-    A graph factory has at most two parameters. One parameter receives the config, and the other a
-    `ServerRuntime`.
+    A graph factory has at most two parameters: one for the config and one for a `ServerRuntime`.
     """
     arguments = []
     for parameter in inspect.signature(factory).parameters.values():

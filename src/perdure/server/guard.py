@@ -214,8 +214,7 @@ async def _record_request_in_audit_log_if_change(scope: Scope, http_status: int)
             await audit.record(state.get("call"), action, http_status, state["request_id"], path)
         except OSError:
             # Re-raise the exception, so that the client receives a 500 error instead of the
-            # application's reply. `_record_request_in_audit_log_if_change` is called again for the
-            # error reply.
+            # application's reply. This function is then called again for the error reply.
             if http_status < 500:
                 raise
             _LOG.exception("a change could not be recorded in the audit log")
@@ -350,7 +349,7 @@ def validate_origins(origins: Collection[str]) -> list[str]:
 
 
 def _is_perdure_path(path: str, state: Any) -> bool:
-    """Return whether a path may belong to perdure rather than to the custom application."""
+    """Return whether a path might belong to perdure rather than to the custom application."""
     return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
@@ -377,8 +376,8 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
     """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        # htmx inserts a reply into a part of the page, so send it a header that redirects the whole
-        # page.
+        # htmx would insert the reply into a part of the page, so send the header `HX-Redirect` to
+        # redirect the whole page instead.
         is_partial = "hx-request" in request.headers
         page_url = split_url(
             request.headers.get("hx-current-url", "") if is_partial else str(request.url)
@@ -432,8 +431,8 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
         return f"the body is not valid JSON: {error['ctx']['error']}"
     location = ".".join(map(str, error["loc"]))
     if error["type"] == "missing":
-        # Do not quote the input of a `missing` error, because it is the entire object that lacks
-        # the field.
+        # For a `missing` error, the input is the entire object that lacks the field, so it is not
+        # quoted in the message.
         return f"{location} is missing"
     if error["type"] == "value_error":
         # Errors of the type `value_error` come from perdure's own validators, whose messages
@@ -458,7 +457,7 @@ class EncodedSlashes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Replace the encoded slashes in a request's path with NUL characters, and pass it on."""
+        """Replace encoded slashes in the path with NUL characters, and forward the request."""
         raw = scope.get("raw_path") or b""
         if b"%2f" in raw.lower() or b"%00" in raw:
             parts = (

@@ -1,7 +1,7 @@
 """Check the messages in a run's input or command before anything is stored.
 
 LangGraph stores an input or a command's update before it calls the channel's reducer. If the
-reducer raises an error, it raises the error again each time the thread's state is read.
+reducer rejects a stored update, it raises the same error again whenever the thread's state is read.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def find_possibly_malformed_channel_values(request: RunRequest) -> list[tuple[st
     The result is a list of `(channel, value)` pairs.
 
     If the returned list is empty, there is no need to load the graph or to call
-    `refuse_malformed_messages`. In a run's input, a channel other than `messages` is included only
-    if its value looks like messages.
+    `refuse_malformed_messages`. For channels other than `messages`, values in a run's input are
+    included only if they look like lists of messages.
     """
     has_command = request.command is not None
     return [
@@ -57,9 +57,9 @@ def refuse_malformed_messages(graph: Graph, channel_values: list[tuple[str, Any]
         try:
             channel.copy().update([deepcopy(value)])
         except Exception as exc:  # A user-defined reducer can raise any exception.
-            # A reducer can fail here even for a valid message. The update was applied to an empty
-            # copy of the channel, and a message that tells the reducer to remove or keep existing
-            # messages finds none in the copy.
+            # The reducer can fail here even for a valid message, because the update was applied to
+            # an empty copy of the channel. A message that tells the reducer to remove or keep
+            # existing messages finds none in this copy.
             keeps = _try_update_of_empty_channel(channel, [dict(_KEEP_JSON)]) is not None
             problem = (
                 exc
@@ -125,7 +125,7 @@ def _converts_messages(channel: Any) -> bool:
 def _try_update_of_empty_channel(channel: Any, update: Any) -> Any:
     """Apply an update to an empty copy of a channel, and return the result.
 
-    Return None if the reducer of the channel raises an exception.
+    Return None if the channel's reducer raises an exception.
     """
     with suppress(Exception):  # A user-defined reducer can raise any exception.
         trial = channel.copy()

@@ -30,8 +30,8 @@ from perdure.server.keys_file import Key, check_key_user, read_keys
 from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-# Maximum age, in seconds, of the keys in memory. When they are older, the next request reads the
-# keys file again, so that a revoked key is accepted for at most this time.
+# Maximum age, in seconds, of the keys cached in memory. If they are older, the next request reloads
+# the keys file, so a revoked key is accepted for no longer than this time.
 _RELOAD_INTERVAL_S: Final = 1.0
 
 

@@ -152,7 +152,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
 
 
 def _contains_exactly_these_api_keys(file_text: str, keys: Sequence[Key]) -> bool:
-    """Return whether a text is a valid keys file that contains exactly the given keys."""
+    """Return whether `file_text` is a valid keys file that contains exactly the given keys."""
     try:
         return _parse_keys(file_text) == keys
     except ValueError:
@@ -193,7 +193,7 @@ def _find_comment_start(lines: Sequence[str], start: int) -> int:
     """Return the index of the first comment line in the block of comments directly above a line.
 
     `start` is the index of the line. Return `start` if there is no comment directly above the line,
-    or if the comment block begins on the first line of the file.
+    or if the comment block begins on the first line of the file and is therefore a file header.
     """
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -202,7 +202,7 @@ def _find_comment_start(lines: Sequence[str], start: int) -> int:
 
 
 def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
-    """Replace a file atomically if its content is still `old_content`.
+    """Replace a file atomically if its content still equals `old_content`.
 
     Return whether the file was replaced.
     """
@@ -230,7 +230,7 @@ def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
 
 @contextmanager
 def _lock_folder(path: Path) -> Iterator[None]:
-    """Lock the folder of a file until the `with` block ends.
+    """Hold an exclusive lock on a file's folder for the duration of the `with` block.
 
     Without the lock, a process that revokes a key could overwrite the file and restore a key that
     another process has just removed.
@@ -249,7 +249,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder to disk, so that a replaced file keeps its new content after a power failure.
+    """Flush a folder to disk, so that the replacement of a file survives a power failure.
 
     If the folder is not flushed, the file's old content can reappear after a power failure.
     """

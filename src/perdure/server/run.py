@@ -1,4 +1,4 @@
-"""Represent a run of a graph on a thread, with the state that is known to this process."""
+"""Keep the in-memory state of a run of a graph on a thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunOvertaken(PerdureError):
 
 @dataclass(eq=False)
 class Run:
-    """A run of a graph on a thread, with the state that is known to this process.
+    """The in-memory state of a run of a graph on a thread.
 
     Attributes:
         row: The row of the run, as this process last read or stored it.
@@ -165,7 +165,7 @@ class Run:
     def event_number_before_first_event(self) -> int:
         """Return the event number that immediately precedes the run's first event.
 
-        Events with a number higher than the returned one belong to this run or to a later run.
+        Events with numbers greater than the returned number belong to this run or to a later one.
         """
         return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
@@ -193,8 +193,8 @@ class Run:
             else 0
         )
         if not events:
-            # If there are no new events, but some events were dropped before they could be stored,
-            # return an empty batch that records the loss.
+            # If there are no new events but some were dropped before they could be stored, return
+            # an empty batch that records the loss.
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.sse_frame) for event in events]
         outdated_until = self._find_last_event_number_to_delete(sum(event.size for event in events))
@@ -203,10 +203,10 @@ class Run:
         )
 
     def _find_last_event_number_to_delete(self, new_bytes: int) -> int:
-        """Return the number of the last stored event to delete to make room for new ones.
+        """Return the event number up to which stored events are deleted to make room for new ones.
 
-        The run's oldest stored events are deleted to keep the total size of its stored and new
-        events within `run_log.RETAINED_BYTES`.
+        The run's oldest stored events are deleted so that the total size of its stored and new
+        events stays within `run_log.RETAINED_BYTES`.
 
         Return 0 if no stored event is deleted.
 
@@ -250,15 +250,16 @@ class Run:
         """
         if self._is_playing and self.task is not None:
             self._is_playing = False
-            # If this method is called from the run's own task, do not cancel the task. The task
-            # checks later whether the run was cancelled.
+            # Do not cancel the task if this method was called from the task itself, because the
+            # task checks later whether the run was cancelled.
             if self.task is not asyncio.current_task():
                 self.task.cancel()
 
     def update_row(self, row: RunRow) -> None:
-        """Replace the in-memory row of the run with its row from the database.
+        """Replace the in-memory copy of the run's database row.
 
-        If the database row says that the run was cancelled, cancel the run.
+        If this process is executing the run, and the new row shows that the run was cancelled or no
+        longer belongs to this process, the execution is stopped.
         """
         previous, self.row, self.row_read_at = self.row.live, row, time.monotonic()
         self.may_have_started = self.may_have_started or row.live.owner != previous.owner
@@ -277,7 +278,7 @@ class Run:
 
     @contextlib.contextmanager
     def mark_executing(self) -> Iterator[None]:
-        """Mark the run as being executed by this process until the `with` block ends."""
+        """Mark the run as being executed by this process for the duration of the `with` block."""
         self.ownership_lost = self.has_unstored_input = self.thread_is_clean = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
         self.cancelled = self.cancelled or self.row.live.cancel_action
@@ -352,9 +353,9 @@ class Run:
 
     @contextlib.contextmanager
     def retain_output_during_block(self) -> Iterator[None]:
-        """Keep the run's output in memory until the `with` block ends.
+        """Keep the run's output in memory for the duration of the `with` block.
 
-        If no request keeps the output of the run in memory, the output is freed when the run ends.
+        Without this context manager, the output is freed when the run ends.
         """
         self._output_requests += 1
         try:
@@ -389,8 +390,8 @@ def describe_error(exc: Exception) -> dict[str, str]:
 def restore_request(row: RunRow) -> RunRequest:
     """Return the request of a stored run.
 
-    If the run has ended, the returned request has no input, unless the run failed before its input
-    was stored in the thread.
+    For a run that has ended, the returned request contains no input, unless the run failed before
+    its input was stored in the thread.
     """
     request_fields = (row.request or {}).get("request", {})
     return RunRequest.model_validate({**row.details, **request_fields})

@@ -74,7 +74,7 @@ class StoredEvents:
             self._task = asyncio.create_task(self._store_periodically(), context=Context())
 
     async def _store_periodically(self) -> None:
-        """Store new events at regular intervals, as long as any run is being recorded."""
+        """Store new events of the recorded runs periodically, until no recorded run is left."""
         while self._recorded:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
@@ -91,8 +91,8 @@ class StoredEvents:
     async def _store_pending_events_and_check_if_more(self) -> bool:
         """Store pending events of the recorded runs, in one transaction.
 
-        Return True if the transaction reached its size limit, which means that more events may be
-        waiting to be stored.
+        Return True if the transaction reached its size limit, in which case more events may still
+        be waiting to be stored.
         """
         batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
@@ -110,7 +110,7 @@ class StoredEvents:
     async def store_events_except_returned_last_batch(
         self, run: Run, live: LiveRun, closing: Sequence[LoggedEvent] = ()
     ) -> EventBatch | None:
-        """Store a finished run's remaining events, except the last batch, which is returned.
+        """Store a finished run's remaining events except the last batch, and return that batch.
 
         Args:
             run: The run.
@@ -129,8 +129,7 @@ class StoredEvents:
     async def store_remaining_events_for_next_process(self, run: Run, live: LiveRun) -> None:
         """Store the remaining events of a run that another process has taken over.
 
-        Nothing is stored if the process that took over the run has already stored events of the
-        run.
+        Store nothing if the process that took over the run has already stored events for it.
         """
         with suppress(StorageError):
             if batch := await self.store_events_except_returned_last_batch(run, live):
@@ -142,7 +141,7 @@ class StoredEvents:
     async def append_stored_events_of_other_processes(
         self, log: EventLog, thread_key: int, seq_range: tuple[int, int]
     ) -> None:
-        """Append to a log the events that other processes have stored in the database.
+        """Read events stored by other processes from the database, and append them to a log.
 
         Args:
             log: The log.
@@ -156,8 +155,8 @@ class StoredEvents:
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
         except LookupError:
-            # Ignore the LookupError here, because `read_after` raises it again for each reader of
-            # the log.
+            # The LookupError can be ignored here, because `read_after` raises it again for every
+            # reader of the log.
             await self.empty_outdated_log_and_find_newest_event(log, thread_key, seq_range)
 
     async def _read_batches(
@@ -179,9 +178,9 @@ class StoredEvents:
     async def empty_outdated_log_and_find_newest_event(
         self, log: EventLog, thread_key: int, seq_range: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
-        """Empty a log if the database has newer events, and look up the latest stored event.
+        """Clear the log if the database contains newer events, and look up the latest stored event.
 
-        Readers of a log that has been emptied read its events from the database.
+        Once the log has been cleared, its readers fetch the events from the database.
 
         Returns:
             The latest stored event; see `RunTable.find_newest_event_numbers_and_run_state`.
@@ -194,7 +193,7 @@ class StoredEvents:
         return newest
 
     async def load_stored_events_that_process_lacks(self, run: Run) -> None:
-        """Make a run's events that are only in the database available to this process's readers."""
+        """Give readers in this process access to run events that exist only in the database."""
         if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
             log = EventLog() if run.events_dropped else run.log
             newest = await self.empty_outdated_log_and_find_newest_event(
@@ -213,12 +212,12 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events whose number is higher than `number`, waiting for new ones.
+        """Yield the events whose number is greater than `number`, and new events as they arrive.
 
         If `number` is None, all events are yielded.
 
-        Events that are missing from the log are read from the database. The memory used by events
-        that are read from the database is counted in `account`. See `EventLog.read_after`.
+        Events that are missing from the log are read from the database. Memory used by events that
+        are read from the database is charged to `account`. See `EventLog.read_after`.
 
         Args:
             log: The log of the run or of the thread.
@@ -262,10 +261,10 @@ class StoredEvents:
         seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield stored events missing from a log, as pairs of an event number and a list of events.
+        """Yield stored events that are missing from a log, as `(event number, events)` pairs.
 
-        After receiving the list in a pair, a reader has received all events up to and including the
-        event number in the pair.
+        A reader that has received the events of a pair has received all events up to and including
+        the pair's event number.
         """
         while position < log.last_dropped:
             batches = StoredBatches(
@@ -282,7 +281,7 @@ class StoredEvents:
 
 
 class StoredBatches:
-    """An `EventHolder` for batches of events that a reader has read from the database.
+    """Holds batches of events fetched from the database for a reader; implements `EventHolder`.
 
     Attributes:
         read: For each batch, the number of the event before it, the number of its last event, and
@@ -314,12 +313,12 @@ class StoredBatches:
     def iter_last_number_and_events_of_batches_after(
         self, position: int, is_new_reader: bool
     ) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield the events after `position`, but stop early if the events are dropped from memory.
+        """Yield the events after `position`, and stop early if they are dropped from memory.
 
-        The events are yielded as pairs of an event number and a list of events.
+        The events are yielded as `(event number, events)` pairs.
 
-        After receiving the list in a pair, a reader has received all events up to and including the
-        event number in the pair.
+        A reader that has received the events of a pair has received all events up to and including
+        the pair's event number.
 
         Raises:
             EventDropped: Events are missing between the reader's last event and the first event
@@ -352,11 +351,11 @@ class StoredBatches:
 
 
 def _compute_event_number_to_read_after(event_number: int, seq_range: tuple[int, int]) -> int:
-    """Return the event number after which to start reading the events of a run or of a thread.
+    """Return the event number after which reading starts, for the log of a run or of a thread.
 
-    In the log of a thread, all event numbers are at least `NUMBERS_PER_RUN`. Lower event numbers
-    occur only in the log of a single run. If `seq_range` is `ALL_RUNS`, the events are those of a
-    thread, so the returned number is at least `NUMBERS_PER_RUN - 1`.
+    Event numbers below `NUMBERS_PER_RUN` occur only in the log of a single run; all event numbers
+    in the log of a thread are at least `NUMBERS_PER_RUN`. If `seq_range` is `ALL_RUNS`, the events
+    of a thread are read, so the returned number is at least `NUMBERS_PER_RUN - 1`.
     """
     return max(event_number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else event_number
 
@@ -375,7 +374,7 @@ def _split_events_by_bytes(events: Sequence[LoggedEvent]) -> Iterator[list[Logge
 
 
 def _convert_batch_to_logged_events(batch: EventBatch, number_before: int) -> list[LoggedEvent]:
-    """Return the events in a batch whose number is higher than `number_before`."""
+    """Return the events of a batch whose number is greater than `number_before`."""
     first = batch.last_number - len(batch.events) + 1
     events = (
         LoggedEvent(event_number, *event) for event_number, event in enumerate(batch.events, first)

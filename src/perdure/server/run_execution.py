@@ -1,9 +1,9 @@
 """Execute a run while holding its thread's lock, and store the run's outcome.
 
-Before the lock is released, the thread is cleaned up and the end of the run is stored. If the lock
-were released earlier, a program waiting for it could continue the thread from a state that is then
-rolled back. A run can be cancelled until the end of the run is stored. Every cancellation that the
-server has accepted is carried out.
+The thread is cleaned up and the run's final status is stored before the lock is released. If the
+lock were released earlier, a program waiting for it could continue the thread from a state that is
+about to be rolled back. A run can be cancelled until its final status has been stored. Every
+cancellation that the server has accepted is carried out.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunAbandoned(PerdureError):
-    """Raised if a run is abandoned because the processes that executed it died several times."""
+    """Raised if a run is abandoned because the server died several times while executing it."""
 
 
 class Player(Protocol):
@@ -88,7 +88,7 @@ class GraphServer(Protocol):
     teams: RunTeams | None
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Measure how long a graph runs, until the `with` block ends."""
+        """Measure the execution time of a graph that runs in the `with` block."""
 
     def get_player(self, run: Run) -> Player:
         """Return the `Player` that executes a run's graph."""
@@ -123,7 +123,7 @@ class ServedDatabase(Protocol):
         """Return whether this process still holds its lock. If the lock is lost, stop all runs."""
 
     def wake(self) -> None:
-        """Read the runs' database rows now, without waiting for the next regular poll."""
+        """Read the database rows of all runs now instead of in the next sweep."""
 
     async def update_run_from_row(self, run: Run) -> None:
         """Update a run object from its database row."""
@@ -203,7 +203,7 @@ class RunExecution:
     # -- the graph of the run
 
     async def _run_graph_and_count_writes(self) -> None:
-        """Run the graph while counting its database writes."""
+        """Run the graph, and count its database writes."""
         token = RUN_WRITES.set(self._writes)
         try:
             await self._run_graph()
@@ -264,8 +264,8 @@ class RunExecution:
                         player = self._runs.server.get_player(run)
                         await player.run_graph(graph, config, graph_input)
                     except Exception:
-                        # Wait until the update of a command is stored, because it can only then be
-                        # removed.
+                        # Wait until the command's update has been stored, because it cannot be
+                        # removed before that.
                         await self._writes.close(END_TIMEOUT_S)
                         await undo_update_that_cannot_be_applied(graph, saver, run)
                         raise
@@ -277,7 +277,7 @@ class RunExecution:
         await threads.set_run_status(run.thread_id, cast(RunStatus, thread_status), thread)
 
     async def _choose_sender_and_person(self, thread: ListedThread) -> tuple[Sender, Person]:
-        """Return the user who sent the run and the person whose memories the run uses.
+        """Return the user who requested the run and the person whose memories the run uses.
 
         The person is stored in the run's database row. The caller holds the thread's lock, so the
         thread's head cannot change.
@@ -302,7 +302,7 @@ class RunExecution:
 
         Return None if another process has taken over the run.
 
-        If the end of the run cannot be stored, for example because the disk is full, the server
+        If the final status cannot be stored, for example because the disk is full, the server
         retries until it succeeds. The graph is not executed again.
         """
         run = self._run
@@ -313,7 +313,7 @@ class RunExecution:
                     run.thread_is_clean = True
                 if (end := await self._store_run_end_unless_cancelled_again()) is not None:
                     return end
-                # The run was cancelled again, so clean up the thread again.
+                # The run was cancelled again, so repeat the cleanup of the thread.
                 run.thread_is_clean = False
             except Exception as exc:
                 self._runs.stop_runs_if_lock_is_lost()
@@ -355,8 +355,8 @@ class RunExecution:
         await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
         await undo_writes_of_run(self._saver, run)
         if run.former_status is not None:
-            # The rollback was requested after the graph had ended, so restore the status that the
-            # thread had before the run.
+            # The rollback was requested after the graph had finished, so restore the thread's
+            # previous status.
             await self._threads.set_run_status(run.thread_id, run.former_status)
         if run.request.webhook:
             await WebhookTable(self._saver).delete(run.run_id)
@@ -374,8 +374,8 @@ class RunExecution:
     async def _store_webhook_now_or_with_run_end(self, url: str) -> None:
         """Prepare the SQL statement that stores the webhook together with the run's final status.
 
-        A temporary run's webhook is stored immediately, because the temporary thread is deleted
-        before the end of the run is stored.
+        The webhook of a temporary run is stored immediately, because the run's thread is deleted
+        before the run's final status is stored.
         """
         run = self._run
         ended_row = run.row._replace(
@@ -434,9 +434,9 @@ class RunExecution:
     def _publish_run_end_and_start_next_run(self, end: _StoredEnd) -> None:
         """Notify readers that the run has ended, and start the next run of the thread.
 
-        The next run may have been stored by another process and not been loaded in this process
-        yet. If the next run is not loaded, the rows of all runs are read from the database
-        immediately, without waiting for the next sweep.
+        Another process may have stored the next run, in which case it may not be loaded in this
+        process yet. If so, the database rows of all runs are read immediately instead of in the
+        next sweep.
         """
         run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:

@@ -45,8 +45,8 @@ PING_S: Final = 15
 """Seconds between two comments that are sent so that proxies keep a stream without events open."""
 SEND_TIMEOUT_S: Final = 30
 """Seconds for which a reader may leave a stream unread after its buffers are full."""
-# Flags for the anonymous memory maps that hold large events. The maps are private, because private
-# memory pages are allocated twice as fast as shared ones.
+# Flags for the anonymous memory maps that hold large events. Private maps are used because their
+# pages are allocated twice as fast as those of shared maps.
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )
@@ -94,12 +94,12 @@ class StreamCut(Exception):
 
 
 class EventStream(StreamingResponse):
-    """A response that streams events, with comments in between to keep the connection open."""
+    """A response that streams events and sends keep-alive comments between them."""
 
     media_type = "text/event-stream"
 
     async def stream_response(self, send: Send) -> None:
-        """Send the events. Raise `TimeoutError` if the client stops reading them."""
+        """Send the events, and raise `TimeoutError` if the client stops reading."""
         is_within_event = False  # Whether an event was sent only in part
 
         async def send_in_time(message: Message) -> None:
@@ -143,7 +143,7 @@ def build_event_stream(
 
 
 class LoggedEvent:
-    """An event whose content can be dropped to free memory while readers still reference the event.
+    """An event whose content can be freed while readers still hold references to the event.
 
     Attributes:
         number: The number of the event in its log, from 1.
@@ -192,7 +192,7 @@ class LoggedEvent:
         return self._content[start:stop]
 
     def find(self, text: bytes) -> int:
-        """Return the index of the first occurrence of a text in the event's SSE frame, or -1.
+        """Return the index of the first occurrence of `text` in the event's SSE frame, or -1.
 
         Raises:
             EventDropped: The event was dropped.
@@ -213,10 +213,10 @@ class LoggedEvent:
 def iter_sse_chunks(
     events: Iterable[LoggedEvent], build_id_line: Callable[[LoggedEvent], bytes] | None = None
 ) -> Iterator[bytes]:
-    """Yield the frames of events as byte strings of at most `CHUNK_BYTES`. Small frames are joined.
+    """Yield event frames in byte strings of at most `CHUNK_BYTES` bytes. Small frames are joined.
 
-    A large frame is read in parts, without a copy of the whole frame, so that
-    `LoggedEvent.free_content` can free its memory between two parts.
+    A large frame is read and yielded in parts and never copied as a whole, so that its memory can
+    be freed before all parts have been sent (see `LoggedEvent.free_content`).
 
     Args:
         events: The events to send.
@@ -242,7 +242,7 @@ def iter_sse_chunks(
         while start < event.size:
             stop = start + CHUNK_BYTES - len(prefix)
             if event.size - stop < 2:
-                # Never split the two line feeds at the end of an event across two parts.
+                # Keep the two line feeds at the end of an event in the same part.
                 stop = event.size
             try:
                 part = prefix + event.read_range(start, stop)
@@ -289,9 +289,9 @@ class EventLog:
         self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
-        # For each reader, the numbers of two events are kept: the last event that counts as
-        # received, and the last event that `read_after` has yielded. A yielded event counts as
-        # received once the reader requests the events after it.
+        # Two event numbers are kept for each reader: the number of the last event that counts as
+        # received, and the number of the last event that `read_after` has yielded. A yielded event
+        # counts as received once the reader requests the next events.
         self._received_numbers: dict[asyncio.Event, int] = {}
         self._handed_numbers: dict[asyncio.Event, int] = {}
 
@@ -313,13 +313,13 @@ class EventLog:
     def is_lost(self) -> bool:
         """Return whether the newest event was dropped before it was stored in the database.
 
-        If the result is True, all older events were dropped from memory, too.
+        If the result is True, all older events have also been dropped from memory.
         """
         return 0 < self.last == self.last_lost
 
     @property
     def total_when_added(self) -> int:
-        """Return the value of `EventMemory.total_added` when the oldest event was added."""
+        """Return the value that `EventMemory.total_added` had when the oldest event was added."""
         return self._entries[0].total_when_added
 
     @property
@@ -330,8 +330,8 @@ class EventLog:
         """
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:
-            # The log's events are stored in the database, but the oldest event in memory has not
-            # been stored yet. If it were dropped now, readers that start later would miss it.
+            # The oldest event in memory has not been written to the database yet. If it were
+            # dropped now, readers that start later would miss it.
             return 0
         if oldest <= self._find_last_received_number():
             return 2
@@ -349,7 +349,7 @@ class EventLog:
         return min(self._received_numbers.values(), default=self.last)
 
     def set_account(self, account: EventAccount) -> None:
-        """Replace the `EventAccount` that counts the memory used by the log's events."""
+        """Change the `EventAccount` to which the memory of the log's events is charged."""
         if self._account is account:
             return
         size = self.size
@@ -360,7 +360,7 @@ class EventLog:
             account.make_room_and_count(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
-        """Record the thread's erasure count and the time when the count was read."""
+        """Record the thread's erasure count and the time at which it was read."""
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
@@ -374,7 +374,7 @@ class EventLog:
     def clear_until(self, number: int) -> None:
         """Drop all events from memory.
 
-        Readers then get the events up to `number` from the database.
+        Readers then fetch the events up to and including `number` from the database.
         """
         lost = self.last_lost
         self._remove_oldest(len(self._entries))
@@ -382,7 +382,7 @@ class EventLog:
         self.last = self.last_dropped = max(self.last, number)
 
     def make_event(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
-        """Build an event in the format in which the log stores it."""
+        """Build a `LoggedEvent` by encoding an event's name and data as a server-sent event."""
         content = number, _encode_event_name(event), encode_event_data(data)
         return LoggedEvent(number, kind, b"id: %d\nevent: %b\ndata: %b\n\n" % content)
 
@@ -401,7 +401,7 @@ class EventLog:
         self._wake_readers()
 
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
-        """Return the events in memory whose number is higher than `number`.
+        """Return the in-memory events whose number is greater than `number`.
 
         Events are returned oldest first. The list ends with the event that brings the total size to
         at least `limit` bytes. The list is empty only if there are no events after `number`.
@@ -447,7 +447,7 @@ class EventLog:
         The iteration ends when the log is closed, or when `check_access` raises an error because
         the reader has lost access.
 
-        An event counts as received once the reader requests the events after it.
+        A yielded event counts as received once the reader requests the next events.
 
         Raises:
             LookupError: Events after the number are no longer kept.
@@ -483,9 +483,10 @@ class EventLog:
     def drop_oldest_events(self) -> None:
         """Drop about half of the log's events, oldest first.
 
-        An event can be dropped without loss if it is stored in the database. If the log is not
-        recorded in the database, an event can also be dropped without loss once all readers have
-        received it. If the oldest event can be dropped without loss, only such events are dropped.
+        An event can be dropped without loss if it is stored in the database. In a log that is not
+        saved to the database, an event can also be dropped without loss once all readers have
+        received it. If the oldest event can be dropped without loss, dropping stops before the
+        first event that would be lost.
         """
         expendable = (
             self.last_stored
@@ -519,10 +520,10 @@ class EventLog:
         self._remove_oldest(count)
 
     def _count_event(self, event: LoggedEvent) -> None:
-        """Add the size of an event to the size of the log and to the log's `EventAccount`.
+        """Add an event's size to the size of the log, and charge it to the log's `EventAccount`.
 
-        The value of `EventMemory.total_added` is saved with the event, to tell later how old the
-        event is.
+        `EventMemory.total_added` is saved with the event, so that the event's age can be determined
+        later.
         """
         if self._account is None:
             self.size += event.size
@@ -548,7 +549,7 @@ class EventLog:
             self._account.remove(self, size)
 
     def _allow_dropping_events_if_unused(self) -> None:
-        """Allow the log's events to be dropped from memory if it has no readers and no writers."""
+        """Mark the log as unused if it has no readers or writers, so its events can be dropped."""
         is_written = self._writers > 0 if self.thread_key else not self._closed
         if (
             self.size
@@ -559,11 +560,11 @@ class EventLog:
             self._account.memory.mark_ended(self)
 
     def _mark_in_use(self) -> None:
-        """Prevent the events from being dropped, because the log has a reader or a writer again."""
+        """Mark the log as in use, so that its events are not dropped like those of unused logs."""
         if self._account is not None:
             self._account.memory.mark_in_use(self)
 
     def _wake_readers(self) -> None:
-        """Wake all readers that wait for the next event."""
+        """Wake all readers that are waiting for the next event."""
         for reader in self._received_numbers:
             reader.set()

@@ -1,17 +1,18 @@
 """Find out which steps of a run were completed before its server died.
 
-The metadata of a checkpoint contains the id of the run that stored the checkpoint. The answer to an
-interrupt is stored as a pending write of an existing checkpoint, before the run stores its first
-checkpoint. A pending write does not contain the id of its run. For this reason, a run with a
-`Command` counts the answers and the updates among the pending writes of the checkpoint from which
-it starts, and stores both counts before the graph is executed. A server that resumes the run counts
-the pending writes again. If either count has increased, the run had already stored an answer or an
-update. The contents of answers are never compared, because two different answers may have the same
-content.
+The metadata of a checkpoint contains the id of the run that stored the checkpoint. However, the
+answer to an interrupt is stored as a pending write of an existing checkpoint, before the run stores
+its first checkpoint. A pending write does not contain the id of its run. To make stored answers and
+updates detectable, a run with a `Command` counts the answers and updates among the pending writes
+of its starting checkpoint, and stores both counts before the graph is executed. A server that
+resumes the run counts the pending writes again and compares the counts. If either count has
+increased since the run started, the run has already stored an answer or an update. The contents of
+answers are never compared, because two different answers may have the same content.
 
-A run without input adds its pending writes to a checkpoint that another run has stored. Before a
-run without input adds its first pending write, it saves a copy of the checkpoint's existing pending
-writes. If the run is rolled back, the pending writes of the checkpoint are restored from the copy.
+A run without input adds its pending writes to a checkpoint that was created by another run. Before
+a run without input adds its first pending write, it saves a copy of the checkpoint's existing
+pending writes. If the run is rolled back, the checkpoint's original pending writes are restored
+from this copy.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ async def store_start_checkpoint_data_for_rollback(
 
     Three things are stored with the checkpoint from which the run starts: a copy of its pending
     writes, the number of answers among them, and the number of updates among them. If the run has
-    an input, nothing is stored, because such a run first stores a checkpoint of its own.
+    input, nothing is stored, because such a run first creates a checkpoint of its own.
     """
     if run.request.command is None and run.request.input is not None:
         return
@@ -91,7 +92,7 @@ async def store_start_checkpoint_data_for_rollback(
 
 
 async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
-    """Undo a run's writes to checkpoints of other runs.
+    """Undo the writes that a run made to checkpoints created by other runs.
 
     The caller must hold the thread's lock, and must already have deleted the run's own checkpoints.
     """
@@ -132,12 +133,13 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
 
 
 async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, run: Run) -> None:
-    """Undo the writes of a failed run if the update of its command cannot be applied to the state.
+    """Undo a failed run's writes if the update of its command cannot be applied to the state.
 
-    langgraph stores the update of a `Command` before it applies the update. If a reducer fails, it
-    fails again at every later run and at every read of the state, until the update is removed.
+    LangGraph stores the update of a `Command` before applying it. If a reducer raises an error for
+    the update, it raises the error again in every later run and whenever the state is read, until
+    the update is removed.
 
-    The caller holds the lock of the thread.
+    The caller must hold the thread's lock.
     """
     if run.request.command is None:
         return
@@ -146,8 +148,8 @@ async def undo_update_that_cannot_be_applied(graph: Graph, saver: Checkpointer, 
     if start is None:
         return
     try:
-        # A config that names the checkpoint makes langgraph apply the updates of commands only, and
-        # not the results of nodes.
+        # Because the config specifies a checkpoint id, LangGraph applies only the updates of
+        # commands and ignores the results of nodes.
         await graph.aget_state(start[0].config)
     # A user-defined reducer can raise any exception.
     except Exception:
@@ -177,8 +179,8 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # The run's answer was not stored. It answers a question of the checkpoint from which the
-        # run started, so it must not be applied to a newer checkpoint.
+        # The run's answer was not stored. It must not be applied to a newer checkpoint, because it
+        # answers a question asked in the run's starting checkpoint.
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"
@@ -186,7 +188,7 @@ async def find_run_progress(saver: Checkpointer, run: Run) -> Progress | None:
 
 
 async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
-    """Return whether a failed run's input or answer to an interrupt was stored."""
+    """Return whether the input of a failed run, or its answer to an interrupt, was stored."""
     if await find_run_progress(saver, run) is not None:
         return True
     config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
@@ -198,7 +200,7 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
 async def _find_start_checkpoint_and_stored_counts(
     saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _AnswerAndUpdateCounts] | None:
-    """Return the checkpoint from which a run started, and the counts that the run stored there."""
+    """Return a run's starting checkpoint, and the counts that the run stored with it."""
     async for checkpoint in saver.alist(config):
         for task, channel, value in checkpoint.pending_writes or ():
             if (task, channel) == (run.run_id, _START_CHANNEL):
@@ -212,7 +214,7 @@ async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> li
     Each element of the returned list consists of a checkpoint namespace, a checkpoint id, and a
     dict with one entry per task. A task's entry is a list of three values: whether the task has a
     result, how many answers it has received, and its questions and errors as a dict keyed by
-    channel. The number of answers is enough to restore a task's earlier answers, because new
+    channel. Storing the number of answers is enough to restore a task's earlier answers, because
     answers are only ever appended to the list.
     """
     thread_id = start.config["configurable"]["thread_id"]

@@ -2,8 +2,8 @@
 
 Even if several servers share the database, only one run per thread is executed at a time. A server
 process counts as alive as long as it holds a lock that has the process's name. If a process's lock
-is free, the process has died. Another process then takes over the runs of the dead process, and
-continues the runs from their last checkpoints.
+is free, the process has died. Another process then takes over the dead process's runs and continues
+them from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RunServer(GraphServer, Protocol):
         """Return whether `runs` belongs to the tenant's currently open database."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
-        """Keep the database of a tenant open until the `with` block ends."""
+        """Keep a tenant's database open for the duration of the `with` block."""
 
     async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
         """Start the crons that are due, and send the webhooks that are due."""
@@ -100,7 +100,7 @@ class RunServer(GraphServer, Protocol):
 
 
 class DatabaseRuns:
-    """Manages the runs of one database that this process executes or reads.
+    """Manages, for one database, the runs that this process executes or whose events it reads.
 
     Attributes:
         owner: The name of this process in the rows. It is `""` while the process has no lock and
@@ -117,8 +117,8 @@ class DatabaseRuns:
         self.saver, self.table = database.saver, RunTable(database.saver)
         self.events, self.erasures = StoredEvents(self.table), ErasureCounts(self.table)
         self.owner, self.runs_by_id = "", dict[str, Run]()
-        # Names that this process used before it lost its liveness lock. For each new lock, the
-        # process takes a new name.
+        # Former names of this process. When the process loses its liveness lock, it acquires a new
+        # lock under a new name.
         self._former_owners = set[str]()
         self.ready, self._wake = asyncio.Event(), asyncio.Event()
         self._lock: Any = None
@@ -132,7 +132,7 @@ class DatabaseRuns:
     # -- liveness
 
     async def _hold_liveness_lock_and_sweep_run_rows(self) -> None:
-        """Hold the lock that shows that this process is alive, and check the run rows regularly."""
+        """Hold this process's liveness lock, and sweep the database rows of runs periodically."""
         while True:
             owner = str(uuid4())
             try:
