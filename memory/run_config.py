@@ -152,7 +152,7 @@ def read_thread_and_checkpoint_id_of_run(
     """Return a run's thread id and the id of the checkpoint from which the run resumes.
 
     The thread id and the checkpoint id are None if the run has no thread. Inside a node, the
-    checkpoint belongs to the graph or subgraph that contains the node.
+    returned checkpoint id refers to the graph or subgraph that contains the node.
     """
     configurable = ensure_config(config)["configurable"]
     thread = configurable.get("thread_id")
@@ -173,11 +173,11 @@ def read_thread_and_checkpoint_id_of_run(
 
 
 def make_clock(option_name: str, value: Clock | str | None) -> Clock:
-    """Return the clock for the option `option_name`.
+    """Convert an option value to a clock, a function that returns the point in time for a run.
 
     Args:
-        option_name: The name of the option, for errors.
-        value: A clock, the key of a point in time in `configurable`, or None for the present time.
+        option_name: The name of the option, for errors. value: A clock, the key in `configurable`
+        that stores the point in time, or None for now.
     """
     if value is None:
         return lambda config: None
@@ -186,7 +186,7 @@ def make_clock(option_name: str, value: Clock | str | None) -> Clock:
         return check_instance(option_name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
     def read_time(config: RunnableConfig | None) -> datetime | None:
-        """Return the timestamp stored under the key in a run's `configurable`, or None."""
+        """Return `configurable[value]` of a run as a datetime, or None if it is missing."""
         time = ensure_config(config)["configurable"].get(value)
         try:
             return datetime.fromisoformat(time) if isinstance(time, str) else time
@@ -207,9 +207,9 @@ class Template:
 
     `{user_id}` is replaced by `user_id` in the run's `context`, which may be a dict, a dataclass or
     a pydantic model. If the context has no `user_id`, `configurable["user_id"]` in the run's config
-    is used. A label has at most one placeholder, because a label with two would be ambiguous. For
-    example, a label `"{x}-{y}"` would be filled in as `"a-b-c"` for both `x="a-b", y="c"` and
-    `x="a", y="b-c"`.
+    is used. Each label can contain at most one placeholder. With two, different values could
+    produce the same label. For example, a label `"{x}-{y}"` would be filled in as `"a-b-c"` for
+    both `x="a-b", y="c"` and `x="a", y="b-c"`.
 
     The template `("teams", "{team}")` is filled in once for each of the run's teams; see
     `read_run_teams`.
@@ -258,7 +258,7 @@ class Template:
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
         """Return the filled-in labels for each team of a run, or [] if the run has no team.
 
-        If the template's first label is not `"teams"`, the list contains a single tuple with the
+        If the template's first label is not `"teams"`, the list has one element, the tuple of
         filled-in labels.
         """
         if not self.is_team:
@@ -292,7 +292,7 @@ class Template:
         )
 
     def is_memory_disabled_for_run(self, config: RunnableConfig | None = None) -> bool:
-        """Return whether a run must not use the memories under this template.
+        """Return whether the memories stored under this template are disabled for a run.
 
         Return True if memory is disabled for the run and the template belongs to a user or a team.
 
@@ -342,7 +342,7 @@ class Template:
 def _split_label_at_placeholder(label: Any) -> tuple[str, str, str]:
     """Split a label into (text before the placeholder, placeholder name, text after it).
 
-    For a label without a placeholder, the placeholder's name and the text after it are "".
+    If a label has no placeholder, the placeholder name and the text after it are empty strings.
     """
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:

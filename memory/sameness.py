@@ -1,11 +1,11 @@
 """Decide whether two texts state the same fact.
 
 Two texts state the same fact if their normal forms are equal. Two texts also state the same fact if
-their words match in order, where words with similar vectors count as a match. Finally, two texts
-state the same fact if one is a rotation of the other, with words moved from the start of the text
-to its end. The similarity threshold is high, because opposites such as "hot" and "cold" have
-similar vectors although they state different facts. The threshold was determined with
-`benchmarks/paraphrases.py`; see docs/decisions/0017-what-is-the-same.md.
+the words at each position are equal or have similar embeddings. Finally, two texts state the same
+fact if one is a rotation of the other, that is, if moving words from the start of one text to its
+end produces the other text. The similarity threshold is high, because opposites such as "hot" and
+"cold" have similar embeddings although they state different facts. The threshold was determined
+with `benchmarks/paraphrases.py`; see docs/decisions/0017-what-is-the-same.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final
 from perdure.stores.normal_form import normalize_text_for_comparison, unify_letter_variants
 from perdure.stores.text import tokenize
 
-# Minimum cosine similarity of two words' vectors for the words to count as equal.
+# Minimum cosine similarity of two words' embeddings for the words to count as equal.
 _MIN_COSINE: Final = 0.8
 _TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
-# Minimum number of words in a text for it to be compared with another text as a rotation.
+# Minimum number of words that two texts must have to be compared as rotations of each other.
 _MIN_WORDS_TO_ROTATE: Final = 4
 
 
@@ -49,11 +49,11 @@ def is_text_stating_same_fact(left_text: str, right_text: str) -> bool:
 
 
 def _differ_by_similar_words(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> bool:
-    """Return whether two lists of words differ only in words with similar embeddings.
+    """Return whether two lists of words are equal except for words with similar embeddings.
 
     Return False if a differing word contains a capital letter or a digit, because different names
     or numbers are different facts. Also return False if two differing words have the same stem,
-    because the words may differ in tense or number.
+    because a change of tense or number can change the fact.
     """
     differ = [pair for pair in zip(left_words, right_words, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
@@ -82,7 +82,8 @@ def _is_rotation(left_words: tuple[str, ...], right_words: tuple[str, ...]) -> b
 def _split_words(text: str) -> tuple[str, ...]:
     """Split a text into words and symbols. The first word is in lower case."""
     parts = _TOKENS.findall(unify_letter_variants(text))
-    # The first word is lowercased, because it is capitalized even if it is not a name.
+    # Lowercase the first word, because a capital letter at the start of a sentence does not
+    # indicate a name.
     return (parts[0].lower(), *parts[1:]) if parts else ()
 
 

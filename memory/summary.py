@@ -107,9 +107,9 @@ def _find_smallest_message_and_token_limits(
 ) -> tuple[float, float]:
     """Return the lowest message limit and the lowest token limit in `sizes`.
 
-    The message limit is infinite if `sizes` contains no number of messages. The token limit is
-    infinite if `sizes` contains neither a number of tokens nor a fraction of the context window.
-    `option_name` is used in error messages.
+    The message limit is infinite if `sizes` contains no message count. The token limit is infinite
+    if `sizes` contains neither a token count nor a fraction of the context window. `option_name` is
+    used in error messages.
     """
     messages = tokens = inf
     for size in sizes:
@@ -145,7 +145,7 @@ class Selection(NamedTuple):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """All messages selected to be replaced by the next summary, in chronological order."""
+        """All messages that the next summary will replace, in chronological order."""
         return [*self.turns, *self.steps]
 
 
@@ -156,10 +156,10 @@ class Summarize(MessagesNode):
     """A node that maintains a running summary of a thread: `summarize("openai:gpt-5-mini")`.
 
     In a graph, the node writes the summary to the state and removes the summarised messages from
-    the state. The graph's state must have the channels of `SummaryState`. In a `view`, the node
-    does not call a model, and returns the stored summary and the unsummarised messages. When called
-    with a list of messages, as in `node(messages)`, the node writes a summary if one is due, and
-    returns the summary and the unsummarised messages.
+    the state. The graph's state must have the channels of `SummaryState`. When the node is used in
+    a `view`, it does not call a model, but returns the stored summary and the unsummarised
+    messages. When called with a list of messages, as in `node(messages)`, the node writes a summary
+    if one is due, and returns the summary and the unsummarised messages.
 
     Args:
         model: The model that writes the summaries, as a chat model, the name of one, or
@@ -216,9 +216,9 @@ class Summarize(MessagesNode):
         self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
-        # Without a user-supplied token counter, `counter` was created for the model that writes the
-        # summaries. The agent's own model is not known yet, so in this case use a copy of `counter`
-        # that is not tied to any model.
+        # Unless the user supplied a token counter, `counter` was created for the model that writes
+        # the summaries, not for the agent's model. The agent's model is not known yet, so use a
+        # copy of `counter` that is not tied to any model.
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
@@ -238,8 +238,9 @@ class Summarize(MessagesNode):
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
         """Return a copy of this node for the agent named `agent`.
 
-        The copy uses only the token usage reported in that agent's model responses. `system` is the
-        complete system message of the agent's last request, if the agent has sent one.
+        The copy considers only the token usage that is reported in this agent's model responses.
+        `system` is the complete system message of the agent's latest request, or None if there is
+        none.
         """
         other = 0
         if system is not None:
@@ -309,10 +310,10 @@ class Summarize(MessagesNode):
             )
 
     async def _wait_for_background(self, timeout_s: float | None = None) -> bool:
-        """Wait until the summaries that are being written in the background are finished.
+        """Wait until all summaries that are being written in the background are finished.
 
-        Return False if a summary is still being written after `timeout_s` seconds. Summaries that
-        are unfinished when the process ends are lost, and are written again in the next turn.
+        Return False if a summary is still being written after `timeout_s` seconds. A summary that
+        is still being written when the process exits is lost, and the next turn writes a new one.
         """
         return self._background is None or await self._background.flush(timeout_s)
 
@@ -321,11 +322,11 @@ class Summarize(MessagesNode):
     async def _summarize_thread(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> bool:
         """Summarise an idle thread that has reached three quarters of `trigger`.
 
-        Call `summarize_thread` from your own job queue or timer. A node with `background=True`
-        needs no such call, because it writes the summary itself after the turn in which the thread
-        reaches three quarters of `trigger`. The summary is stored while the thread is locked, and
-        takes effect in the next run. The summary is discarded if new checkpoints are added to the
-        thread while the model is writing.
+        Call `summarize_thread` from your own job queue or timer. For a node with `background=True`,
+        `summarize_thread` need not be called, because the node itself writes the summary after the
+        turn in which the thread reaches three quarters of `trigger`. The summary is stored while
+        the thread is locked, and takes effect in the next run. The summary is discarded if new
+        checkpoints are added to the thread while the model is writing.
 
         Returns:
             Whether a summary was stored.
@@ -389,8 +390,8 @@ class Summarize(MessagesNode):
     def _check_state_has_summarized_channel(self, state: Any) -> None:
         """Raise ConfigurationError if the state has no channel for the ids of summarised messages.
 
-        Without the `summarized` channel, the graph would remove the summarised messages from its
-        state and lose the summary as well.
+        If the state had no `summarized` channel, the summarised messages would be removed from the
+        state, and the summary would be lost, too.
         """
         expected = "a list; derive the state from SummaryState"
         check_instance(
@@ -404,9 +405,9 @@ class Summarize(MessagesNode):
     def stop_summarizing_in_current_turn(self, state: Any) -> None:
         """Prevent the node from summarising messages during the current turn.
 
-        Call `stop_summarizing_in_current_turn` if a model, or a node that learns from messages,
-        failed during the turn. The turn's messages then remain in the state, so that a node that
-        learns from messages can read them later.
+        Call `stop_summarizing_in_current_turn` if a model call, or a node that learns from
+        messages, failed during the turn. The turn's messages then remain in the state, so that a
+        node that learns from messages can read them later.
         """
         self._failed.record_failure(read_messages(state, self.messages_key))
 
@@ -462,9 +463,9 @@ class Summarize(MessagesNode):
         }
 
     def _get_messages_if_token_usage_is_needed(self, messages: Messages) -> Messages:
-        """Return `messages` if the token usage reported in them is needed, else ().
+        """Return `messages` if the token usage that they report is needed, otherwise return ().
 
-        The reported token usage is needed if the node has a token trigger, unless a user-supplied
+        Reported token usage is needed if the node has a token-based trigger and no user-supplied
         function counts the tokens of messages.
         """
         return () if self.trigger[1] == inf or self.counter.counts_messages else messages
@@ -476,12 +477,12 @@ class Summarize(MessagesNode):
         messages: Messages,
         config: RunnableConfig | None,
     ) -> str | None:
-        """Write the next summary if `selection` contains messages.
+        """Write the next summary, unless `selection` contains no messages.
 
         Return the text of the new summary, or None if no summary was written.
 
-        By default, a failure is only logged. With `on_failure="raise"`, it is raised. `messages`
-        are all messages of the conversation.
+        By default, a failure is only logged. With `on_failure="raise"`, SummaryFailed is raised.
+        `messages` are all messages of the conversation.
         """
         try:
             return await self._request_summary(previous, selection, messages, config)
@@ -528,7 +529,7 @@ class Summarize(MessagesNode):
         return text
 
     def _warn_of_repeated_ids(self, ids: Sequence[str]) -> None:
-        """Log a one-time warning if the `summarized` channel contains many duplicate ids.
+        """Log a warning, at most once, if the `summarized` channel contains many duplicate ids.
 
         Duplicate ids accumulate if the channel's reducer is `operator.add`.
         """
@@ -544,14 +545,14 @@ class Summarize(MessagesNode):
         )
 
     def _select_from_state(self, state: Any) -> Selection:
-        """Select the messages of a state that the next call would summarise."""
+        """Select the messages in a state that the node would summarise if it were called now."""
         messages = read_messages(state, self.messages_key)
         if self._failed.has_failed(messages):
             return _NOTHING
         return self._select_from_messages(messages, state)
 
     def _select_from_messages(self, messages: Messages, state: Any) -> Selection:
-        """Select the messages to summarise, even if an attempt has already failed in this turn."""
+        """Select the messages to summarise, even if a summary has already failed in this turn."""
         summary = read_summary(read_channel(state, SUMMARY))
         return self._select_for_summary(messages, summary, SummarizedMessages.from_state(state))
 
@@ -563,12 +564,12 @@ class Summarize(MessagesNode):
     ) -> Selection:
         """Select the messages to summarise, or none if no trigger is reached.
 
-        Whole turns are selected. If the newest turn alone reaches the trigger, all earlier turns
-        are selected, together with the older exchanges of the newest turn.
+        Whole turns are selected. If the newest turn alone reaches the trigger, its older exchanges
+        are selected in addition to all earlier turns.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
-            # In most calls, the trigger is a number of messages that the conversation has not
-            # reached. Return early, without examining the messages.
+            # Fast path for the most common case, in which the only trigger is a message count that
+            # the conversation has not reached.
             return _NOTHING
         messages = merge_duplicate_messages(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
@@ -590,13 +591,14 @@ class Summarize(MessagesNode):
     def _select_older_messages_and_question(
         self, turn: Messages, max_kept_tokens: float
     ) -> tuple[list[BaseMessage], BaseMessage | None]:
-        """Select the older exchanges of a long turn, to be replaced by the next summary.
+        """Select the older exchanges of a long turn, which the next summary will replace.
 
-        Return the messages of the selected exchanges together with the turn's question. If no
-        exchange is selected, return ([], None). The question itself is not summarised. The newest
-        exchange is always kept. Earlier exchanges are kept, newest first, as long as all kept
-        exchanges together fit within `keep` and `max_kept_tokens`. The exchanges that are older
-        than the kept ones are selected, except those in which the result of a tool call is missing.
+        Return the messages of the selected exchanges, and the human message that began the turn, if
+        there is one. If no exchange is selected, return ([], None). The human message itself is not
+        summarised. The newest exchange is always kept. Earlier exchanges are kept, from newest to
+        oldest, as long as the kept messages stay within `keep` and `max_kept_tokens`. Exchanges
+        older than the kept ones are selected, except for exchanges in which a tool call has no
+        result.
         """
         stored = next(iter_turns(turn, purpose="state"), None)
         units = [] if stored is None else stored.units
@@ -620,7 +622,7 @@ class Summarize(MessagesNode):
         return steps, units[0][0] if steps and begin else None
 
     def _measure_request(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
-        """Return the size of the next request, or None if no trigger is a number of tokens."""
+        """Return the size of the next request, or None if the node has no token-based trigger."""
         if self.trigger[1] == inf:
             return None
         section = render_section(summary) if summary and summary["text"] else ""
@@ -652,7 +654,7 @@ class Summarize(MessagesNode):
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
     def _find_first_kept_position(self, messages: Messages, max_kept_tokens: float) -> int:
-        """Return the position of the first message to keep, or 0 if nothing is to be summarised."""
+        """Return the index of the first message to keep, or 0 if there is nothing to summarise."""
         count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
@@ -682,7 +684,7 @@ class Summarize(MessagesNode):
     def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
         """Return whether the message count or the token count exceeds its limit.
 
-        The limits are `self.keep[0]` messages and `max_kept_tokens` tokens.
+        The message limit is `self.keep[0]`, and the token limit is `max_kept_tokens`.
         """
         return message_count > self.keep[0] or token_count > max_kept_tokens
 

@@ -38,8 +38,8 @@ WORDS: Final = 400
 
 # Minimum number of tokens that the prompt must leave for the conversation in each request.
 _MIN_ROOM: Final = 100
-# Number of tokens in each request reserved for delimiters and for the last line, which asks the
-# model to write the summary.
+# Number of tokens reserved in each request for delimiters and for the final instruction to write
+# the summary.
 _FRAME: Final = 60
 # Estimated maximum number of tokens per word.
 _TOKENS_PER_WORD: Final = 2
@@ -79,7 +79,8 @@ class SummaryRequest:
     def _tokens_for_conversation(self) -> int:
         """The number of tokens in a request available for the messages and the previous summary.
 
-        The rest of the request is reserved for the prompt, the note and the delimiters.
+        The remaining tokens of the request are reserved for the prompt, the note and the
+        delimiters.
         """
         return (
             self.max_input
@@ -129,9 +130,9 @@ class SummaryRequest:
         """Send one request to the model, and return the summary.
 
         If a long conversation takes several requests, `next_request_tokens` is the number of tokens
-        available in the next request for the returned summary and further messages. The returned
-        summary must not use more than half of these tokens. `next_request_tokens` is None for the
-        last request.
+        that the next request can spend on the returned summary and further messages. The returned
+        summary must use at most half of `next_request_tokens`. `next_request_tokens` is None for
+        the last request.
         """
         words = (
             WORDS
@@ -182,7 +183,7 @@ class SummaryRequest:
     def _split_fitting_and_remaining_texts(
         self, texts: Sequence[str], max_tokens: int
     ) -> tuple[list[str], list[str]]:
-        """Split texts into the first ones that fit into `max_tokens` tokens and the rest.
+        """Split `texts` into the leading texts that fit into `max_tokens` tokens and the others.
 
         If the first text alone has more than `max_tokens` tokens, that text is split.
         """

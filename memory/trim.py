@@ -55,7 +55,7 @@ _ALLOW_PARTIAL: Final = "set allow_partial=True"
 _SEND_LESS: Final = (
     "send smaller files, tool calls or system messages; texts have been shortened already"
 )
-# Descriptions of the values that `start_on` and `end_on` accept, for error messages.
+# Error message texts that describe the values accepted by `start_on` and `end_on`.
 _EXPECTED_STARTS: Final = "one of 'human', None, or the class HumanMessage"
 _EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list of them"
 
@@ -131,7 +131,8 @@ class Trim(MessagesNode):
     def for_model(self, model: str | None) -> Self:
         """Return a copy of the node that counts tokens for `model`.
 
-        The node itself is returned if `model` is None, or if its counter already has a model.
+        Return this node unchanged if `model` is None, or if the node's token counter is already
+        tied to a model.
         """
         if self.counter.model is not None or model is None:
             return self
@@ -154,8 +155,7 @@ class Trim(MessagesNode):
     ) -> ModelInput:
         """Run `transform_input` in another OS thread, and return its result.
 
-        If the tokens of long messages were counted in the event loop's own OS thread, the loop
-        would be blocked.
+        Counting the tokens of long messages in the event loop's own OS thread would block the loop.
         """
         return await asyncio.to_thread(self.transform_input, model_input, state, config)
 
@@ -167,8 +167,8 @@ class Trim(MessagesNode):
 
         def build_update() -> dict[str, Any]:
             node = copy(self)
-            # Do not add a line about omitted steps to any message, because messages that stay in
-            # the state must not be changed.
+            # Do not add the line about omitted steps, because it would change a message that stays
+            # in the state.
             node._adds_left_out_line = False
             fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
@@ -195,7 +195,8 @@ class Trim(MessagesNode):
     def _trim_to_budget_by_scaled_token_estimates(self, model_input: ModelInput) -> ModelInput:
         """Trim `model_input` to the budget, using token estimates scaled to the reported usage.
 
-        The scale is computed from the token usage reported in the model responses that are kept.
+        The scale factor is computed from the token usage reported in the model responses that are
+        kept.
         """
         counter = self.counter
         fitting = self._trim_to_budget(model_input, counter)
@@ -205,16 +206,16 @@ class Trim(MessagesNode):
             scaled = self.counter.scale_to_usage(replace(fitting, turns=iter(turns)).to_messages())
             if scaled.scale <= counter.scale:
                 return fitting
-            # According to the usage reported in the selected responses, the estimates were too low.
-            # Trim the selected messages again, with a larger scale.
+            # The token usage reported in the selected responses shows that the estimates were too
+            # low. Trim the selected messages again, with a larger scale factor.
             counter = scaled
             fitting = self._trim_to_budget(fitting, counter)
 
     def _trim_to_budget_by_counting_whole_requests(self, model_input: ModelInput) -> ModelInput:
         """Trim `model_input` to the budget, counting the tokens of whole requests.
 
-        This method is used if the user's counting function is not additive, which means that the
-        count of a request is not the sum of the counts of its messages.
+        This method is used if the user's token-counting function is not additive, that is, if the
+        count for a request is not the sum of the counts for its messages.
         """
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
@@ -252,9 +253,9 @@ class Trim(MessagesNode):
         reserved_tokens: float = 0,
         count_message_tokens: Measure | None = None,
     ) -> ModelInput:
-        """Trim `model_input` so that `reserved_tokens` of the budget stay unused.
+        """Trim `model_input` to the budget, leaving `reserved_tokens` tokens unused.
 
-        `count_message_tokens` returns the token count of a message, and defaults to
+        The function `count_message_tokens` returns the token count of a message. The default is
         `counter.message_counter`.
         """
         count_message_tokens = count_message_tokens or counter.message_counter
@@ -320,8 +321,8 @@ def _parse_message_types(option_name: str, value: Any, expected: str) -> frozens
     """Parse the value of an option as a set of message types.
 
     The option accepts the name of a message type, a message class, or a list of these.
-    `BaseMessage` selects all types. The class of a streamed chunk, such as `AIMessageChunk`,
-    selects the same type as the class of the complete message.
+    `BaseMessage` selects all types. A class of streamed chunks selects the same type as the class
+    of complete messages. For example, `AIMessageChunk` selects the same type as `AIMessage`.
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
     types = [
@@ -334,7 +335,7 @@ def _parse_message_types(option_name: str, value: Any, expected: str) -> frozens
 
 
 def _list_message_types_of_name_or_class(value: Any) -> set[str]:
-    """Return the set of message types that a type name or a message class selects.
+    """Return the set of message types selected by a type name or a message class.
 
     The set is empty for an unknown name.
     """
@@ -381,10 +382,10 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
 def _remove_messages_after_last_of_type(
     turns: Iterator[Turn], last_message_types: frozenset[str]
 ) -> Iterator[Turn]:
-    """Yield the turns without the messages after the last one of a type in `last_message_types`.
+    """Yield the turns, dropping everything after the last message whose type is allowed.
 
-    The turns are yielded newest first. If `last_message_types` is empty, all turns are yielded
-    unchanged.
+    The turns are yielded newest first. `last_message_types` contains the allowed types. If it is
+    empty, all turns are yielded unchanged.
     """
     for turn in turns if last_message_types else ():
         units = list(turn.units)
@@ -397,7 +398,7 @@ def _remove_messages_after_last_of_type(
 
 
 class TurnSelection(NamedTuple):
-    """A selection of the turns of a conversation.
+    """The turns of a conversation that were selected to fit a token limit.
 
     Attributes:
         turns: The turns that fit, newest first.
@@ -436,7 +437,7 @@ def select_turns(
         return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
-        # A newest turn that begins with a tool call and its results has no human message, so its
+        # If the newest turn begins with a tool call and its results instead of a human message, its
         # first unit can be dropped like any other.
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
@@ -475,8 +476,9 @@ def _prepend_left_out_line_and_select_steps_that_fit(
 ) -> tuple[list[Unit], list[Turn]]:
     """Add a line stating the number of omitted steps to the beginning of a turn.
 
-    The first element of the returned pair is the list of opening units, including the added line.
-    The second element is the list of steps that still fit.
+    The first element of the returned pair contains the units at the beginning of the turn,
+    including the added line. The second element contains the steps that still fit after the line
+    has been added.
 
     Args:
         opening_units: The units at the beginning of the turn, with the question if there is one.
@@ -506,9 +508,9 @@ def _has_question(units: list[Unit]) -> bool:
 def _take_fitting_turns(
     turns: Iterable[Turn], remaining: float, measure: Measure, start_on: Start = "human"
 ) -> tuple[list[Turn], float]:
-    """Return the first turns that fit into `remaining` tokens, and the number of tokens left over.
+    """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
 
-    The number of tokens left over is negative if some turn did not fit.
+    The number of unused tokens is negative if not all turns fit.
     """
     selected: list[Turn] = []
     for turn in turns if remaining >= 0 else ():
@@ -545,12 +547,12 @@ def _shorten_to_fit(
     Return None if the shortened messages still have too many tokens.
 
     Each message gets an equal share of `max_tokens`, and is shortened if it exceeds its share.
-    Tokens left unused by short messages are shared among the longer ones. `fixed` contains the list
+    Tokens left unused by short messages are shared among the longer ones. `fixed` contains the
     indices of messages that must not be shortened.
     """
     result, room = list(messages), max_tokens
-    # Allot tokens first to the messages in `fixed`, then to the others from shortest to longest, so
-    # that tokens left unused by short messages go to longer ones.
+    # Allot tokens to the messages in `fixed` first, then to the other messages from shortest to
+    # longest, so that longer messages can use the tokens that shorter ones leave unused.
     order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
     for finished, position in enumerate(order):
         share = room // (len(order) - finished)
@@ -568,8 +570,8 @@ def _shorten_message(
 ) -> BaseMessage | None:
     """Shorten a message to `max_tokens` tokens by removing the middle of its longest text.
 
-    Return None if the message must not be shortened, or if it exceeds `max_tokens` even without its
-    longest text.
+    Return None if the message must not be shortened, or if it would exceed `max_tokens` tokens even
+    with its longest text removed.
     """
     if is_tool_result_that_needs_content_block(message):
         return None

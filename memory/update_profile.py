@@ -55,8 +55,8 @@ class ProfileUpdate(NamedTuple):
 class UpdateProfile(Learner):
     """A node that lets a model update a profile after a conversation.
 
-    The model is asked for a patch that updates the profile. If another run has changed other fields
-    of the profile in the meantime, the patch is applied to the updated profile. If another run has
+    The model is asked for a patch that updates the profile. If another run has concurrently changed
+    other fields of the profile, the patch is applied to the updated profile. If another run has
     changed a field that the patch also changes, the model is asked for a new patch.
 
     Args:
@@ -164,8 +164,8 @@ async def _plan_update(
 ) -> ChangePlan:
     """Build a write plan that applies all profile patches proposed by a model.
 
-    The plan writes nothing if another run has changed a field that a patch also changes, or if a
-    message in the batch has been erased in the meantime.
+    The plan contains no writes if another run has concurrently changed a field that a patch also
+    changes, or if a message in the batch has since been erased.
 
     Raises:
         ModelFailed: A patch cannot be applied.
@@ -173,8 +173,8 @@ async def _plan_update(
     plan = await plan_proposal(proposal, gate, scope)
     if await has_erased_message(loaded, _list_messages(batch)):
         return plan._replace(puts=())
-    # If another run has changed a field that the patch also changes, write nothing, because the
-    # model must first be asked for a patch of the current profile.
+    # If another run has changed a field that the patch also changes, write nothing. The model is
+    # then asked for a patch of the current profile.
     if _has_conflict(plan):
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:

@@ -2,8 +2,8 @@
 
 A view is the record of the messages that a model received in one call. A view is stored as a
 checkpoint of the thread, in a separate checkpoint namespace. If a message in a view is also in the
-thread, perdure checkpointers store only a reference to it. perdure checkpointers copy, prune and
-encrypt views like any other checkpoint.
+thread, perdure's checkpointers store a reference instead of a second copy. perdure's checkpointers
+copy, prune and encrypt views like any other checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from perdure.memory.tokens import TokenCounter, token_counter
 
 RequestPart = str
 TokenCount = int
-# Content-block keys whose values may be the binary data of an image or a file.
+# Keys of content-block fields that can contain the binary data of an image or a file.
 _DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
 # Maximum length, in characters, of a recorded value whose key is in `_DATA_KEYS`. Longer values are
 # replaced with a note.
@@ -105,7 +105,8 @@ class RecordViews(BaseCallbackHandler):
         view_metadata: Any = {
             "source": "loop",
             "parents": {namespace: checkpoint_id},
-            # `graph_ns` is a top-level key, because `list` can filter only by top-level keys.
+            # `graph_ns` is a top-level metadata key, because `list` can filter only by top-level
+            # keys.
             "graph_ns": namespace,
             "view": {
                 "node": call_metadata.get("langgraph_node"),
@@ -134,7 +135,7 @@ class RecordViews(BaseCallbackHandler):
 
 
 class AwaitedViews(RecordViews):
-    """A version of `RecordViews` for graphs that run asynchronously, with `ainvoke`.
+    """A variant of `RecordViews` for graphs that are run asynchronously, as with `ainvoke`.
 
     The callback runs inline so that LangChain does not start a task for each streamed token.
     """
@@ -183,10 +184,10 @@ class ModelView:
         """The token count of each part of the request; parts without tokens are omitted.
 
         The text of the system messages is split into the parts `"summary"`, `"memories"`,
-        `"profile"`, `"examples"` and `"instructions"`. The part `"instructions"` holds the text
-        that belongs to none of the other parts. The rest of the request is split into the parts
-        `"messages"`, `"tool results"` and `"tools"`. The counts are not cached, so each access to
-        this property counts the tokens again.
+        `"profile"`, `"examples"` and `"instructions"`. The part `"instructions"` contains the
+        system message text that belongs to no other part. The rest of the request is split into the
+        parts `"messages"`, `"tool results"` and `"tools"`. The counts are not cached, so each
+        access to this property counts the tokens again.
         """
         totals: dict[str, int] = {}
         counter = _create_counter(self.model).scale_to_usage(self.messages)
@@ -287,7 +288,7 @@ def _remove_media_data(message: BaseMessage) -> BaseMessage:
 def _replace_long_binary_data(value: Any, key: Any = None) -> Any:
     """Replace long binary data in message content with a placeholder.
 
-    `key` is the key of `value` in its content block.
+    `key` is the dict key under which `value` is stored, or None if `value` is not stored in a dict.
     """
     if isinstance(value, dict):
         return {name: _replace_long_binary_data(part, name) for name, part in value.items()}

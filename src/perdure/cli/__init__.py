@@ -1,7 +1,7 @@
 """The command line of perdure.
 
-Each module contains one command, one command group, or a few related commands. The commands call
-the public functions of perdure that users also call from Python.
+Each module contains one command, one command group, or a few related commands. The commands are
+built on perdure's public Python API.
 """
 
 from perdure.cli import (  # noqa: F401 - importing a module adds its commands

@@ -145,9 +145,9 @@ def answer(
     """Answer an interrupt of a graph, and resume its run.
 
     The question is the value that the graph passed to `interrupt()`. The resumed run uses the
-    memories of the person the thread belongs to, even if somebody else answers. The command exits
-    with code 1, without writing anything, if the thread does not exist or is not waiting for an
-    answer, if the question does not allow the action, or if the JSON is invalid.
+    memories of the person to whom the thread belongs, even if somebody else answers. The command
+    exits with code 1, without writing anything, if the thread does not exist or is not waiting for
+    an answer, if the question does not allow the action, or if the JSON is invalid.
     """
     user_answer = _Answer(action, value, json_text, question)
     if (action is None) == (json_text is None):
@@ -189,7 +189,7 @@ def _refuse_answer(text: str) -> NoReturn:
 def _choose_question_id_and_build_answer(
     questions: Sequence[Mapping[str, Any]], user_answer: _Answer, thread_id: str, description: str
 ) -> tuple[Any, Any]:
-    """Choose one of a thread's open questions, and build the value to resume the run with.
+    """Choose one of a thread's open questions, and build the value that resumes the run.
 
     Args:
         questions: The open questions, each with `id`, `value` and perhaps `response_schema`.
@@ -236,7 +236,7 @@ def _convert_to_str_or_json(value: Any) -> str:
 
 
 def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> Any:
-    """Convert the answer that the user typed into the value for resuming the run.
+    """Convert the answer typed by the user to the value that resumes the run.
 
     Raises:
         ConfigurationError: The question does not allow the answer, or JSON cannot be parsed.
@@ -429,7 +429,7 @@ def _choose_graph_name(head: ThreadHead, graph_names: Sequence[str], chosen: str
 
 
 def _build_run_config(head: ThreadHead, person: Any) -> Any:
-    """Build the config for continuing a thread with the memories of the person it belongs to."""
+    """Build the config for a run that continues a thread and uses the given person's memories."""
     user = {} if person is None else {"user_id": person}
     metadata = {key: value for key, value in head.metadata.items() if key in _INHERITED_METADATA}
     return {"configurable": {"thread_id": head.thread_id, **user}, "metadata": metadata}
@@ -438,9 +438,10 @@ def _build_run_config(head: ThreadHead, person: Any) -> Any:
 def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> Any:
     """Return the id of the person to whom a thread belongs, or None.
 
-    The person is the `user_id` in the metadata of the thread's head, or the `owner` if there is no
-    `user_id`. A `user_id` of "" means that the thread has no memory. The `owner` is ignored if it
-    might name an organisation rather than a person; see `may_owners_be_organisations`.
+    The person is identified by `user_id` in the metadata of the thread's head, or by `owner` if
+    there is no `user_id`. A `user_id` of "" means that memory is disabled for the thread. The
+    `owner` is ignored if it might name an organisation rather than a person; see
+    `may_owners_be_organisations`.
     """
     from perdure.checkpointers.owner_record import may_owners_be_organisations
 
@@ -451,7 +452,7 @@ def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> A
 
 
 def _build_context_with_person(graph: Any, person: Any) -> Any:
-    """Build the context of a resumed run, with the id of the person the thread belongs to.
+    """Build the context of a resumed run, including the given person's id.
 
     Return None if the graph's context schema has no field `user_id`.
     """
@@ -464,7 +465,7 @@ def _get_last_model_text(values: Any) -> str | None:
     """Return the text of the last message in the state if it is a model response."""
     messages = values.get("messages") if isinstance(values, Mapping) else None
     last = messages[-1] if isinstance(messages, list) and messages else None
-    # A server returns messages as JSON objects.
+    # Messages from a server are dicts, because they were parsed from JSON.
     if isinstance(last, Mapping):
         is_model, content = last.get("type") == "ai", last.get("content")
         return content if is_model and isinstance(content, str) and content else None

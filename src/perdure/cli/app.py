@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help shows arguments and options without Python types."""
+    """A command whose help text omits the Python types of arguments and options."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """Return the first line of the help text for the command list, without truncating it."""
+        """Return the first line of the help text, untruncated, for the list of commands."""
         return (self.help or "").split("\n")[0]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -366,7 +366,7 @@ class CommandDatabase:
         return {"configurable": {"user_id": self.user}}
 
     def index_memories(self, users: Iterable[str]) -> None:
-        """Index the users' memories now, so that the first search is fast."""
+        """Index the users' memories in advance, so that the first search is fast."""
         for user in users:
             self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
@@ -558,12 +558,12 @@ def find_thread_head(database: CommandDatabase, id_or_prefix: str) -> ThreadHead
 
 
 def resolve_thread_id(database: CommandDatabase, id_or_prefix: str) -> str:
-    """Return the full id of the thread identified by an id or a unique prefix."""
+    """Return the full id of a thread, given its id or a unique prefix of the id."""
     return find_thread_head(database, id_or_prefix).thread_id
 
 
 def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, id_or_prefix: str) -> str:
-    """Return the full id of the thread's checkpoint identified by an id or a unique prefix."""
+    """Return the full id of a thread's checkpoint, given its id or a unique prefix of the id."""
     checkpoints = database.saver.checkpoints(thread_id, checkpoint_ns="")
     ids = [
         info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(id_or_prefix)

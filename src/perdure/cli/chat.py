@@ -111,7 +111,7 @@ def chat(
 def _print_purpose_model_and_commands(database: CommandDatabase) -> None:
     """Print what the chat does, which model it uses, and how to end it."""
     settings = database.settings
-    # Print the host without any user name and password in the URL.
+    # Print only the host of the URL, because the URL may contain a user name and a password.
     host = urlsplit(settings.base_url or "").netloc.rpartition("@")[2]
     model = f"The model is {settings.model!r} at {host or 'OpenAI'}."
     if settings.model is None:
@@ -125,7 +125,7 @@ def _extract_memories(database: CommandDatabase) -> None:
     try:
         with show_status("looking for messages of interrupted runs …"):
             extract_due_threads(database)
-    # If the extraction fails, the next chat or a worker tries again.
+    # If the extraction fails, the next `perdure chat` command or a worker retries it.
     except PerdureError as exc:
         print_note(f"memories could not be extracted yet: {exc}", "dim")
 
@@ -167,7 +167,7 @@ class _ChatSession:
     def check_may_continue_thread(self) -> None:
         """Check that the user is allowed to continue the thread.
 
-        Copy some metadata of the thread's head (its latest checkpoint) to the config of the new
+        Copy some metadata from the thread's head (its latest checkpoint) to the config for new
         runs.
 
         Raises:
@@ -247,8 +247,8 @@ class _ChatSession:
             and metadata.get("langgraph_node") == "respond"
         )
         try:
-            # If the turn was interrupted after the model's answer had been stored, nothing is
-            # streamed, so print the stored answer.
+            # If the turn was interrupted after the model's answer had been stored, the resumed run
+            # streams nothing. In that case, print the stored answer.
             if not print_arriving_text_and_check_if_any(parts, COLORS["ai"]):
                 last = self.graph.get_state(self.config).values["messages"][-1]
                 print_arriving_text_and_check_if_any(
@@ -263,7 +263,8 @@ class _ChatSession:
                 f"{describe_name_and_url_of_failed_model(exc)} did not answer: {reason}. "
                 f"{failure_note}"
             ) from exc
-        if self.window:  # Keep only the messages that the model will receive in the next turn.
+        # Remove from the state all messages that the model will not receive in the next turn.
+        if self.window:
             removals = self.window.invoke(self.graph.get_state(self.config).values)
             if removals:
                 self.graph.update_state(self.config, removals, as_node="respond")
@@ -287,7 +288,7 @@ def _resume_thread(session: _ChatSession) -> None:
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
         print_note_line(heading + text, COLORS.get(item.value.type, ""))
-    # The turn may have unfinished tasks even if its response is stored.
+    # Some of the turn's tasks may be unfinished even if its response has been stored.
     if state.tasks:
         print_note("the last turn was interrupted; finishing it", "dim")
         session.run_turn(None, "The last turn is still unfinished, and no new message was sent")

@@ -57,7 +57,7 @@ class MessageNode(NamedTuple):
 
 
 class SavedText(NamedTuple):
-    """A text in an export that is not part of a conversation, such as a memory or a document.
+    """An exported text that does not belong to a conversation, such as a memory or a document.
 
     Attributes:
         project: The project that the document belongs to, or None for a memory.
@@ -124,7 +124,8 @@ class Conversation:
 
         If the message has no time, use the time of the nearest earlier message that has one. If no
         earlier message has a time, fall back to the conversation's update time, or else to its
-        creation time. If the conversation has neither, return infinity.
+        creation time. If the conversation has neither an update time nor a creation time, return
+        infinity.
         """
         while key is not None:
             key, _, created_at = self.nodes[key]
@@ -169,8 +170,8 @@ class Conversation:
             created_at = get_creation_time(message)
         existing_node = self.nodes.get(key)
         if variant and existing_node is not None and existing_node[:2] != (parent, message):
-            # The id of a variant is derived from a hash of the whole message, because two messages
-            # with the same id may differ in any field.
+            # Derive the id of a variant from a hash of the whole message, because two messages with
+            # the same id can differ in any field.
             key = derive_id(key, parent, repr(message))
         node = self.nodes.setdefault(key, MessageNode(parent, message, created_at))
         if node.message is not message and node.message != message:
@@ -183,7 +184,7 @@ class Conversation:
         messages: Mapping[str, list[BaseMessage]],
         leaf_id: str,
     ) -> None:
-        """Add the messages of an exported tree. A node of the tree can hold several messages.
+        """Add the messages of an exported tree, in which a single node can hold several messages.
 
         Args:
             parents: The id of each part's parent, or None for a part without a parent. A part is a
@@ -192,12 +193,12 @@ class Conversation:
             leaf_id: The part with which the main branch ends. If there is no such part, the main
                 branch ends with the last part.
         """
-        # `last_messages` maps the id of each part to the id of its last message. A part without
-        # messages is mapped to the last message of its nearest ancestor with messages.
+        # `last_messages` maps the id of each part to the id of its last message. If a part has no
+        # messages, its id is mapped to the last message of its nearest ancestor that has messages.
         last_messages: dict[str | None, str | None] = {}
 
         def list_new_ancestors(key: str | None) -> list[str]:
-            """Return the ids of a part and its ancestors, except parts that were already added.
+            """Return the ids of a part and its ancestors, excluding parts that were already added.
 
             The oldest ancestor comes first.
             """

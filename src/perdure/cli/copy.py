@@ -30,9 +30,9 @@ def copy(
 ) -> None:
     """Copy a database. Source and target can each be SQLite or Postgres.
 
-    The copy has all threads, checkpoints, branches, pending writes, and items with their versions
-    and provenance. After all rows have been copied, the source and the target are compared. To
-    resume an interrupted copy where it stopped, run the same command again.
+    The copy contains all threads, checkpoints, branches and pending writes, and all items with
+    their versions and provenance. After all rows have been copied, the source and the target are
+    compared. To resume an interrupted copy where it stopped, run the same command again.
     """
     from perdure.cli.sources import open_database_to_copy
     from perdure.cli.table_copy import DatabaseCopy, StoreTables, Tables, ThreadTables
@@ -46,7 +46,7 @@ def copy(
 
     def create_indexes() -> None:
         for path in old.store.indexes() if old.store is not None else ():
-            # Not every target database supports indexes on fields of values.
+            # Some target databases do not support indexes on fields inside stored values.
             with suppress(ConfigurationError):
                 new.store.create_index(path)
 
