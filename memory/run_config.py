@@ -176,8 +176,9 @@ def make_clock(option_name: str, value: Clock | str | None) -> Clock:
     """Convert an option value to a clock, a function that returns the point in time for a run.
 
     Args:
-        option_name: The name of the option, for errors. value: A clock, the key in `configurable`
-        that stores the point in time, or None for now.
+        option_name: The name of the option, for error messages.
+        value: A clock, the key under which `configurable` contains the point in time, or None for
+            the present time.
     """
     if value is None:
         return lambda config: None

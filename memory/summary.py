@@ -552,7 +552,7 @@ class Summarize(MessagesNode):
         return self._select_from_messages(messages, state)
 
     def _select_from_messages(self, messages: Messages, state: Any) -> Selection:
-        """Select the messages to summarise, even if a summary has already failed in this turn."""
+        """Select the messages to summarise, even if a summary already failed during this turn."""
         summary = read_summary(read_channel(state, SUMMARY))
         return self._select_for_summary(messages, summary, SummarizedMessages.from_state(state))
 
