@@ -480,7 +480,8 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
         return put
-    return replace(put, value={**value, UNTIL_FIELD: end_dates[ids[0]]})
+    end_date = next(end_dates[message_id] for message_id in ids if message_id in end_dates)
+    return replace(put, value={**value, UNTIL_FIELD: end_date})
 
 
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:

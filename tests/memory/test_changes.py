@@ -21,7 +21,7 @@ from perdure.memory.extractors import (
     TurnExtractor,
     build_turn_key,
 )
-from perdure.memory.records import EPISODE, FACT, StoreAdapter
+from perdure.memory.records import EPISODE, FACT, TURN, StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores import SQLiteStore
 from perdure.stores.normal_form import hash_normal_form
@@ -118,6 +118,23 @@ def test_turn_that_states_the_new_text_does_not_end(scope: Scope) -> None:
     write_proposal(Proposal((), [build_revision(batch, "home", "Ann lives in Lille")]), scope)
 
     assert "until" not in read_value(scope, build_turn_key("t", "a", 0))
+
+
+def test_turn_with_two_source_messages_ends_with_the_fact_of_its_second_message(
+    scope: Scope,
+) -> None:
+    """An extractor of an application may store one turn for several messages."""
+    batch = build_batch(HumanMessage("Hello", id="a"), HumanMessage("I live in Ghent", id="b"))
+    fact = batch.build_candidate(batch.messages[1:], "Ann lives in Ghent", FACT)
+    write_proposal(Proposal([Addition("home", fact)]), scope)
+    later = build_batch(HumanMessage("Now in Lille", id="c"), start=2)
+    turn = Addition("turn-1", batch.build_candidate(batch.messages, "Hello from Ghent", TURN))
+    write_proposal(
+        Proposal([turn], [build_revision(later, "home", "Ann lives in Lille")]),
+        scope,
+    )
+
+    assert read_value(scope, "turn-1")["until"] == DAYS[2].isoformat()
 
 
 def test_turn_written_together_with_the_superseding_fact_ends(scope: Scope) -> None:
