@@ -335,7 +335,7 @@ class Additions:
 
 
 @dataclass(slots=True)
-class Commit:
+class PlannedTransaction:
     """A planned transaction and the cache changes to apply after it commits.
 
     Attributes:

@@ -44,7 +44,7 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.run_starts import find_messages_added_after
 from perdure.checkpointers.saver import CheckpointSaver
-from perdure.checkpointers.thread_copy import DatabaseMerge, copy_thread
+from perdure.checkpointers.thread_copy import DatabaseImport, copy_thread
 from perdure.checkpointers.threads import ThreadReader, build_not_found_error
 from perdure.errors import ConfigurationError
 from perdure.settings import LIST_LIMIT, THREADS_LIMIT
@@ -684,12 +684,12 @@ class Checkpointer(CheckpointSaver):
         serde: SerializerProtocol | None,
         names: Mapping[str, str] | None,
         max_value_bytes: int,
-    ) -> Importer | DatabaseMerge:
+    ) -> Importer | DatabaseImport:
         """Check the arguments of `import_from`, and build the object that runs the import."""
         for new_id in (names or {}).values():
             check_thread_id(new_id)
         if isinstance(source, Checkpointer):
-            return DatabaseMerge(source._maintenance, self._maintenance, names or {})
+            return DatabaseImport(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError(
                 f"names is {names!r:.80}, but names apply only to an open checkpointer; "

@@ -46,7 +46,9 @@ def find_seq_of_first_checkpoint_of_run(
         return put_seq
     if parent is None:
         return 0 if put.address.checkpoint_id is not None and put.merge is not None else put_seq
-    if put.is_deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
+    if put.continues_chosen_checkpoint and (
+        head.snapshot is None or head.snapshot.key != parent.key
+    ):
         return put_seq
     parent_step, step = parent_and_put_supersteps
     is_new_run = step is not None and parent_step is not None and step != parent_step + 1
@@ -76,8 +78,8 @@ def choose_head_and_detect_run_overlap(
     if former is None or snapshot.parent_id == former.checkpoint_id:
         return new_head, False
     if snapshot.run_start == put_seq:
-        is_turn = put.metadata.get("source") == "input" and not put.address.checkpoint_ns
-        return new_head, is_turn and not put.is_deliberate
+        is_root_input = put.metadata.get("source") == "input" and not put.address.checkpoint_ns
+        return new_head, is_root_input and not put.continues_chosen_checkpoint
     if (snapshot.run_start, snapshot.checkpoint_id) > (former.run_start, former.checkpoint_id):
         return new_head, False
     return Head(

@@ -33,7 +33,7 @@ applied. The key is added to the last update of the series when the updates befo
 CALLER: Final = "perdure_caller"
 """The metadata key that identifies the server's caller whose run stored the checkpoint. It is set
 only if the caller is not the person to whom the thread belongs. The value is not inherited."""
-DEED: Final = "perdure_deed"
+CALLER_ACTION: Final = "perdure_deed"
 """The metadata key for the action that the caller under `CALLER` performed, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that identify the user of a thread."""
@@ -67,7 +67,9 @@ def describe_actions_of_callers_other_than_person(
     ['answered by boss']
     """
     descriptions = (
-        f"{values.get(DEED)} by {values[CALLER]}" for values in metadata if CALLER in values
+        f"{values.get(CALLER_ACTION)} by {values[CALLER]}"
+        for values in metadata
+        if CALLER in values
     )
     return [*dict.fromkeys(descriptions)]
 

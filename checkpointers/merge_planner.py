@@ -92,7 +92,12 @@ class MergePlanner:
             The merge, or None if the put is stored as it is.
         """
         source, current = put.metadata.get("source"), self._head.snapshot
-        if current is None or put.config is None or put.is_deliberate or source == "fork":
+        if (
+            current is None
+            or put.config is None
+            or put.continues_chosen_checkpoint
+            or source == "fork"
+        ):
             return None
         if self._ns == VIEWS_NAMESPACE:
             return None
@@ -592,7 +597,11 @@ def try_making_run_checkpoint_head_again(
         Whether the head has changed.
     """
     address, (namespace, explicit_head, key) = request.address, row
-    if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
+    if (
+        request.continues_chosen_checkpoint
+        or request.task_id == NULL_TASK
+        or is_update_path(request.task_path)
+    ):
         # The writes do not come from a run in progress. They come from a state update, from a
         # response to an interrupt, or from a run that was deliberately resumed from an earlier
         # checkpoint.

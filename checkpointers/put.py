@@ -132,8 +132,8 @@ class CheckpointPut:
         checkpoint: The checkpoint as langgraph has passed it.
         metadata: The metadata.
         new_versions: The versions of the channels that have changed since the parent.
-        is_deliberate: Whether the run read the parent by its id and therefore continues this
-            checkpoint on purpose.
+        continues_chosen_checkpoint: Whether the run read the parent by its id and therefore
+            continues this checkpoint on purpose.
         encoded_fields: Two encoded values: the fields of the checkpoint other than its id and its
             channels, and the metadata.
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
@@ -158,7 +158,7 @@ class CheckpointPut:
     checkpoint: Checkpoint
     metadata: dict[str, Any]
     new_versions: ChannelVersions
-    is_deliberate: bool = False
+    continues_chosen_checkpoint: bool = False
     encoded_fields: list[bytes] = field(default_factory=list)
     cached_thread: Thread | None = None
     title: Title | None = None
@@ -416,7 +416,13 @@ class CheckpointPut:
                 values[channel] = Continuation(values.get(channel, []))
         checkpoint: Any = {**other_fields, "id": self.checkpoint["id"], "channel_values": values}
         checkpoint |= {"channel_versions": self._versions, "versions_seen": self._versions_seen}
-        parts = self.address, checkpoint, metadata, self.new_versions, self.is_deliberate
+        parts = (
+            self.address,
+            checkpoint,
+            metadata,
+            self.new_versions,
+            self.continues_chosen_checkpoint,
+        )
         put = CheckpointPut(*parts, config=self.config, loaded_removal=self.loaded_removal)
         put.run_started_at, put.continues_run = self.run_started_at, self.continues_run
         put.encode_values_in_place(codec, None)
@@ -466,7 +472,7 @@ class TaskWrites:
         is_stopped: Whether the task is interrupted or has failed.
         may_fold: Whether an update may be the head; see
             `MergePlanner.try_copying_state_updates_into_run_checkpoint`.
-        is_deliberate, config, loaded_removal: See `CheckpointPut`.
+        continues_chosen_checkpoint, config, loaded_removal: See `CheckpointPut`.
     """
 
     address: Address
@@ -478,7 +484,7 @@ class TaskWrites:
     has_interrupt: bool = False
     is_stopped: bool = False
     may_fold: bool = True
-    is_deliberate: bool = False
+    continues_chosen_checkpoint: bool = False
     config: RunnableConfig | None = None
     loaded_removal: int = 0
 

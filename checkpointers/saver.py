@@ -205,7 +205,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         If the config requests a checkpoint by id and the checkpoint is not a head, remember its
         address. A run that later stores a child of this checkpoint has gone back to it on purpose
-        (see `CheckpointPut.is_deliberate`).
+        (see `CheckpointPut.continues_chosen_checkpoint`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
         if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
@@ -350,11 +350,18 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if label_names and not address.checkpoint_ns:
             labels = find_context_labels(config, label_names)
             full_metadata |= {**labels, LABELS: sorted(labels)} if labels else {}
-        is_deliberate = self._read_by_id.pop(address, False)
+        continues_chosen_checkpoint = self._read_by_id.pop(address, False)
         values = checkpoint["channel_values"].values()
-        is_deliberate = is_deliberate or any(type(value) is Continuation for value in values)
+        continues_chosen_checkpoint = continues_chosen_checkpoint or any(
+            type(value) is Continuation for value in values
+        )
         put = CheckpointPut(
-            address, checkpoint, full_metadata, new_versions, is_deliberate, config=config
+            address,
+            checkpoint,
+            full_metadata,
+            new_versions,
+            continues_chosen_checkpoint,
+            config=config,
         )
         self._run_starts.set_start_time_of_run_in_put(put)
         return put
@@ -431,9 +438,14 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 f"the config of writes to thread {address.thread_id!r} has no checkpoint_id; pass "
                 "the config that put() returned"
             )
-        is_deliberate = address in self._read_by_id
+        continues_chosen_checkpoint = address in self._read_by_id
         return TaskWrites(
-            address, task_id, task_path, writes, is_deliberate=is_deliberate, config=config
+            address,
+            task_id,
+            task_path,
+            writes,
+            continues_chosen_checkpoint=continues_chosen_checkpoint,
+            config=config,
         )
 
     def get_next_version(self, current: Any, channel: None) -> Any:

@@ -467,7 +467,7 @@ def _format_thread_ids(thread_ids: list[str]) -> str:
     return f"{names} and {unnamed_count} more" if unnamed_count > 0 else names
 
 
-class DatabaseMerge:
+class DatabaseImport:
     """Merges the threads of a source database into a target database.
 
     If another OS thread sets the `stopped` event, `run` raises ImportFailed before importing the

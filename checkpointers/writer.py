@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.additions import Additions, Commit, cache_pending_writes
+from perdure.checkpointers.additions import Additions, PlannedTransaction, cache_pending_writes
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, add_recent_entry
 from perdure.checkpointers.delta_writes import find_cached_delta_writes, read_delta_writes
@@ -74,8 +74,8 @@ class DatabaseWrite(NamedTuple):
             once.
     """
 
-    make_flow: Callable[[], Flow[Commit]]
-    on_commit: Callable[[Commit], None]
+    make_flow: Callable[[], Flow[PlannedTransaction]]
+    on_commit: Callable[[PlannedTransaction], None]
     on_rollback: Callable[[], None]
     exclusive_names: tuple[str]
     watch: Watch
@@ -83,7 +83,7 @@ class DatabaseWrite(NamedTuple):
     urgent: bool
 
 
-class _MissingParts(NamedTuple):
+class _UncachedRequirements(NamedTuple):
     """The uncached data that must be read from the database before a checkpoint can be stored.
 
     Attributes:
@@ -121,7 +121,7 @@ class CheckpointWriter:
         if commit is None and isinstance(request, CheckpointPut):
             request.encode_unchanged_channels(self.codec)
 
-        def store_request() -> Flow[Commit]:
+        def store_request() -> Flow[PlannedTransaction]:
             """Execute SQL statements that were planned using cached data.
 
             If the statements fail because the thread has changed, read the thread and plan again.
@@ -152,7 +152,12 @@ class CheckpointWriter:
         task = request.task_id if isinstance(request, TaskWrites) else None
         urgency = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(
-            store_request, Commit.update_cache, on_failure, (thread_id,), self.watch, *urgency
+            store_request,
+            PlannedTransaction.update_cache,
+            on_failure,
+            (thread_id,),
+            self.watch,
+            *urgency,
         )
 
     def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
@@ -166,7 +171,7 @@ class CheckpointWriter:
             self.cache.invalidate_heads(thread_id)
         self.cache.keys.discard_keys()
 
-    def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> Commit | None:
+    def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> PlannedTransaction | None:
         """Plan a request from cached data.
 
         None is returned if the plan needs data that is not cached.
@@ -209,7 +214,7 @@ class CheckpointWriter:
                 if request.replayed is None:
                     return None
             result = self._plan_checkpoint(request, thread, head, parent)
-            return result if isinstance(result, Commit) else None
+            return result if isinstance(result, PlannedTransaction) else None
         except BaseException:
             # After an error, the cached thread may be only partly updated, so mark it as stale.
             thread.version_token = None
@@ -217,16 +222,16 @@ class CheckpointWriter:
         finally:
             thread.lock.release()
 
-    def _plan_new_thread(self, request: CheckpointPut | TaskWrites) -> Commit | None:
+    def _plan_new_thread(self, request: CheckpointPut | TaskWrites) -> PlannedTransaction | None:
         """Build the write plan for an uncached thread, assuming that the thread is new."""
         if isinstance(request, TaskWrites) or request.address.checkpoint_id is not None:
             return None
         if self.removals.key is None:  # the database is not open yet
             return None
         result = self._plan_checkpoint(request, Thread(0, 0), Head(0, 0, None), None)
-        if isinstance(result, Commit):
+        if isinstance(result, PlannedTransaction):
             self.cache.replace_thread(request.address.thread_id, result.thread)
-        return result if isinstance(result, Commit) else None
+        return result if isinstance(result, PlannedTransaction) else None
 
     # -- a checkpoint
 
@@ -238,7 +243,7 @@ class CheckpointWriter:
         parent: Snapshot | None,
         replaced: Snapshot | None = None,
         keys: list[int] | None = None,
-    ) -> Commit | _MissingParts:
+    ) -> PlannedTransaction | _UncachedRequirements:
         """Build the write plan for a checkpoint, including the new head of its namespace.
 
         Args:
@@ -326,11 +331,11 @@ class CheckpointWriter:
         thread.version_token, new_head.is_uncommitted = version_token, True
         add_recent_entry(thread.heads, checkpoint_ns, new_head)
         commit_parts = self.cache, self.watch, thread_id, thread, statements
-        return Commit(*commit_parts, additions, snapshot, new_head, reveals_overlap)
+        return PlannedTransaction(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
     def _list_row_keys_and_log_items_missing_in_cache(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
-    ) -> _MissingParts:
+    ) -> _UncachedRequirements:
         """List the row keys and log items that are needed for a put but are not cached."""
         logs, hashes = [], list[int]()
         for channel, node in nodes.items():
@@ -342,7 +347,9 @@ class CheckpointWriter:
             elif not node.is_log_complete:
                 new_items = (part for part in node.parts if isinstance(part, bytes))
                 hashes += [compute_content_hash(self.seal, log.key, item) for item in new_items]
-        return _MissingParts((not thread.key) + (not head.namespace_key) + len(logs), logs, hashes)
+        return _UncachedRequirements(
+            (not thread.key) + (not head.namespace_key) + len(logs), logs, hashes
+        )
 
     def _build_cache_check_statement(
         self,
@@ -545,7 +552,7 @@ class CheckpointWriter:
 
     # -- in a transaction that reads the thread
 
-    def _read_and_put(self, put: CheckpointPut) -> Flow[Commit]:
+    def _read_and_put(self, put: CheckpointPut) -> Flow[PlannedTransaction]:
         """Read the current state of a thread and store a checkpoint, in one transaction."""
         thread_id, _, parent_id = put.address
         (
@@ -564,7 +571,7 @@ class CheckpointWriter:
             # an erasure deletes all views of a thread, so a stale put to the views namespace is
             # discarded
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
-                return Commit(self.cache, self.watch, thread_id, thread, [])
+                return PlannedTransaction(self.cache, self.watch, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
             yield from self.removals.add_texts_to_newest_record(
                 thread_id, stale.collect_found_texts_by_kind()
@@ -597,11 +604,11 @@ class CheckpointWriter:
         planner = MergePlanner(self.reader, thread_id, put.address.checkpoint_ns, thread, head)
         put.merge = (yield from planner.plan_merge(put, parent)) if replaced is None else None
         commit = self._plan_checkpoint(put, thread, head, parent, replaced)
-        if isinstance(commit, _MissingParts):
+        if isinstance(commit, _UncachedRequirements):
             keys = yield from self.reader.allocate_keys(commit.key_count)
             yield from self.reader.load_items_by_hash(thread_id, thread, commit.hashes)
             commit = self._plan_checkpoint(put, thread, head, parent, replaced, keys)
-            assert isinstance(commit, Commit)
+            assert isinstance(commit, PlannedTransaction)
             commit.remaining_keys = keys
         commit.is_thread_read = True
         commit.replaces_checkpoint = (
@@ -735,7 +742,7 @@ class CheckpointWriter:
 
     # -- pending writes
 
-    def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
+    def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> PlannedTransaction | None:
         """Build the write plan for a task's pending writes from cached data.
 
         None is returned if the plan needs data that is not cached. A task's pending writes may be
@@ -777,7 +784,7 @@ class CheckpointWriter:
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
         cache_pending_writes(thread, request, request.encoded, body)
         written_row = checkpoint_ns, checkpoint_id or "", request.task_id, (*row_start, body)
-        return Commit(
+        return PlannedTransaction(
             self.cache, self.watch, thread_id, thread, statements, written_row=written_row
         )
 
@@ -796,7 +803,7 @@ class CheckpointWriter:
         thread.updated_at = now
         return [self.sql("touch_thread", now, thread.key)]
 
-    def _read_and_store_writes(self, request: TaskWrites) -> Flow[Commit]:
+    def _read_and_store_writes(self, request: TaskWrites) -> Flow[PlannedTransaction]:
         """Read a thread and store the writes of a task, in one transaction.
 
         Writes that are already stored for the task are kept, and a new write with the same index is
@@ -879,7 +886,7 @@ class CheckpointWriter:
         ]
         cache_pending_writes(thread, request, writes, body)
         written_row = checkpoint_ns, checkpoint_id or "", task_id, (*row_start, body)
-        commit = Commit(
+        commit = PlannedTransaction(
             self.cache,
             self.watch,
             thread_id,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from langchain_core.messages import BaseMessage
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.checkpointers.records import CronRow
 from perdure.checkpointers.reports import HistoryItem
 from perdure.errors import PerdureError
@@ -23,7 +23,7 @@ from perdure.stores.whole_store import WholeStore
 # because different people might write the same short text by chance.
 _MIN_LENGTH: Final = 16
 _FOREIGN_DEEDS: Final = ("said", "scheduled")
-"""Values of the checkpoint metadata `DEED`.
+"""Values of the checkpoint metadata `CALLER_ACTION`.
 
 A checkpoint whose metadata has one of these deeds and also names a caller contains a message that
 another user sent.
@@ -133,7 +133,10 @@ def _read_times_of_checkpoints_with_messages_of_others(
     # `checkpoints` raises an error if the thread has no checkpoints or was deleted concurrently.
     with suppress(PerdureError):
         for checkpoint in saver.checkpoints(thread_id):
-            if checkpoint.metadata.get(DEED) in _FOREIGN_DEEDS and CALLER in checkpoint.metadata:
+            if (
+                checkpoint.metadata.get(CALLER_ACTION) in _FOREIGN_DEEDS
+                and CALLER in checkpoint.metadata
+            ):
                 times.add(datetime.fromisoformat(checkpoint.ts))
     return times
 

@@ -15,7 +15,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.thread_copy import DatabaseMerge
+from perdure.checkpointers.thread_copy import DatabaseImport
 from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import ConfigurationError, ImportFailed
 from tests import backends
@@ -343,15 +343,15 @@ def test_import_skips_messages_erased_in_source_meanwhile(
     if is_known:
         target.import_from(source)
     put(source, {"messages": [HumanMessage("first", id="m1"), message]}, first)
-    write = DatabaseMerge._write_new_records
+    write = DatabaseImport._write_new_records
 
-    def write_then_erase(self: DatabaseMerge, *args: Any) -> Any:
+    def write_then_erase(self: DatabaseImport, *args: Any) -> Any:
         result = write(self, *args)
         source.erase("t", ["m0"])
-        monkeypatch.setattr(DatabaseMerge, "_write_new_records", write)
+        monkeypatch.setattr(DatabaseImport, "_write_new_records", write)
         return result
 
-    monkeypatch.setattr(DatabaseMerge, "_write_new_records", write_then_erase)
+    monkeypatch.setattr(DatabaseImport, "_write_new_records", write_then_erase)
     if is_known:
         with pytest.raises(ImportFailed, match="erase it from thread 't' of this database as well"):
             target.import_from(source)

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableLambda
 
 from perdure import people
 from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.memory import Collection, Instructions, Profile, memories, recall
 from perdure.memory.adapters import VectorStoreChatMemoryAdvisor
 from tests.people import (
@@ -48,7 +48,7 @@ def write_shared_rows(both: People, user: str) -> None:
     VectorStoreChatMemoryAdvisor(model, store).remember("shared", [message], user)
     store.put(("notes", "carl", user), "k", {"text": "Carl met somebody"})
     run_config = {"configurable": {"thread_id": f"{user}s", "user_id": user}}
-    config: Any = {**run_config, "metadata": {CALLER: "boss", DEED: "answered"}}
+    config: Any = {**run_config, "metadata": {CALLER: "boss", CALLER_ACTION: "answered"}}
     build_echo_graph(saver, user).invoke({"messages": [("user", "It is approved by us.")]}, config)
     accept_run(saver, user, f"{user}s", sender={"user": "boss", "metadata": {"by": "boss"}})
     cron = build_cron_row(user, f"{user}s")

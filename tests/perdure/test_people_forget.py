@@ -18,7 +18,7 @@ import pytest
 
 from perdure import people
 from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.checkpointers.owner_record import (
     may_owners_be_organisations,
     record_that_owners_may_be_organisations,
@@ -152,7 +152,7 @@ def test_forget_lists_and_keeps_what_belongs_to_others(two_people: People) -> No
     store.put(("cities", "ann"), "home", {"text": "Ghent"})
     accept_run(saver, "ann", "bobs-2")
     asyncio.run(CronTable(saver).create(build_cron_row("ann", "bobs")))
-    config["metadata"] = {CALLER: "ann", DEED: "answered"}
+    config["metadata"] = {CALLER: "ann", CALLER_ACTION: "answered"}
     config["configurable"]["thread_id"] = "bobs"
     build_echo_graph(saver, "bob").invoke({"messages": [("user", "It may go.")]}, config)
     build_echo_graph(saver, "bob").invoke(
@@ -186,7 +186,7 @@ def test_message_of_cron_or_admin_is_not_a_quotation(two_people: People) -> None
     asyncio.run(CronTable(saver).create(cron))
     for user, thread_id in (("ann", "anns"), ("bob", "bobs"), ("bob", "bobs-2")):
         for kind, text in texts.items():
-            metadata = {CALLER: "boss", DEED: "said"} if kind == "admin" else {}
+            metadata = {CALLER: "boss", CALLER_ACTION: "said"} if kind == "admin" else {}
             config: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
             if thread_id == "anns" or (kind == "said") == (thread_id == "bobs-2"):
                 messages = {"messages": [("user", text)]}

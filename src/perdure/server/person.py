@@ -19,7 +19,7 @@ from langgraph.channels import BinaryOperatorAggregate
 from langgraph.types import Command, Send
 
 from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
-from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 from perdure.server.graphs import Graph
@@ -98,7 +98,9 @@ class Person(NamedTuple):
         run, the metadata also contains that user's id and the action, such as `sent`.
         """
         caller_fields = (
-            {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
+            {}
+            if sender.caller == self.user
+            else {CALLER: sender.caller, CALLER_ACTION: sender.deed}
         )
         return {"user_id": self.user, **caller_fields}
 

@@ -13,7 +13,7 @@ from langgraph.checkpoint.serde.types import RESUME
 from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.errors import ConfigurationError
 from perdure.memory.run_config import parse_run_teams
 from perdure.server.threads import validate_metadata
@@ -30,7 +30,7 @@ StreamMode = Literal[
     "events",
 ]
 _RESERVED_NAMES: Final = (
-    "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, DEED,
+    "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, CALLER_ACTION,
 )  # fmt: skip
 _INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
