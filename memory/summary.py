@@ -164,11 +164,13 @@ class Summarize(MessagesNode):
     Args:
         model: The model that writes the summaries, as a chat model, the name of one, or
             `ModelCall(model, timeout_s=…)`.
-        trigger: The size of the messages without a summary, or of the request in tokens, from which
-            a summary is written. With a list, any of the sizes starts a summary.
-        keep: The size of the newest messages that are kept, in whole turns, at least one. The
-            default is half of the `trigger`.
-        token_counter: The counter of tokens. The default is the counter for the model.
+        trigger: The size at which a summary is written, either as a count of unsummarised messages
+            or as the token count of the request. With a list, reaching any of the sizes triggers a
+            summary.
+        keep: The maximum size of the newest messages that are kept. Whole turns are kept, and at
+            least the newest turn, unless that turn alone reaches the `trigger`. The default is half
+            of the `trigger`.
+        token_counter: The token counter. The default is the counter for the model.
         summary_prompt: The instructions to the model. `{max_words}` is replaced by 400.
         on_failure: The action if no summary was written. `"keep"` keeps all messages and logs a
             warning, and `"raise"` raises `SummaryFailed`.

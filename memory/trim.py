@@ -71,8 +71,8 @@ class Trim(MessagesNode):
     Args:
         max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
             share of the model's window.
-        token_counter: The counter of tokens, see `perdure.memory.token_counter`. `len` counts
-            messages.
+        token_counter: The token counter, see `perdure.memory.token_counter`. `len` counts messages
+            instead of tokens.
         strategy: The turns to keep. `"last"` keeps the newest turns. `"first"` keeps the oldest
             turns and the newest turn.
         start_on: The type of the first message. With `"human"` or `HumanMessage`, turns are kept or
@@ -350,7 +350,7 @@ def _list_message_types_of_name_or_class(value: Any) -> set[str]:
 def iter_system_message_tokens(
     model_input: ModelInput, measure: Measure
 ) -> Iterator[tuple[str, float]]:
-    """Yield (name, token count) for each system message."""
+    """Yield a (name, token count) tuple for each system message."""
     if model_input.system is None:
         return
     total = measure(model_input.system)

@@ -192,7 +192,7 @@ def _choose_question_id_and_build_answer(
     """Choose one of a thread's open questions, and build the value that resumes the run.
 
     Args:
-        questions: The open questions, each with `id`, `value` and perhaps `response_schema`.
+        questions: The open questions, each with `id`, `value` and optionally `response_schema`.
         user_answer: The answer, as the user typed it.
         thread_id: The thread, for error messages.
         description: The status of the thread in words, for error messages.
@@ -201,8 +201,8 @@ def _choose_question_id_and_build_answer(
         The id of the question, and the value to resume with.
 
     Raises:
-        typer.Exit: No question is open, the number is missing or too high, or the question does
-            not allow the answer.
+        typer.Exit: No question is open, the question number is missing or too high, or the
+            question does not allow the answer.
     """
     if not questions:
         _refuse_answer(
