@@ -376,7 +376,7 @@ class ThreadEvents:
         self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.register_event_writer()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
-        # Maps the id of each chat model run to the id of the message that the model generates.
+        # Maps the id of each chat model run to the id of the message that the run generates.
         self._messages: dict[str, str] = {}
         run.feed = self._feed
         assert run.task is not None
@@ -479,7 +479,7 @@ class ThreadEvents:
         self._feed.extend([self._make_event(1, method, namespace, data)])
 
     def _make_event(self, offset: int, method: str, namespace: list[str], data: Any) -> LoggedEvent:
-        """Build an event for the thread's feed, in the format that clients of the protocol expect.
+        """Build an event for the thread's feed in the format that the LangGraph SDK expects.
 
         Args:
             offset: The distance of its number from that of the newest event, from 1.

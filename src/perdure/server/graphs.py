@@ -1,4 +1,4 @@
-"""Load the graphs to serve: the built-in graphs, or those that a `langgraph.json` lists."""
+"""Load the graphs to serve, which are the built-in graphs or those listed in a `langgraph.json`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GraphSource: TypeAlias = Any
 A graph factory is a function that returns a graph, an awaitable of a graph, or a context manager
 that yields a graph.
 """
-# Name that langgraph gives to a graph that was compiled without a name.
+# Name that LangGraph assigns to graphs that are compiled without a name.
 _UNNAMED: Final = "LangGraph"
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
 # The two member classes of the union `ServerRuntime`. A graph factory receives an instance of the
@@ -77,7 +77,7 @@ class Graphs:
     def load(cls, path: str | Path) -> Self:
         """Import the graphs listed in a `langgraph.json` file.
 
-        The folder of the file and its dependencies are added to `sys.path`.
+        The folder of the file and the folders of its local dependencies are added to `sys.path`.
 
         The file may have a `perdure` section that configures the checkpointer, for example
         `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`.

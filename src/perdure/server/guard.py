@@ -1,4 +1,4 @@
-"""Check and limit each request, and write its log record and audit record.
+"""Check requests, enforce limits, and write the request log and the audit log.
 
 The log record of a request contains no content and no ids.
 """
@@ -317,8 +317,8 @@ def _refuse_cross_site_request(headers: Headers, has_session: bool) -> None:
     request with a session cookie always comes from a browser. A request with a session cookie is
     refused if it has neither a Sec-Fetch-Site nor an Origin header.
 
-    Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
-    forgery, "Fetch Metadata headers".
+    These rules follow `http.CrossOriginProtection` in Go's standard library, and the section "Fetch
+    Metadata headers" of the OWASP cheat sheet on cross-site request forgery.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
@@ -448,9 +448,8 @@ def _describe_invalid_field(error: Mapping[str, Any]) -> str:
 class EncodedSlashes:
     """Replaces encoded slashes in a request path with NUL characters, which never occur in ids.
 
-    The type `call.PathId` replaces each NUL character in an id with a slash. NUL characters are
-    used because servers decode `%2F` to a slash before routing (see `path` in the ASGI
-    specification).
+    `call.PathId` converts the NUL characters in an id back to slashes. NUL characters are used
+    because servers decode `%2F` to a slash before routing (see `path` in the ASGI specification).
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -153,7 +153,7 @@ class Run:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether another process might be executing the run, or was until recently."""
+        """Return whether another process might be executing the run or recently executed it."""
         return self.may_have_started and not self._is_executing and not self.has_ended
 
     @property
@@ -328,7 +328,7 @@ class Run:
         )
 
     def raise_if_stopped(self) -> None:
-        """Raise `CancelledError` if the run was cancelled or lost before its graph started."""
+        """Raise `CancelledError` if the run was cancelled or this process no longer owns it."""
         if self.cancelled or self.ownership_lost:
             raise asyncio.CancelledError
 
@@ -383,7 +383,7 @@ def _remove_tracebacks(exc: Exception) -> Exception:
 
 
 def describe_error(exc: Exception) -> dict[str, str]:
-    """Return an error's type and message in the format that clients receive."""
+    """Return an error's type and message in the format that is sent to clients."""
     return {"error": type(exc).__name__, "message": str(exc)[:2000]}
 
 

@@ -174,8 +174,8 @@ class RunExecution:
                             f"the server died {MAX_ATTEMPTS} times while it executed this run, so "
                             "the run is not started again"
                         )
-                    # With the multitask strategy `reject`, wait only briefly for the lock, because
-                    # requests that hold it release it quickly.
+                    # With the multitask strategy `reject`, use a short lock timeout, because
+                    # requests hold the lock only briefly.
                     is_first = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )

@@ -1,7 +1,7 @@
 """Execute a database's runs in this process, and coordinate with servers that share the database.
 
 Even if several servers share the database, only one run per thread is executed at a time. A server
-process counts as alive as long as it holds a lock that has the process's name. If a process's lock
+process is considered alive as long as it holds a lock named after the process. If a process's lock
 is free, the process has died. Another process then takes over the dead process's runs and continues
 them from their last checkpoints.
 """
