@@ -1,4 +1,4 @@
-"""Write the blocking and the asynchronous version of an operation as a single coroutine.
+"""Write both the blocking and the asynchronous version of an operation as one coroutine.
 
 An operation is a coroutine that awaits only `Effect` objects. An effect is a step that waits for
 something, such as a database query or a model call. Each effect has a blocking and an asynchronous
@@ -102,7 +102,8 @@ def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
     """Return an `Effect` that runs an operation.
 
-    The asynchronous implementation runs the operation's code between two effects in another thread.
+    In the asynchronous implementation, the operation's own code (everything between two effects)
+    runs in another OS thread.
     """
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
@@ -110,7 +111,8 @@ def run_in_thread(operation: Operation[T]) -> Effect[T]:
 def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
     """Return an `Effect` that calls a method of an object.
 
-    The asynchronous implementation awaits the method with the prefix `a`, such as `aget` for `get`.
+    The asynchronous implementation awaits the method whose name has the prefix `a`, such as `aget`
+    for `get`.
     """
     return Effect(
         lambda: getattr(target, method)(*args, **options),
@@ -121,7 +123,7 @@ def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[
 def build_effect_that_calls_function_in_thread(function: Callable[[], T]) -> Effect[T]:
     """Return an `Effect` that calls a function.
 
-    The asynchronous implementation calls the function in another thread.
+    The asynchronous implementation calls the function in another OS thread.
     """
     return Effect(function, lambda: asyncio.to_thread(function))
 
@@ -133,7 +135,8 @@ def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return run(operation(*args, **kwargs))
 
-    # Libraries that follow `__wrapped__` would treat `call` as a coroutine function.
+    # Delete `__wrapped__`, because libraries that follow it would treat `call` as a coroutine
+    # function.
     del call.__wrapped__
     call.__signature__ = signature(operation)  # type: ignore[attr-defined]
     return _rename_function(call, operation.__name__.lstrip("_"))

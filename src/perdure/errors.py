@@ -67,7 +67,7 @@ class WrongKey(ConfigurationError):
 class MissingDependency(ConfigurationError, ImportError):
     """Raised if a feature needs a package that is not installed.
 
-    The missing package is installed by one of perdure's optional extras.
+    The missing package can be installed with one of perdure's optional extras.
     """
 
 
@@ -102,7 +102,7 @@ class NotADatabase(StorageError):
 
 
 class SchemaMismatch(StorageError):
-    """Raised if a newer perdure, or a build older than its first release, wrote the database."""
+    """Raised if a newer version of perdure or a pre-release build wrote the database."""
 
 
 class CorruptRecord(StorageError):
@@ -114,7 +114,7 @@ class SerializationError(PerdureError, TypeError):
 
 
 class Unstorable(SerializationError):
-    """The serializer refuses a value. The error message gives the path to this value."""
+    """The serializer refuses a value. The error message gives the path to the refused value."""
 
 
 class InvalidValue(SerializationError, ValueError):

@@ -48,7 +48,7 @@ ERASED: Final = (
     *("threads", "messages", "checkpoints", "runs", "crons", "webhooks", "items", "versions"),
 )
 """The kinds of data that are erased, in the order in which a report lists the kinds."""
-_PAGE_LINES: Final = 100  # Number of archive lines that an asynchronous export reads at once.
+_PAGE_LINES: Final = 100  # Number of archive lines that an asynchronous export reads per batch.
 # Maximum number of passes per erasure. Each further pass erases the data that other processes wrote
 # during the previous pass.
 _MAX_ROUNDS: Final = 3
@@ -121,8 +121,8 @@ def export(
 
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
-    docs/people.md. Other processes may write to the database during the export. The archive
-    contains a consistent snapshot of each thread, and of all versions of each item.
+    docs/people.md. Other processes may write to the database during the export. Each thread is
+    exported from a consistent snapshot, and so is each item with all its versions.
 
     Args:
         user: The name of the person.
@@ -242,7 +242,7 @@ def forget(
 
 
 def limit_to_namespaces(report: Report, visible: Collection[str]) -> Report:
-    """Return a copy of the report that lists a kept namespace only if it is in `visible`."""
+    """Return a copy of the report that lists only those kept namespaces that are in `visible`."""
     kept_parts = (
         replace(part, ids=tuple(namespace for namespace in part.ids if namespace in visible))
         if part.what == "namespaces"
@@ -264,7 +264,7 @@ async def aforget(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _PersonErasure:
-    """Erases the data of one person, or plans this erasure.
+    """Erases all data that belongs to one person, or reports what would be erased.
 
     Attributes:
         counts: The number of erased objects, by kind.
@@ -302,25 +302,24 @@ class _PersonErasure:
         return self._build_report(kept_parts, scrubbed=False, dry_run=True)
 
     def forget(self, timeout_s: float) -> Report:
-        """Erase the person's data, in several passes.
+        """Erase the person's data in up to `_MAX_ROUNDS` passes.
 
-        Other processes may write new data of the person during a pass. The next pass erases this
-        data.
+        While a pass is running, other processes can write new data that belongs to the person. The
+        next pass erases this data.
         """
         try:
             threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            # Overwrite deleted bytes before raising the error, because an earlier erasure may have
-            # been interrupted after deleting all of the person's rows and before overwriting the
-            # deleted bytes.
+            # Overwrite deleted bytes before raising the error. An earlier erasure may have deleted
+            # all of the person's rows, but been interrupted before it overwrote the deleted bytes.
             self._overwrite_deleted_bytes_and_return_if_complete()
             raise
         self._remember_threads_found_only_by_owner(threads)
         kept_parts = self._list_data_kept_for_others(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
             self._stop_runs(threads, timeout_s)
-            # Erase the items before the threads, because the ids of the person's threads are needed
-            # to find the person's conversations under the namespace prefix `chat_memory`.
+            # Erase the items before the threads, because the thread ids are needed to find the
+            # person's conversations under the namespace prefix `chat_memory`.
             self._erase_items_of_person(threads, dry_run=False)
             for thread_id in threads:
                 self._erase_thread(thread_id, timeout_s)
@@ -400,7 +399,7 @@ class _PersonErasure:
         """Count the objects in a thread."""
         self._count("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
-        # A thread without a checkpoint raises UnknownThread.
+        # `Checkpointer.thread` raises UnknownThread if a thread has no checkpoint.
         with suppress(UnknownThread):
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
@@ -467,10 +466,10 @@ class _PersonErasure:
     def _find_threads_with_texts_of_person_and_of_crons(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
-        """Find other people's threads that quote the person or contain a message from a cron.
+        """Find other people's threads that contain text from the person or from the person's crons.
 
-        A thread quotes the person if it contains a text that the person wrote. Texts that other
-        people sent in the person's threads do not count as written by the person.
+        The search covers texts that the person wrote, but not texts that other people sent in the
+        person's threads.
 
         Returns:
             The ids of the threads that contain a text of the person, and the ids of the threads
@@ -531,7 +530,7 @@ def _build_person_rows(
     owners_are_people: bool | None,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
-    """Check a person's name, and return a `PersonRows` object for this person."""
+    """Validate a person's name, and return a `PersonRows` object for the person."""
     check_user("user", user, "give the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
@@ -566,7 +565,7 @@ def _find_threads_and_namespaces_of_person(
 
 
 def build_unknown_person_error(user: str, owned: Sequence[str] = ()) -> UnknownPerson:
-    """Build the error for a person who has no threads, items or crons.
+    """Build the exception for a person who has no threads, items or crons.
 
     Args:
         user: The name.

@@ -1,9 +1,9 @@
 """Apply retention rules, which remove old threads, checkpoints, items and memories.
 
-`apply` removes the data that the rules of a `Rules` object do not keep. `plan` reports the data
-that `apply` would remove, and writes nothing. Old data is removed in batches, so that other
-processes can write to the database between two batches. If `apply` is interrupted, call it again to
-remove the remaining old data.
+`apply` removes all data that is due for removal under the rules in a `Rules` object. `plan` reports
+the data that `apply` would remove, without writing anything. Old data is removed in batches, so
+that other processes can write to the database between two batches. If `apply` is interrupted, call
+it again to remove the remaining old data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from perdure.stores.whole_store import WholeStore
 __all__ = ["Removal", "Report", "Rules", "aapply", "aplan", "apply", "plan"]
 
 T = TypeVar("T")
-# Name of the lock that is held while retention is applied. A thread's lock is named after the
-# thread id, and this name is not a valid thread id.
+# Name of the lock that is held while retention is applied. The lock of a thread is named after the
+# thread id. The two names cannot collide, because this name is not a valid thread id.
 _LOCK_NAME: Final = "\0retention"
-# Maximum number of threads locked at once.
+# Maximum number of threads that are locked at the same time.
 _THREADS_PER_BATCH: Final = 200
 _ENTRIES_PER_BATCH: Final = 1_000
 
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate size of all removed data in bytes.
+        """The approximate total size of the removed data, in bytes.
 
         The database file does not shrink, but its freed space is reused for new data.
         """
@@ -109,9 +109,10 @@ def apply(
     skip: Collection[str] = (),
     timeout_s: float = 0.0,
 ) -> Report:
-    """Delete the data that the retention rules do not keep. Expired items are always removed.
+    """Delete the data that is due for removal under the retention rules.
 
-    Quarantined candidates and memories are erased with all their versions.
+    Expired items are always removed. Quarantined candidates and memories are erased with all their
+    versions.
 
     Args:
         rules: The rules. `perdure.settings.load().retention` returns the rules of the settings.
@@ -147,7 +148,7 @@ async def aapply(*args: Any, **options: Any) -> Report:
 
 @dataclass(slots=True)
 class _RetentionPass:
-    """Applies the retention rules once, or only counts the data that they would remove.
+    """Applies the retention rules once, or only counts the data that would be removed.
 
     Attributes:
         idle_thread_ids: The threads that are deleted.
@@ -200,7 +201,11 @@ class _RetentionPass:
         yield Removal("entries in quarantine", len(names), size, names)
 
     def _delete_idle_threads(self, idle_since: datetime) -> Iterator[Removal]:
-        """Delete threads that were last active before a time, and erase their memories."""
+        """Delete threads whose last activity was before a given time.
+
+        If `rules.memories` is set, the memories that were extracted from the threads are also
+        erased.
+        """
         idle_candidates = self.saver.delete_idle(
             idle_since, thread_ids=self.thread_ids, dry_run=True
         )
@@ -227,9 +232,9 @@ class _RetentionPass:
             yield Removal("memories of idle threads", len(self.erased_keys) - erased_before, size)
 
     def _try_lock(self, thread_id: str, stack: ExitStack) -> bool:
-        """Try to lock a thread, and return whether this succeeded.
+        """Try to lock a thread, and return whether the lock was acquired.
 
-        The id of a thread that cannot be locked is added to `left`.
+        If a thread cannot be locked, its id is added to `left`.
         """
         try:
             stack.enter_context(self.saver.lock(thread_id, timeout_s=0))
@@ -290,8 +295,8 @@ class _RetentionPass:
         """Clear the records of extractions that failed more than `days` days ago."""
         ids = []
         for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
-            # If an extraction has updated the failure record since it was read, VersionConflict is
-            # raised, and the updated record is kept.
+            # `batch` raises VersionConflict if an extraction has updated the failure record since
+            # it was read. In this case, the updated record is kept.
             with suppress(VersionConflict):
                 if not self.dry_run:
                     self.store.batch([build_put_clearing_watermark_failure(note)])
@@ -301,7 +306,7 @@ class _RetentionPass:
     def _find_older_items(
         self, namespace_prefix: Namespace, field: str, days: float
     ) -> list[StoredItem]:
-        """Find the items whose field `field` contains a time more than `days` days in the past.
+        """Find items whose timestamp in the field `field` is more than `days` days old.
 
         Only items under the namespace prefix are searched.
         """

@@ -383,7 +383,7 @@ def print_scrub_result(is_scrubbed: bool) -> None:
 
 
 def format_line(text: str, limit: int | None = 100) -> str:
-    """Convert a text to one line, cut to at most `limit` characters.
+    """Collapse text into a single line, truncated to at most `limit` characters.
 
     Line breaks become spaces, and control characters are escaped.
     """
@@ -394,7 +394,7 @@ def format_line(text: str, limit: int | None = 100) -> str:
 
 
 def print_warning_about_threads_matched_by_owner(user: str, thread_ids: Sequence[str]) -> None:
-    """Warn about threads without a `user_id` that belong to a person only by their `owner`."""
+    """Warn about threads that belong to a person only through their `owner`, not a `user_id`."""
     if thread_ids:
         which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
         verb = "belongs" if len(thread_ids) == 1 else "belong"
@@ -510,15 +510,14 @@ def show_status(activity: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # Wait for the timer's thread to finish, so that it cannot start the status line after
-        # `status.stop()`.
+        # Join the timer, so that its OS thread cannot start the status line after `status.stop()`.
         timer.join()
         status.stop()
 
 
 @contextmanager
 def print_progress_on_interrupt(describe_progress: Callable[[], str]) -> Iterator[None]:
-    """Print what a command has done so far if Ctrl-C interrupts the `with` block.
+    """If Ctrl-C interrupts the `with` block, print what the command has done so far.
 
     Args:
         describe_progress: Returns the progress, such as "12 messages imported".

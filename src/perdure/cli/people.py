@@ -36,7 +36,7 @@ from perdure.settings import check_user
 if TYPE_CHECKING:
     from perdure.people import Part, Report
 
-# Maximum number of ids listed in a row of the printed table.
+# Maximum number of ids shown in each row of the printed table.
 _MAX_LISTED_IDS: Final = 3
 
 
@@ -86,7 +86,7 @@ def forget(
 
     The command shows what will be erased, and asks you to type the person's name to confirm. The
     person's runs and crons are cancelled before anything is erased. If `perdure forget` is
-    interrupted, run it again. The exit code is 1 if nothing belongs to a person with this name.
+    interrupted, run it again. The exit code is 1 if no data belongs to a person with this name.
     """
     from perdure import people
     from perdure.people import Part
@@ -117,8 +117,8 @@ def forget(
                 if not yes:
                     _ask_user_to_type_name_or_exit(user)
                 with show_status("erasing …"):
-                    # Do not search other people's data for the person again: the search is slow,
-                    # and `people.plan` has already done it.
+                    # Skip the slow search of other people's data, because `people.plan` has already
+                    # done it.
                     erased = people.forget(
                         user, database.saver, database.store, **options, looks_elsewhere=False
                     )
@@ -159,7 +159,7 @@ def _ask_user_to_type_name_or_exit(expected_name: str) -> None:
 
 
 def _build_erasure_report_rows(report: Report, in_files: list[Part]) -> list[_ReportRow]:
-    """Build the table rows that show what is erased and what is kept.
+    """Build the table rows that list the erased data and the kept data.
 
     Args:
         report: The report of the erasure.
@@ -171,14 +171,14 @@ def _build_erasure_report_rows(report: Report, in_files: list[Part]) -> list[_Re
 
 
 def _build_report_row(action: str, part: Part) -> _ReportRow:
-    """Return the table row for one part of the report."""
+    """Build the table row that describes one part of the report."""
     more = ", …" if len(part.ids) > _MAX_LISTED_IDS else ""
     first_ids = ", ".join(part.ids[:_MAX_LISTED_IDS]) + more
     return _ReportRow(action, part.what, part.count, first_ids)
 
 
 def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
-    """Return parts of the report as JSON objects, with all of their ids."""
+    """Convert parts of the report to JSON objects that contain the complete lists of ids."""
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 
@@ -196,7 +196,7 @@ def _read_api_key_entries(keys_file: Path | None) -> list[dict[str, Any]]:
 
 
 def _get_sender_and_acting_for(record: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the two users that an audit record names.
+    """Return who sent an audited request, and on whose behalf it was sent.
 
     The first returned value is the user who sent the request. The second is the user on whose
     behalf the request was sent, or None.

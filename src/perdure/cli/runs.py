@@ -1,6 +1,6 @@
 """Implement `perdure runs` and `perdure crons`, which list a server's runs and crons.
 
-The commands read the database directly, so the commands work without a running server.
+The commands read the database directly, so they work without a running server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers.records import CronRow, RunRow
 
-# Maximum number of characters of a run's error that are printed.
+# Maximum length, in characters, of an error in the list of runs. Longer errors are truncated.
 _MAX_ERROR: Final = 60
 RunStatus = Literal["pending", "running", "success", "error", "interrupted"]
 ThreadOption = Annotated[
@@ -62,8 +62,8 @@ def runs(
 ) -> None:
     """List runs of the server, newest first.
 
-    The server keeps active runs and the last 100 runs of each thread. The exit code is 1 if no run
-    matches the options.
+    The server keeps active runs and the last 100 runs of each thread. The exit code is 1 if filters
+    were passed and no run matches them.
     """
     if user is not None:
         check_user("--user", user, "remove --user to list the runs of all users")
@@ -104,7 +104,7 @@ def crons(
 ) -> None:
     """List the crons of the server, ordered by next run time.
 
-    The exit code is 1 if no cron matches the options.
+    The exit code is 1 if filters were passed and no cron matches them.
     """
     if user is not None:
         check_user("--user", user, "remove --user to list the crons of all users")
@@ -235,10 +235,10 @@ def _as_datetime(seconds: float | None) -> datetime | None:
 async def _find_crons_with_persons(
     database: CommandDatabase, thread_id: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
-    """Return crons and the person each cron belongs to, ordered by next run time.
+    """Return crons, each with the person to whom it belongs, ordered by next run time.
 
-    A cron belongs to the person its thread belongs to. A cron that creates a new thread for each
-    run belongs to the user who created the cron, or to the user on whose behalf the creator acted.
+    A cron belongs to the same person as its thread. A cron that creates a new thread for each run
+    belongs to the user who created the cron, or to the user on whose behalf the creator acted.
 
     Args:
         database: The database of the command.

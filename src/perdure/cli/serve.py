@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 # Maximum number of open connections per process. Requests on further connections are answered with
 # status 503.
 _MAX_CONNECTIONS = 1000
-# Keep-alive timeout of idle connections, in seconds. It is long enough that clients and proxies
-# usually close idle connections first.
+# Keep-alive timeout of idle connections, in seconds. The timeout is long enough that clients and
+# proxies usually close an idle connection before the server does.
 _KEEP_ALIVE_S = 65
 # Number of seconds after which a client that does not read its data is disconnected.
 _UNREAD_TIMEOUT_S = 60
 # Maximum number of seconds to wait for open requests after all runs have stopped.
 _SHUTDOWN_TIMEOUT_S = 1
-# Exit code of a worker process that failed to start. Such a worker process is not replaced.
+# Exit code of a worker process that failed to start. A worker process that exits with this code is
+# not replaced.
 _START_FAILED = 3
 # Interval, in seconds, at which the parent process checks for signals.
 _POLL_S = 0.5
@@ -194,7 +195,7 @@ def serve(
 
 
 class _ServerInputs(NamedTuple):
-    """The files and addresses given as options of `perdure serve`.
+    """The files and addresses passed as options to `perdure serve`.
 
     Attributes:
         keys: The keys file, or None.
@@ -355,10 +356,10 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
     for number, handler in zip(signals, old_handlers, strict=True):
         signal.signal(number, handler)
     if not received:
-        # The reason for exiting has already been printed.
+        # Exit without a message, because the reason has already been printed.
         raise typer.Exit(1)
-    # Raise the received signal again, so that the signal terminates this process, as it would
-    # terminate a server with a single process.
+    # Re-raise the received signal, so that it terminates this process as it would terminate a
+    # single-process server.
     signal.raise_signal(received[0])
 
 
@@ -382,8 +383,8 @@ def _run_worker(
 def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
     """Install a SIGTERM handler, and stop this process when its parent process dies.
 
-    A killed parent process cannot stop its child processes. Therefore, a thread in the child
-    process waits for the parent process to end, and then terminates the child process with a
+    A parent process that was killed cannot stop its child processes. Therefore, an OS thread in the
+    child process waits for the parent process to exit, and then terminates the child process with a
     signal.
     """
     signal.signal(signal.SIGTERM, sigterm_handler)
@@ -575,8 +576,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     MCP clients, such as desktop assistants and editors, start `perdure mcp` as a child process. An
     MCP client that starts this command has access to the memories and threads of one user.
     """
-    # Only check whether `mcp` and `fastapi` are installed, because importing them takes about a
-    # second.
+    # Check for `mcp` and `fastapi` with `find_spec`, because importing them takes about a second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
         raise MissingDependency(
             'MCP needs more packages; run pip install ".[server]" in a checkout'

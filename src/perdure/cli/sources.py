@@ -1,4 +1,4 @@
-"""Open the databases that `perdure import` and `perdure copy` read, which may be untrusted."""
+"""Open the source databases of `perdure import` and `perdure copy`, which may be untrusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perdure.stores.import_sources import STORE_TABLES
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-# Names of tables that only perdure creates. A langgraph database has no tables with these names.
+# Names of tables that exist only in databases created by perdure, not in langgraph databases.
 _PERDURE_TABLES: Final = {"schemas", "namespaces", "store_items"}
 _SELECT_TABLE_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
 # Maximum size in bytes of a value that SQLite can store.
@@ -28,7 +28,7 @@ _MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Source:
-    """A database opened read-only, from which data is imported or copied.
+    """The source database of an import or a copy, opened read-only.
 
     Attributes:
         path: The file, or the DSN.
@@ -56,7 +56,7 @@ def open_database_to_import(path: str, max_value_bytes: int) -> Iterator[Source]
         NotADatabase: A table does not have the form in which perdure or langgraph creates it.
         StorageError: The file is damaged, or has a value that is too large.
     """
-    # A Postgres database that is imported is always a langgraph database.
+    # An import from Postgres always reads a langgraph database, never a perdure database.
     if is_dsn(path):
         yield Source(path)
         return
@@ -79,7 +79,8 @@ def open_database_to_copy(db: str, key: str | None) -> Iterator[Source]:
 
     The argument `key` overrides the configured encryption key.
 
-    The size of values is not limited, because users copy only their own databases.
+    The size of values is not limited here, because `perdure copy` is meant for the user's own
+    databases.
     """
     if is_dsn(db):
         with open_database(db, allow_read_only=True, key=key) as file:

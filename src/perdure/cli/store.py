@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 store = add_command_group("store", "Read, write, search and remove items of the store.")
 
-# How a user refers to the empty namespace, which contains all other namespaces.
+# The notation for the empty namespace, which is a prefix of every other namespace.
 _ROOT: Final = "/"
 NamespaceArgument = Annotated[
     str, Argument(metavar="NS", help="The namespace, such as users/alice.")
@@ -135,7 +135,7 @@ def put(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Store an item. The earlier value becomes an old version."""
+    """Store an item. The previous value is kept as an old version."""
     namespace = parse_namespace(ns)
     if (value is None) == (text is None):
         raise ConfigurationError("pass the value either as JSON, with - for stdin, or with --text")
@@ -190,7 +190,7 @@ def history(
 ) -> None:
     """Show all versions of an item.
 
-    The versions of a deleted item are shown if you pass the full key.
+    To see the versions of a deleted item, pass its full key.
     """
     namespace = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as database:
@@ -281,13 +281,13 @@ def namespaces(
 
 
 def _format_value(value: dict[str, Any]) -> str:
-    """Return the text of a value that has only the field `text`; format any other value as JSON."""
+    """Return the text if the value's only field is `text`; otherwise, return the value as JSON."""
     text = value.get("text") if len(value) == 1 else None
     return text if isinstance(text, str) else jsonlib.dumps(value, ensure_ascii=False)
 
 
 def _build_item_json(item: StoredItem | FoundItem) -> dict[str, Any]:
-    """Return the fields of an item that `--json` prints."""
+    """Build the JSON object that `--json` prints for an item."""
     names = ("namespace", "key", "value", "version", "created_at", "valid_from", "valid_to")
     return {name: getattr(item, name) for name in (*names, "expires_at", "provenance")}
 
@@ -317,10 +317,10 @@ def forget(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Erase items permanently, with the messages that they come from.
+    """Permanently erase items and the messages that they were made from.
 
-    All versions of the items are erased. The messages that an item was made from are listed in its
-    provenance. They are erased too if they are in the same database.
+    All versions of the items are erased. The messages that are listed in an item's provenance are
+    also erased if they are in the same database.
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)
@@ -353,7 +353,7 @@ def _describe_receipt(receipt: Receipt) -> str:
 
 @store.command()
 def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """Replace the vectors that another embedding model made.
+    """Recompute the vectors that were made by another embedding model.
 
     Vectors are computed by the embedder configured in langgraph.json or, if there is none, by
     perdure's offline model. If the command is interrupted, run the command again to continue.

@@ -41,9 +41,10 @@ from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch
 from perdure.stores.namespaces import decode_path
 from perdure.stores.whole_store import WholeStore
 
-# Maximum total size, in bytes, of the rows that are read at once. A larger row is read by itself.
+# Maximum total size, in bytes, of the rows that are read in one page. A row that exceeds this size
+# is read on its own.
 _PAGE_BYTES: Final = 4 << 20
-_PAGE_ROWS: Final = 1000  # Maximum number of rows that are read at once.
+_PAGE_ROWS: Final = 1000  # Maximum number of rows that are read in one page.
 # Number of rows per INSERT statement.
 _ROWS_PER_INSERT: Final = 64
 _MAX_ID: Final = b"\xff" * 17  # This value sorts after every packed id.
@@ -93,7 +94,7 @@ class Table(NamedTuple):
     def read_page(self, after: Sequence[Any]) -> Flow[list[Row]]:
         """Read one page of the rows after a key.
 
-        Each returned row consists of its owner and the values of the copied columns.
+        Each returned row begins with the row's owner, followed by the values of the copied columns.
         """
         marks = ", ".join("?" for _ in after)
         rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
@@ -145,7 +146,7 @@ def _qualify_columns(columns: str) -> str:
 
 @dataclass
 class Tables:
-    """The tables of the checkpointer or of the store, in the source or the target database.
+    """The tables of the checkpointer or the store, in either the source or the target database.
 
     The tables are copied in the order of the `tables` attribute.
 
@@ -204,20 +205,20 @@ class Tables:
         return table.build_inserts([self.encrypt_row(table, row) for row in rows])
 
     def format_owner(self, owner: Any) -> str:
-        """Return the owner of a row, such as a thread id, formatted for error messages."""
+        """Format the owner of a row, such as a thread id, for error messages."""
         return repr(owner)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the component's settings, which are copied after all of its tables."""
+        """Read the component's settings, which are copied last, after all of its tables."""
         return []
         yield
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """Store the source's settings after all rows have been copied."""
+        """Copy the source's settings into the target, after all rows have been copied."""
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
     def find_owners_of_names_postgres_rejects(self) -> Flow[list[str]]:
-        """Return the owners of rows that contain names Postgres cannot store.
+        """Return the owners (threads or namespaces) of rows with names that Postgres cannot store.
 
         Postgres cannot store names that contain NUL characters or are too long.
 
@@ -293,8 +294,8 @@ class ThreadTables(Tables):
             *_OF_LOG,
             key="row_key",
             large_columns="body",
-            # The content hash depends on the encryption key, so compare only whether a row has a
-            # hash. The hash is 0 for an alias, which is a row that refers to another item.
+            # Content hashes depend on the encryption key, so compare only whether a row has a
+            # nonzero hash. An alias, which is a row that refers to another item, has the hash 0.
             flag_positions=[3],
             associated_data=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
         ),
@@ -371,7 +372,8 @@ class ThreadTables(Tables):
     def decrypt_row(self, table: Table, row: Row) -> Row:
         """Decrypt a row, and set its search keys to None.
 
-        Search keys depend on the database's encryption key, so they are not compared.
+        Search keys are not compared, because they depend on the encryption key, which can differ
+        between the source and the target.
         """
         columns = super().decrypt_row(table, row)
         if table.name == "threads":
@@ -380,7 +382,7 @@ class ThreadTables(Tables):
         return columns
 
     def encrypt_row(self, table: Table, row: Row) -> Row:
-        """Encrypt a row, and recompute a thread's search keys or an item's content hash."""
+        """Encrypt a row, after recomputing its search keys (threads) or content hash (items)."""
         if table.name == "threads":
             # The search keys of a thread without checkpoints are empty.
             search_keys = None if row[3] else b""
@@ -401,10 +403,11 @@ class ThreadTables(Tables):
         return super().encrypt_row(table, row)
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read a checkpointer's settings as a row of two values.
+        """Return a checkpointer's settings as a single row of two values.
 
-        The first value is the secret key for hashing the thread ids in removal records. The second
-        value says whether the database is marked as one in which organisations may own threads.
+        The first value is the secret key with which the thread ids in removal records are hashed.
+        The second value is True if the database is marked as one in which organisations can own
+        threads.
         """
         yield from self.reader.removals.load_hash_key(read_only=True)
         return [(self.reader.removals.key, (yield from owner_record.read_organisations_mark()))]
@@ -517,15 +520,15 @@ class StoreTables(Tables):
         return cls(store.database, store._parts.sql, decrypt, encrypt)
 
     def format_owner(self, owner: Any) -> str:
-        """Return a row's namespace, formatted for error messages."""
+        """Format the namespace of a row for error messages."""
         return repr(decode_path(owner))
 
     def read_settings(self) -> Flow[list[Row]]:
-        """Read the settings of the search: embedding model, counters and searched fields."""
+        """Read the search settings: the embedding model, the counters and the searched fields."""
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
     def store_settings_after_copy(self, settings: list[Row]) -> Flow[None]:
-        """Store the source's settings after all rows have been copied.
+        """Copy the source's settings into the target, after all rows have been copied.
 
         The target keeps its own settings for keyword search, except the list of searched fields,
         which is copied.
@@ -724,7 +727,7 @@ class DatabaseCopy:
     def _find_differing_owners(
         self, source: Tables, target: Tables, table: Table
     ) -> Flow[set[str]]:
-        """Return the owners of rows that are in only one of the two databases.
+        """Return the owners of rows that exist in only one of the two databases.
 
         The source and the target may return rows in different orders.
         """

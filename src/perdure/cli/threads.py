@@ -45,7 +45,7 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
 
-# Maximum number of characters of a title that are printed.
+# Maximum length, in characters, of a printed title. Longer titles are truncated.
 _MAX_TITLE: Final = 60
 Status = Literal["idle", "waiting", "unfinished"]
 """The status of a thread; see `ThreadStatus.state`."""
@@ -76,10 +76,10 @@ def threads(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List threads, the latest change first, or search their text.
+    """List threads, most recently changed first, or search their text.
 
-    If a thread has no title, the first words of its first human message are shown. The last
-    activity of an imported thread is the time of its last message. The exit code is 1 if no thread
+    If a thread has no title, the first words of its first human message are shown. For an imported
+    thread, the last activity shown is the time of its last message. The exit code is 1 if no thread
     matches TEXT, --user, --waiting or --status.
     """
     if user is not None:
@@ -145,7 +145,7 @@ def _print_search_results(
     db: str | None,
     json: bool,
 ) -> None:
-    """Print the threads with messages that match the query, best match first.
+    """Print the threads whose messages match the query, best match first.
 
     Raises:
         ConfigurationError: The command has the argument `text` too, or the search is turned off.
@@ -257,7 +257,7 @@ def find_person_of_thread(
 def _iter_thread_json_unless_deleted(
     database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
-    """Yield the given head together with the dict that `--json` prints for its thread.
+    """Yield one pair, the head and the dict that `--json` prints for its thread.
 
     Nothing is yielded if another process has deleted the thread.
     """
@@ -295,7 +295,7 @@ def fork(
     ] = None,
     db: DbOption = None,
 ) -> None:
-    """Copy a thread, completely or up to a checkpoint."""
+    """Copy a thread, either in full or up to a checkpoint."""
     with open_database(db) as database:
         source = resolve_thread_id(database, thread)
         if not new:
@@ -346,7 +346,7 @@ def delete(
 ) -> None:
     """Delete threads and their memories permanently.
 
-    If you import the export of a deleted conversation again, the conversation is restored.
+    If you import an archive that contains a deleted conversation, the conversation is restored.
     """
     from perdure.memory.thread_memories import forget_thread_memories
 
@@ -366,8 +366,8 @@ def delete(
             # Erase the memories before the threads. If the process crashed after deleting a thread,
             # the thread's memories could no longer be found.
             clean = keep_memories or forget_thread_memories(database.store, ids).clean
-            # `erase` deletes a thread, and overwrites the bytes of all deleted threads in the file.
-            # It is therefore called only once, for the last of the selected threads.
+            # Call `erase` only for the last thread, because a single call overwrites the bytes of
+            # all deleted threads in the file. The other threads are deleted by `prune`.
             *others, last = ids
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean
@@ -381,9 +381,9 @@ def delete(
 def _count_messages(database: CommandDatabase, thread_id: str) -> int:
     """Return the number of messages in a thread's history.
 
-    If the history cannot be read, return the number of all items in the thread's logs instead.
+    If the history cannot be read, fall back to the number of all items in the thread's logs.
     """
-    with suppress(PerdureError):  # A thread that cannot be read can still be deleted.
+    with suppress(PerdureError):  # A thread with unreadable messages can still be deleted.
         return len(database.saver.history(thread_id))
     return database.saver.thread(thread_id).items
 

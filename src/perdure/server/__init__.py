@@ -1,7 +1,8 @@
 """Build the HTTP server for `perdure serve`, with web pages, LangGraph's REST API and MCP.
 
-`create_app` builds the server's ASGI application. It is imported only on first use, because
-`perdure mcp` does not need it. The server calls only functions that any user of perdure can call.
+`create_app` builds the server's ASGI application. `create_app` is imported lazily, because the
+command `perdure mcp` imports this package but does not need the HTTP server. The server calls only
+functions that are also available to other programs that import perdure.
 """
 
 from typing import TYPE_CHECKING, Any

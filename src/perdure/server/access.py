@@ -3,7 +3,7 @@
 The access rules also decide which rows of the database the user may see.
 
 Each route, page and tool names its action in langgraph's notation, such as `threads:read` or
-`store:put`. The action `admin` stands for operations on the whole database. An action that is not
+`store:put`. The action `admin` covers operations on the whole database. An action that is not
 explicitly allowed is denied.
 """
 
@@ -129,8 +129,8 @@ class Access(Protocol):
 
     - `owners_are_people`: False if the `owner` of a thread may be something else than the user of
       an API key, such as an organisation.
-    - `identities_list_teams`: False if `Identity` objects do not list the user's teams. In this
-      case, the config of each run must name the teams whose memories the run uses.
+    - `identities_list_teams`: False if `Identity` objects do not list the user's teams, so that the
+      config of each run must name the teams whose memories the run uses.
     - `tenants`: The set of all tenants. The server opens the databases of all tenants when the
       server starts.
     - `check_person(identity, person)`: Raise `Forbidden` if the identity may not act for a person.
@@ -187,7 +187,10 @@ class LocalAccess:
     async def authorize_and_build_filter(
         self, identity: Identity, action: Action, value: dict[str, Any]
     ) -> Filter:
-        """Allow every action. A request for another person may use only that person's data."""
+        """Allow every action.
+
+        A request sent on behalf of another person can access only that person's data.
+        """
         person = identity.acting_for
         return {} if person is None else permit_and_build_filter_for_own_data(person, action, value)
 
@@ -195,11 +198,11 @@ class LocalAccess:
 def permit_and_build_filter_for_own_data(
     user: str, action: Action, action_arguments: dict[str, Any]
 ) -> Filter:
-    """Allow an action on a user's data, and return the filter that selects this data.
+    """Restrict an action to a user's own data, and return the filter that selects this data.
 
-    A user's threads, crons and assistants have the user's id as `owner` in their metadata. The
-    second label of a user's namespaces is the user's id. See `Access.authorize_and_build_filter`
-    for the arguments.
+    A user's threads, crons and assistants have the user's id as `owner` in their metadata. In each
+    of a user's namespaces, the second label is the user's id, as in `("memories", user)`. See
+    `Access.authorize_and_build_filter` for the arguments.
 
     Args:
         user: The owner of the data.
@@ -230,7 +233,7 @@ def permit_and_build_filter_for_own_data(
 
 
 def set_required_action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator that sets the action for which an endpoint requires permission.
+    """Return a decorator that sets the action for which callers of an endpoint need permission.
 
     `create_app` raises TypeError if an endpoint does not have this decorator.
 
@@ -318,11 +321,11 @@ def _build_comparison_keys_of_scalars(values: list[Any]) -> set[Any]:
 
 
 def _build_comparison_key_of_scalar(value: str | float | None) -> Any:
-    """Return the comparison key of one value; see `_build_comparison_keys_of_scalars`."""
+    """Return the comparison key for a single value; see `_build_comparison_keys_of_scalars`."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
-        # Use `hex`, which takes linear time for large integers, rather than `str`, which does not.
+        # Use `hex` rather than `str`, because only `hex` takes linear time for large integers.
         return (hex(int(value)),)
     return (repr(value),)
 
@@ -346,7 +349,7 @@ def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
 
 
 def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
-    """Refuse to create or change an object if the user could not access it afterwards.
+    """Raise Forbidden if the user could not access a thread, cron or assistant with this metadata.
 
     Args:
         noun: The kind of the object for the error message, such as `a thread`.

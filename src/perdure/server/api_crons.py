@@ -1,9 +1,9 @@
-"""Serve the HTTP endpoints for crons, which start runs on a schedule, for langgraph's SDK.
+"""Serve the cron endpoints of LangGraph's API, with which clients schedule runs.
 
 A cron's runs have the permissions of the user who last changed the cron. A user may change a cron
 only if the cron's metadata matches the user's authorization filter. The person to whom a thread
-belongs may also see and delete all crons on the thread, because the runs of these crons use the
-person's memories.
+belongs may also see and delete any cron on that thread, because the cron's runs use the person's
+memories.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ async def update_cron(
 @routes.delete("/runs/crons/{cron_id}", status_code=204)
 @set_required_action("crons:delete")
 async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
-    """Delete a cron. Runs that the cron has already started continue."""
+    """Delete a cron. Runs that the cron has already started are not cancelled."""
     await call.authorize_arguments({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
@@ -180,7 +180,7 @@ async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) ->
 async def _check_cron_request_and_build_row(
     call: Call, runs: Runs, body: CronRequest, previous_row: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
-    """Check the request for a new or changed cron, and build the cron's row.
+    """Validate a request that creates or changes a cron, and build the cron's row.
 
     The request is refused if the caller may not start runs of the cron.
 
@@ -257,10 +257,10 @@ async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) ->
 
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
-    """Return those of the given thread ids that belong to the caller's threads.
+    """Filter thread ids, and return only the ids of the caller's own threads.
 
-    A thread counts as the caller's if its runs use the caller's memories and the caller may list
-    it.
+    A thread is the caller's own if its runs use the caller's memories and the caller is permitted
+    to list the thread.
     """
     search_call, own_ids = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
