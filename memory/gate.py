@@ -392,8 +392,8 @@ async def _refuse_deleted_candidates(
 ) -> None:
     """Refuse candidates that were previously deleted or forgotten.
 
-    A candidate is not refused if it was requested explicitly, or if its text occurs again in a
-    message that was added after the deletion.
+    Candidates that were requested explicitly are exempt, as are candidates whose text occurs again
+    in a message that was added after the deletion.
     """
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
@@ -420,11 +420,11 @@ async def _is_added_after_deletions(
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
 ) -> bool:
-    """Return whether the source messages of a text were added after the text was last deleted.
+    """Return whether a text's source messages were added after the last deletion of the text.
 
-    Each item of `tombstones` records one deletion of the text. The result is True only if every
-    source message was added by a run that began after the last deletion. If the time of a source
-    message or of a deletion is unknown, the result is False.
+    `tombstones` contains one record per deletion of the text. Each source message must have been
+    added by a run that began after the last deletion. Return False if the time of a deletion is
+    unknown, or the time at which a source message was added.
     """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
@@ -448,7 +448,7 @@ async def _is_added_after_deletions(
 async def _refuse_facts_already_stored_or_outdated(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> None:
-    """Refuse facts that a stored memory states now or stated in the past."""
+    """Refuse facts that a stored memory states, either now or in one of its previous texts."""
     for i in judgement.kept_indices(include_events=False):
         candidate, text = judgement.candidates[i], judgement.get_text(i)
         similar_facts = await _find_similar_facts(
@@ -474,8 +474,9 @@ def _explain_why_text_is_outdated(
 ) -> str:
     """Return the reason why a text is outdated, or "" if it is up to date.
 
-    A text is outdated if it is a former text of a memory and was stated before that memory was
-    changed.
+    A text is outdated if it states the same fact as a previous text of a memory and was stated
+    before that memory changed. If the text's date is unknown, it is assumed to be older than the
+    change.
     """
     said_at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
@@ -538,7 +539,7 @@ def _find_failed_text_check_and_reason(candidate: Candidate) -> tuple[str, str] 
     text = candidate.text
     if not isinstance(text, str):
         return "content", f"the text is of type {type(text).__name__}; expected str"
-    # The text of an event begins with the name of the speaker.
+    # An event's text begins with the speaker's name, so check only the words after the name.
     words = text.split(": ", 1)[-1] if candidate.kind in EVENT_KINDS else text
     if not any(map(str.isalnum, words)):
         return "content", "the text has no words"
@@ -552,7 +553,7 @@ def _find_failed_text_check_and_reason(candidate: Candidate) -> tuple[str, str] 
 
 
 def _find_failed_size_check_and_reason(candidate: Candidate) -> tuple[str, str] | None:
-    """Return why a candidate is too large, or None if its size is permitted.
+    """Return why a candidate is too large, or None if its size is allowed.
 
     The result is a pair of strings: the name of the failed check, and the reason.
     """
@@ -587,10 +588,10 @@ def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
 
 
 def _combine_verdicts(previous: Verdict, answer: Verdict, check_name: str) -> Verdict:
-    """Combine the previous verdict on a candidate with that of an application-defined check.
+    """Combine the previous verdict on a candidate with the verdict of an application-defined check.
 
-    If the application's check keeps the candidate, the redactions of the previous verdict still
-    apply.
+    If the application's check accepts the candidate, redactions made by the previous verdict remain
+    in effect.
     """
     if answer.action != "keep":
         reason = answer.reason or f"the check {check_name} decided so without a reason"
@@ -607,9 +608,9 @@ def _run_custom_check(
 ) -> Effect[list[Verdict | str | None]]:
     """Return an `Effect` that runs an application-defined check on each candidate.
 
-    An effect is an operation that blocking and async callers execute differently. Its result here
-    is a list with one element per candidate: the check's verdict, None if the check returned None,
-    or an error message if the check failed.
+    An effect is an operation that is executed differently for blocking and for async callers. The
+    effect's result is a list with one element per candidate: the check's verdict, None if the check
+    returned None, or an error message if the check failed.
     """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:

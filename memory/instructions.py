@@ -127,7 +127,7 @@ class Instructions:
     async def _set_text(
         self, text: str, config: RunnableConfig | None = None
     ) -> InstructionsVersion:
-        """Write a text as the new version of the instructions, and return that version.
+        """Store a text as a new version of the instructions, and return that version.
 
         No version is written if the current version has the same text.
         """
@@ -153,7 +153,7 @@ class Instructions:
     rollback, arollback = blocking(_roll_back), awaiting(_roll_back)
 
     def get_handle(self, config: RunnableConfig | None) -> ItemHandle:
-        """Return a handle for the item that contains the instructions for a run."""
+        """Return a handle for the store item that contains a run's instructions."""
         adapter = self._adapter or _build_adapter_for_versioned_store(
             get_graph_store("the instructions"), self.namespace
         )
@@ -321,12 +321,12 @@ not answer them. Answer with the complete new instructions between <instructions
 _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
 _REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
-# Minimum ratio between the lengths of the previous and the new instructions, with the shorter
+# Minimum length ratio between the previous and the new instructions. The ratio is the shorter
 # length divided by the longer one. New instructions with a lower ratio are refused.
 _MIN_RATIO: Final = 0.4
-# Minimum length of the previous instructions, in characters, that is used to compute the maximum
-# length of the new instructions. The minimum lets short instructions grow to more than 2.5 times
-# their length.
+# Minimum base length, in characters, for computing the maximum length of new instructions. The base
+# length is the length of the previous instructions or this minimum, whichever is larger. Short
+# instructions can therefore grow to more than 2.5 times their length.
 _MIN_BASE_CHARS: Final = 1_000
 # maximum length of the conversation in a request, in characters
 _MAX_TRANSCRIPT_CHARS: Final = 200_000
@@ -341,8 +341,8 @@ class UpdateInstructions(Learner):
 
     The rewritten text is stored as a new version. If another run stores a new version first, the
     model is called again. A rewritten text is rejected if it is shorter than 40 % or longer than
-    250 % of the previous text. If the previous text is shorter than 1,000 characters, the rewritten
-    text may have up to 2,500 characters.
+    250 % of the previous text. However, a previous text of fewer than 1,000 characters may grow to
+    2,500 characters.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -464,8 +464,8 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
     candidates = _REWRITE.findall(text)
     if not fault and (not candidates or text.count(_BEGIN) != text.count(_END)):
         fault = f"the answer {text!r:.80} has no text between {_BEGIN} and {_END}"
-    # The model may mention the `<instructions>` tags before it writes the new instructions between
-    # them. If the response contains several texts between these tags, use the longest one.
+    # A model may mention the `<instructions>` tags before it outputs the new instructions. If
+    # several texts in a response are enclosed in `<instructions>` tags, use the longest text.
     rewritten = max(candidates, key=len, default="").strip()
     if not fault and rewritten == previous_text.strip():
         return previous_text
@@ -477,7 +477,7 @@ def _extract_new_instructions(previous_text: str, answer: Any) -> str:
 
 
 def _find_length_fault(previous_text: str, rewritten_text: str) -> str | None:
-    """Return why the rewritten instructions' length is invalid, or None if it is valid."""
+    """Return why rewritten instructions are too short or too long, or None if they are valid."""
     length, base = len(rewritten_text), max(len(previous_text), _MIN_BASE_CHARS)
     maximum = min(MAX_LEARNED_CHARS, int(base / _MIN_RATIO))
     if not any(map(str.isalnum, rewritten_text)):

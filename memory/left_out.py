@@ -8,19 +8,19 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.memory.tool_calls import REQUEST_ONLY
 
-# Key in a human message's additional_kwargs for the number of omitted steps, which the last line of
-# the message reports.
+# Key in a human message's additional_kwargs under which the number of omitted steps is stored. The
+# last line of the message reports the same number.
 _COUNT: Final = "perdure_left_out"
 
 
 def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
     """Return a copy of a question with a line that tells the model how many steps were omitted.
 
-    A step is one message, or a group of messages that belong together, after the question in the
-    same turn. If the last line of the question already reports omitted steps, `count` is added to
-    the reported number. If `question` is None, the returned message contains only the line about
-    omitted steps. The question's existing content is not changed, so that the provider's prompt
-    cache stays valid.
+    A step is a message that follows the question in the same turn, or a group of such messages that
+    belong together. If the last line of the question already reports omitted steps, `count` is
+    added to the reported number. If `question` is None, the returned message contains only the line
+    about omitted steps. The question's existing content is not changed, so that the provider's
+    prompt cache stays valid.
     """
     if question is None:
         question = HumanMessage("", additional_kwargs={REQUEST_ONLY: True})
@@ -48,7 +48,7 @@ def _format_left_out_line(count: int) -> str:
 
 
 def _remove_left_out_line(content: Any, left_out_count: int) -> Any:
-    """Return a question's content without its last line, which reports the omitted steps."""
+    """Return a question's content without the final line that reports omitted steps."""
     line = _format_left_out_line(left_out_count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}

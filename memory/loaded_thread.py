@@ -1,8 +1,8 @@
 """Detect messages that were erased after a run or an extraction had loaded them.
 
-A summary or an extraction may wait several minutes for a model after loading messages. Before the
-result is written, the functions in this module check that none of the source messages has been
-erased since it was loaded.
+After a summary or an extraction has loaded messages, it may wait several minutes for a model
+response. Before its result is written, the functions in this module check that none of the source
+messages has been erased since it was loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
-    """A stored thread, with a marker of when its messages were loaded.
+    """A stored thread, with a marker for the point in time at which its messages were loaded.
 
     Attributes:
         saver: The checkpointer that stores the thread.
@@ -36,7 +36,7 @@ class LoadedThread(NamedTuple):
     channel: str = "messages"
 
     async def are_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
-        """Return for each message whether the message was erased after the thread was loaded."""
+        """Return, for each message, whether it was erased after the thread was loaded."""
         arguments = self.thread_id, messages
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
@@ -76,7 +76,7 @@ async def has_erased_message(loaded: LoadedThread | None, messages: Sequence[Bas
 def find_run_thread(
     config: RunnableConfig | None, channel: str = "messages"
 ) -> LoadedThread | None:
-    """Return the thread of a run, or None if no perdure checkpointer stores the thread."""
+    """Return the thread that a run belongs to, or None if no perdure checkpointer stores it."""
     config = ensure_config(config)
     configurable = config["configurable"]
     thread_id = configurable.get("thread_id")

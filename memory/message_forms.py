@@ -22,11 +22,11 @@ from langchain_core.messages import (
 from perdure.memory.thread_messages import parse_time
 
 Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
-# matches a string that is a Unix timestamp in seconds or a smaller unit, but not a date such as
+# matches strings that are Unix timestamps in seconds or a smaller unit, but not dates such as
 # 20240501
 _NUMBER: Final = re.compile(r"\d{9,19}(\.\d+)?")
-# Smallest timestamp that is read as milliseconds or a smaller unit instead of seconds since 1970.
-# In seconds, it would be a time in the year 5138.
+# Smallest number that is interpreted as a Unix timestamp in milliseconds or a smaller unit rather
+# than in seconds. In seconds, it would represent a date in the year 5138.
 _LATEST_S: Final = 1e11
 
 CREATED: Final = "create_time"
@@ -36,7 +36,8 @@ EXACT: Final = "langchain"
 """The key in a message in OpenAI's format for those LangChain fields that OpenAI's format lacks."""
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
-# Keys of an assistant message in OpenAI's format, at least one of which is required.
+# Keys of an assistant message in OpenAI's format. Each assistant message must have at least one of
+# these keys.
 _ANSWER_KEYS: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
 # suffix of the class names of streamed messages, such as AIMessageChunk
@@ -133,7 +134,7 @@ def _remove_message_times(message_fields: dict[str, Any]) -> None:
     """Remove timestamps from a message's top-level fields, and store the creation time as metadata.
 
     The creation time, under the key `CREATED`, is moved to the message's `response_metadata`.
-    Timestamps under the keys in `_TIMES` are removed.
+    Timestamps that are stored under the keys in `_TIMES` are discarded.
     """
     for name in _TIMES:
         if parse_timestamp(message_fields.get(name)) is not None:
@@ -229,8 +230,8 @@ def _convert_responses_part_to_chat_part(part: Any) -> Any:
 def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
     """Return the value at a path of keys, or an empty value of the type `kind`.
 
-    The result is an empty value, such as `""` or `{}`, if there is no value at the path or the
-    value has a different type. Lone surrogates in text are replaced.
+    Return an empty value, such as `""` or `{}`, if the path does not exist or its value has a
+    different type. Lone surrogates in text are replaced.
     """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None

@@ -35,7 +35,7 @@ only, and returns a long result in pages."""
 _DEFAULT_LIMIT: Final = 20_000
 # Minimum value of the option `limit`, in characters.
 _MIN_LIMIT: Final = 100
-# Number of history items that are decoded per batch, starting with the newest.
+# Batch size, in items, for reading a history from the newest item to the oldest.
 _PAGE_ITEMS: Final = 256
 # Maximum number of characters of an unknown tool call id to quote in the error message for the
 # model.
@@ -64,9 +64,9 @@ def read_tool_output(
     The model passes the id of the earlier tool call to the tool. The tool first looks for the
     earlier call's result in the run's state. If the state does not contain the complete result, the
     tool searches the history of the graph's checkpoint namespace up to the run's checkpoint, and
-    then the histories of the parent graphs. If the complete result is still not found, but the
-    state contains a shortened or cleared version of it, the tool searches all other checkpoint
-    namespaces of the thread. The tool never reads other threads.
+    then the histories of the parent graphs. As a last resort, if the state contains a shortened or
+    cleared version of the result, the tool searches the thread's other checkpoint namespaces. The
+    tool never reads other threads.
 
     A result of at most `limit` characters is returned unchanged. A longer result is returned in
     pages. The model passes `start` to read the next page. If no result is found, because the id is
@@ -111,15 +111,15 @@ def read_tool_output(
 
 def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
-    # Import the module here, not at startup, to save time. If the run has a perdure checkpointer,
-    # the module has already been imported, so the import takes no time.
+    # Import the module lazily to reduce startup time. A run that uses a perdure checkpointer has
+    # already imported it.
     from perdure.checkpointers.checkpointer import Checkpointer
 
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
 
 
 def _get_result_page(result: ToolMessage, start: int, limit: int, tool_name: str) -> Any:
-    """Return the content of a short result, or the page of a long result that begins at `start`."""
+    """Return a short result in full, or the page of a long result that begins at offset `start`."""
     content = result.content
     whole_text = content if isinstance(content, str) else read_message_text(result)
     if start == 0 and len(whole_text) <= limit:
@@ -149,8 +149,8 @@ async def _find_tool_result(
 
     The thread's history is searched if the run's state does not contain the original result. The
     run's state may contain a shortened version of the result, with the middle cut out. The
-    shortened version is returned only if the history does not contain the original result. If a
-    result was replaced by a placeholder, the placeholder is never returned.
+    shortened version is returned only if the history does not contain the original result. A
+    placeholder that replaced a cleared result is never returned.
     """
     in_state = [m for m in reversed(state_messages) if _is_result(m, call_id)]
     original = next((m for m in in_state if SHORTENED not in m.additional_kwargs), None)
@@ -196,7 +196,7 @@ class _ThreadHistory:
         return None
 
     async def find_in_other_namespaces(self, message_ids: Set[str | None]) -> ToolMessage | None:
-        """Search the thread's remaining checkpoint namespaces for a result with one of the ids."""
+        """Search the thread's other checkpoint namespaces for a result by its message id."""
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)
         except UnknownThread:
@@ -228,7 +228,7 @@ class _ThreadHistory:
     async def _find_newest_unshortened_output(
         self, namespace: str, checkpoint_id: str | None, message_ids: Set[str | None] | None
     ) -> ToolMessage | None:
-        """Return the tool call's newest complete result in the history up to a checkpoint.
+        """Return the newest complete result of the tool call in the history up to a checkpoint.
 
         If neither the checkpoint nor its ancestors contain a complete result of the tool call, the
         newest complete result on another branch is returned.

@@ -46,21 +46,22 @@ _MAX_REJECTED_FACTOR: Final = 3
 The additional memories replace memories that will be rejected. The value is a multiple of the
 number of memories that the search has to return.
 """
-# Minimum number of extra memories to read beyond the search's limit, because duplicates are removed
-# later.
+# Minimum number of spare memories that a search reads beyond its limit, to make up for duplicates
+# that are removed later.
 _MIN_SPARE: Final = 5
 # Factor by which the limit grows each time a search is repeated because it found too few usable
 # memories.
 _DEPTH_FACTOR: Final = 4
-# Maximum number of top-ranked memories that each memory in a merged ranking is compared with to
-# find duplicates.
+# Maximum number of comparisons per memory when rankings are merged and duplicates are removed. Each
+# memory is compared only with the first memories in the merged list.
 _MAX_COMPARED: Final = 100
-# The constant k of reciprocal rank fusion, in which a rank r has the weight 1 / (k + r). The larger
-# k is, the less a high rank outweighs a low rank.
+# The constant k of reciprocal rank fusion, which gives rank r the weight 1 / (k + r). The larger k
+# is, the smaller is the advantage of high ranks over low ranks.
 _FUSION_CONSTANT: Final = 60
 # Maximum number of characters of a memory to show in an explanation. Longer texts are truncated.
 _MAX_EXPLAINED_CHARS: Final = 120
-# Minimum absolute value of a score component in an explanation. Smaller components are left out.
+# Minimum absolute value of the score components that an explanation shows. Smaller components are
+# omitted.
 _MIN_EXPLAINED_PART: Final = 0.005
 # Sort date for memories that have no date. Memories are sorted newest first, so memories with this
 # date come last.
@@ -69,7 +70,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """The recalled memories. `str(result)` renders them as a section of quoted data for a model.
+    """The recalled memories. `str(result)` renders the memories as quoted data for a prompt.
 
     Attributes:
         memories: The memories, best first. `Memory.parts` are the parts of their scores.
@@ -160,7 +161,7 @@ def choose_namespace_option(
 
 
 def wrap_single_namespace_in_list(namespace_or_list: Labels) -> Sequence[Any]:
-    """Return a list with the labels of each namespace.
+    """Return a list of namespaces from an argument that may be a single namespace.
 
     If `namespace_or_list` is a single namespace, the result is `[namespace]`.
     """
@@ -173,7 +174,7 @@ def wrap_single_namespace_in_list(namespace_or_list: Labels) -> Sequence[Any]:
 class MemorySearch:
     """A reusable search for memories.
 
-    Search options are set once and apply to every query.
+    The search options are passed to the constructor and apply to every query.
 
     Args:
         namespace: See `recall`.
@@ -214,10 +215,10 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """Return the namespaces that a run searches, except those nested inside another.
+        """Return the namespaces that a run searches, without namespaces nested inside another one.
 
-        A namespace is nested if it begins with all labels of another namespace in the list.
-        Searching the outer namespace also finds the memories in the nested one.
+        A namespace is nested if another namespace in the list is a prefix of it. Searching the
+        outer namespace also finds the memories in the nested one.
 
         The user's and the teams' namespaces are left out if memory is disabled for the run.
         """
@@ -290,9 +291,9 @@ class MemorySearch:
         memories = merge_rankings_by_reciprocal_rank(
             [*rankings, _assign_ranks_to_unranked_memories(all_memories, rankings)], limit
         )
-        # In the results from each namespace, turns that only repeat the question already rank
-        # behind the answers. Merging results from several namespaces can undo this order, so
-        # restore it.
+        # The results from each namespace already rank answers before turns that only repeat the
+        # question. Merging the results from several namespaces can undo this order, so rerank the
+        # merged list.
         if len(prefixes) > 1:
             ordered, _ = rank_answers_first_and_count_answers([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
@@ -324,7 +325,7 @@ class MemorySearch:
         as_of: datetime | None,
         accepts: Callable[[Memory], bool],
     ) -> list[Memory]:
-        """Return all memories in the namespaces if there are fewer than `all_below`, or else []."""
+        """Return all memories in the namespaces, or [] if there are `all_below` or more of them."""
         few: list[Memory] = []
         for prefix in prefixes if self._all_below is not None else ():
             few += await adapter.search(prefix, limit=self._all_below, as_of=as_of)
@@ -345,9 +346,9 @@ class MemorySearch:
     ) -> list[tuple[int, Memory]]:
         """Return (rank, memory) pairs for the best-matching memories of one namespace.
 
-        The list may be longer than `limit`, because the caller removes duplicates. Accepted
-        memories with at least the minimum score come first, followed by accepted memories below the
-        minimum score.
+        The list may be longer than `limit`, because the caller removes duplicates. Only memories
+        that `accepts` admits are returned. Memories that reach the minimum score come before
+        memories that do not.
         """
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
@@ -375,9 +376,9 @@ class MemorySearch:
                 below = [pair for pair in candidates if is_below_min_score(pair[1], min_score)]
                 return [*ordered, *below][:max_results]
             depth *= _DEPTH_FACTOR
-            # Filtering by kind is slow, because it reads the value of every memory, so only
-            # repeated searches use the filter. Stores from other libraries do not support the `$in`
-            # operator, so the filter is not used for them.
+            # Filtering by kind is slow because the store has to read the value of every memory, so
+            # only repeated searches use the filter. Searches in stores from other libraries never
+            # use the filter, because these stores do not support the `$in` operator.
             if adapter.versioned and self._kinds is not None:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
@@ -387,8 +388,8 @@ def _assign_ranks_to_unranked_memories(
 ) -> list[tuple[int, Memory]]:
     """Assign a rank to each memory that appears in no ranking.
 
-    The returned list contains (rank, memory) pairs. The assigned ranks start at one more than the
-    highest rank in `rankings`.
+    The returned list contains (rank, memory) pairs. The assigned ranks continue the numbering after
+    the largest rank in `rankings`.
     """
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last_rank = max((rank for ranking in rankings for rank, _ in ranking), default=0)
@@ -415,14 +416,14 @@ async def _recall(
 
     The node `use_memories` performs the same search as `recall` before a model is called.
 
-    Within a namespace, the store's search ranks the memories. A turn is a memory that contains a
+    The store's search ranks the memories within each namespace. A turn is a memory that contains a
     message. The rank of each memory that is not a turn is then halved, so that extracted memories
-    rank above turns. A memory that was extracted from a turn comes before the turn. Results from
-    multiple namespaces are merged by rank. If several memories state the same fact, only the best
-    one is returned. A turn that merely asks the same question as the query ranks below a statement
-    that answers it. A turn is not returned if its text equals the query. A superseded memory is not
-    returned if its successor is recalled. If its successor is not recalled, a superseded memory is
-    shown with the date until which it was true.
+    rank above turns. A memory that was extracted from a turn always ranks above that turn. Results
+    from multiple namespaces are merged by rank. If several memories state the same fact, only the
+    best one is returned. A turn that merely asks the same question as the query ranks below a
+    statement that answers it. A turn is not returned if its text equals the query. A superseded
+    memory is not returned if its successor is recalled. A superseded memory whose successor is not
+    recalled is shown with the date on which it stopped being true.
 
     Args:
         query: The query, in the words of the user.
@@ -467,8 +468,8 @@ def merge_rankings_by_reciprocal_rank(
 
     Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    # Pairs of a memory and its ranks. The ranks are a dict that maps the index of a ranking in
-    # `rankings` to the memory's rank in that ranking.
+    # Pairs of a memory and a dict of its ranks. The dict maps the index of a ranking in `rankings`
+    # to the memory's rank in that ranking.
     entries: list[tuple[Memory, dict[int, int]]] = []
     # Maps the normalized text of a memory to the memory's index in `entries`.
     numbers: dict[str, int] = {}
@@ -499,9 +500,10 @@ def merge_rankings_by_reciprocal_rank(
 
 
 def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
-    """Move extracted memories up, so that each precedes the turns from which it was extracted.
+    """Move extracted memories ahead of the turns from which they were extracted.
 
-    To move extracted memories up, the rank of each memory that is not a turn is halved.
+    In addition, the rank of each extracted memory is halved. Every memory that is not a turn counts
+    as an extracted memory.
     """
     turns = {
         message: rank
@@ -511,7 +513,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     }
 
     def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
-        """Return a memory's sort key, which is its adjusted rank and whether it is a turn."""
+        """Return a memory's sort key, the tuple (adjusted rank, is_turn)."""
         if memory.kind == TURN:
             return rank, True
         turn_ranks = [
@@ -530,7 +532,7 @@ def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
 
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
-    """Remove each turn that ranks below an extracted memory with the same source messages.
+    """Remove each turn that ranks below a memory that was extracted from that turn alone.
 
     A memory that was extracted from a single turn has the same source messages as that turn.
     """
@@ -549,7 +551,7 @@ def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
 
 
 def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
-    """Remove each memory that was superseded by one of the first `limit` memories."""
+    """Remove memories that were superseded by one of the first `limit` memories."""
     superseded_ids = {
         message_id
         for memory in memories[:limit]
@@ -560,8 +562,8 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     def is_replaced(memory: Memory) -> bool:
         """Return whether a memory was superseded and its successor is among the recalled memories.
 
-        Each recalled memory lists the source messages of its earlier texts. If these lists contain
-        all source messages of a memory that is no longer true, then its successor was recalled.
+        A memory that is no longer true is replaced if each of its source messages is also a source
+        of a previous text of a recalled memory.
         """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (
@@ -697,7 +699,7 @@ def check_recall(
 
 
 def _validate_questions_with_expected_texts(questions: Any) -> list[tuple[str, Sequence[str]]]:
-    """Validate the questions. Return each question with a list of its expected keys or texts."""
+    """Validate the questions, and return (question, list of expected keys or texts) tuples."""
     expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
     pairs: list[tuple[str, Sequence[str]]] = []
     for pair in questions.items() if isinstance(questions, Mapping) else questions:

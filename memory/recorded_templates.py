@@ -42,7 +42,7 @@ or tried to record.
 def must_template_be_recorded_in_store(template_labels: Sequence[str]) -> bool:
     """Return whether a template must be recorded so that its namespaces can be found.
 
-    Templates that contain `{user_id}` must be recorded, except templates of the form `(label,
+    A template must be recorded if it contains `{user_id}`, unless it has the form `(label,
     "{user_id}", ...)` with a label from `PERSONAL_LABELS`.
     """
     return USER_LABEL in template_labels and not (
@@ -89,8 +89,7 @@ async def _record_template_in_store(store: BaseStore, template_labels: Namespace
 async def read_recorded_namespace_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store.
 
-    The list also contains templates that this process tried but failed to record because of a store
-    error.
+    The list also contains templates that this process could not record because of a store error.
     """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)

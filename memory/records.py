@@ -212,8 +212,8 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     earlier_texts = [
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
-        # Show a previous text only if it was superseded. Texts whose change is "updated" are not
-        # shown, because they were wrong or badly worded.
+        # Show a previous text only if it was superseded. Omit previous texts that were "updated",
+        # because they were wrong or badly worded.
         if previous.change == "superseded"
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
@@ -227,9 +227,9 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
     """Return a date for each memory, with the time of day if several memories share the date.
 
-    If several memories have the same date, the time of day (UTC) is added to each of them. The time
-    is given to the minute, or to the second or millisecond where several memories would otherwise
-    have the same time. The date is None for memories whose time is unknown.
+    If several memories have the same date, each of these dates includes the time of day (UTC). The
+    time of day is precise to the minute, or to the second or millisecond where necessary to tell
+    memories apart. The date is None for memories whose time is unknown.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -262,7 +262,7 @@ def _render_memory_json(
     date: str | None = None,
     team: str | None = None,
 ) -> str:
-    """Render a memory as one line of JSON, with everything that is known about its origin.
+    """Render a memory as a single line of JSON that includes the memory's provenance.
 
     Args:
         body: The text or the fields of the memory.
@@ -278,11 +278,11 @@ def _render_memory_json(
         getattr(provenance, "trust", None),
         getattr(provenance, "at", None) or default_time,
     )
-    # In a team's memory, "the user" would be taken to mean whoever reads the memory.
+    # In a memory that a team shares, "the user" would be misread as the current user.
     if team is not None and trust == "user":
         actor = author or "a member of the team"
-    # Leave out the "said_by" field if the memory's text already begins with the speaker's name, as
-    # in a turn.
+    # Omit the "said_by" field if the memory's text already begins with the speaker's name, as the
+    # text of a turn does.
     names_speaker = isinstance(body, str) and body.startswith(f"{actor}:")
     details: Mapping[str, Any] = {
         "said_by": None if names_speaker else actor,
@@ -321,12 +321,12 @@ _PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 class StoreAdapter:
     """Reads and writes memories in any langgraph store.
 
-    The async methods can be run by both blocking and async callers; see `perdure.effects`.
+    Both blocking and async callers can run the async methods; see `perdure.effects`.
 
     Reading an item from a perdure store through a `StoreAdapter` does not restart the item's time
-    to live. Many reads only compare memories, or find more memories than the model receives, and
-    such reads must not restart the time to live. Call `refresh_time_to_live` to restart the time to
-    live of the memories that the model receives.
+    to live (TTL). Many reads merely compare memories, or fetch more memories than are passed to the
+    model. Such reads must not restart the TTL. To restart the TTL of the memories that are passed
+    to the model, call `refresh_time_to_live`.
 
     Args:
         store: The store.
@@ -339,7 +339,7 @@ class StoreAdapter:
         self.store: Any = check_instance("store", store, BaseStore, expected)
         self._templates = templates
         self.versioned = isinstance(store, Versioned)
-        # The (namespace, key) of each item that was read and has a time to live.
+        # The (namespace, key) pairs of items with a TTL that this adapter has read.
         self._expiring = set[tuple[Namespace, str]]()
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
@@ -413,7 +413,7 @@ class StoreAdapter:
     async def refresh_time_to_live(self, memories: Iterable[Memory]) -> None:
         """Refresh the TTL of memories, unless the store is configured not to refresh TTLs on read.
 
-        The memories must be current versions that were read through this adapter.
+        Pass only current versions of memories, and only memories that this adapter has read.
         """
         item_keys = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
         ops = [GetOp(*item_key) for item_key in item_keys if item_key in self._expiring]
@@ -463,14 +463,14 @@ class StoreAdapter:
             await record_templates(self.store, self._templates)
 
     async def list_namespaces_with_label(self, label: str) -> list[Namespace]:
-        """Return the namespaces that contain a label, even those whose items are all deleted."""
+        """Return the namespaces that contain a label, including those with only deleted items."""
         if self.versioned:
             return await self.call("find_namespaces", label)  # type: ignore[no-any-return]
         namespaces = await self.call("list_namespaces", limit=sys.maxsize)
         return [tuple(namespace) for namespace in namespaces if label in namespace]
 
     async def list_namespaces_under(self, prefix: Namespace) -> list[Namespace]:
-        """Return the namespaces under a prefix, even those whose items are all deleted."""
+        """Return the namespaces under a prefix, including those with only deleted items."""
         namespaces = await self.list_namespaces_with_label(prefix[0])
         return [namespace for namespace in namespaces if namespace[: len(prefix)] == prefix]
 
@@ -494,9 +494,9 @@ class StoreAdapter:
         return {"refresh_ttl": False} if self.versioned else {}
 
     def _remember_keys_of_items_with_time_to_live(self, items: Iterable[Item]) -> None:
-        """Record which of the items in `items` have a time to live.
+        """Record the keys of the items that have a TTL.
 
-        `refresh_time_to_live` only restarts the time to live of items recorded here.
+        `refresh_time_to_live` restarts the TTL only of items recorded here.
         """
         self._expiring.update(
             (tuple(item.namespace), item.key)
@@ -523,7 +523,7 @@ def is_below_min_score(memory: Memory, min_score: float) -> bool:
 
 
 class ChangePlan(NamedTuple):
-    """A planned change: the puts to write, and the outcomes to report after they are written.
+    """A planned change: the put operations to perform, and the outcomes to report afterwards.
 
     `outcomes` contains one outcome per part of the proposed change.
     """
@@ -574,8 +574,8 @@ class ItemHandle(NamedTuple):
             if_version: The expected version, 0 if the item must not exist, or None for any version.
         """
         version = if_version if self.adapter.versioned else None
-        # Set `ttl` to None, so that the store's default time to live does not apply. The item, such
-        # as a profile, must never expire.
+        # Set `ttl` to None to override the store's default TTL, because an item such as a profile
+        # must never expire.
         options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
         return PutItem(self.namespace, self.key, value, [searched_field], **options)
 
@@ -691,9 +691,9 @@ def build_memory_value_with_previous_texts(
     change: str,
     previous_text_ended_at: datetime | None = None,
 ) -> dict[str, Any]:
-    """Build the value of a memory's next version, which lists the memory's previous texts.
+    """Build the value of a memory's next version, including the list of its previous texts.
 
-    The replaced text is not added to the list if the new text is the same.
+    If the text does not change, nothing is added to the list of previous texts.
 
     Args:
         previous: The present version.
@@ -715,7 +715,7 @@ def build_memory_value_with_previous_texts(
 
 
 def build_filter_for_memories_with_previous_text(text: str) -> dict[str, Any]:
-    """Return a search filter for memories that have `text` as a previous text.
+    """Return a search filter that matches memories with `text` as one of their previous texts.
 
     Two texts are equal if they have the same normal form.
     """

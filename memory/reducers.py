@@ -31,7 +31,7 @@ class Keep(dict[str, Any]):
     """An update that keeps the slice `start:end` of a list and removes everything else.
 
     The JSON form of a `Keep` is, for example, `{"type": "keep", "from": -5, "to": null}`. The
-    reducers of `perdure.memory` also accept this form as a plain dict in place of a `Keep`.
+    reducers of `perdure.memory` also accept a plain dict in this JSON form in place of a `Keep`.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
@@ -50,11 +50,11 @@ def messages(current_messages: Any, update: Any) -> Any:
 
     Use this reducer in a state's schema: `Annotated[list[AnyMessage], messages]`.
 
-    The update may be everything that `add_messages` accepts, that is, messages in any form,
-    `RemoveMessage` and `REMOVE_ALL_MESSAGES`. A `Keep(...)` or its JSON form may be the whole
-    update, or one element of an update list. If several messages have the same id, the last one
-    replaces the others, so message ids are unique in the returned list. The ids are unique even if
-    the update contains `REMOVE_ALL_MESSAGES` or `current_messages` contains duplicates.
+    The update can be anything that `add_messages` accepts: messages in any form, `RemoveMessage`
+    and `REMOVE_ALL_MESSAGES`. The update can also be a `Keep(...)`, as an object or in its JSON
+    form, or a list that contains one. If several messages have the same id, the last one replaces
+    the others, so message ids are unique in the returned list. The ids are unique even if the
+    update contains `REMOVE_ALL_MESSAGES` or `current_messages` contains duplicates.
 
     Raises:
         InvalidUpdate: A `Keep` would separate a tool call from its result.
@@ -75,9 +75,8 @@ def _merge_messages(current_messages: Any, update: Any) -> Any:
     """Return the result of `add_messages`, with unique ids.
 
     If an update contains `REMOVE_ALL_MESSAGES`, langgraph's `add_messages` returns the messages
-    after it unchanged, without merging messages that have the same id and without applying
-    removals. If the result of `add_messages` therefore contains duplicate ids, the messages are
-    merged again.
+    that follow it as they are. It neither merges messages with the same id nor applies removals. If
+    the result of `add_messages` contains duplicate ids, the messages are merged again.
     """
     merged: Any = add_messages(current_messages, update)
     if merge_duplicate_messages(merged) is merged:
@@ -112,8 +111,8 @@ def append_new(current_ids: Any, new_ids: Any) -> list[Any]:
 
     Use this function as the reducer of a channel that holds a list of ids. Do not use
     `operator.add` for a list that a subgraph shares with its parent graph. The subgraph returns the
-    whole list, not only its new elements, so each call of the subgraph would append the existing
-    elements again.
+    whole list rather than only its new elements, so `operator.add` would append the existing
+    elements again after each call of the subgraph.
 
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
@@ -152,8 +151,8 @@ def _has_keep(update: Any) -> bool:
 def _split_update_into_lists_and_keep_objects(update: Any) -> list[Any]:
     """Split an update into a sequence of `Keep` updates and lists of ordinary elements.
 
-    The parts are returned in the update's original order. All `Keep` updates are validated before
-    any part of the update is applied.
+    The parts are returned in the order in which they appear in the update. All `Keep` updates are
+    validated before any part of the update is applied.
     """
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:

@@ -1,10 +1,10 @@
 """Rank turns that answer a query's question ahead of turns that only repeat the question.
 
-If a query asks a question that is already stored, the stored question shares all its words with the
-query, so a search ranks it above the statement that answers it. To correct this, each turn is
-classified by the words that it shares with the query and by its other words. A word of the turn
-that is not in the query is informative if it is a name, a number, or a rare word. Each turn gets
-one of four roles:
+If a query repeats a question that is already stored as a turn, the stored question has all of its
+words in common with the query. A search therefore ranks the stored question above the statement
+that answers it. This module corrects the ranking. It classifies each turn by the words that the
+turn shares with the query, and by the turn's remaining words. A word of the turn that is not in the
+query is informative if it is a name, a number, or a rare word. Each turn gets one of four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
     SAYS      only ordinary words remain, in a statement such as "My father built it"
@@ -13,14 +13,14 @@ one of four roles:
 
 `rank_answers_first_and_count_answers` moves turns with the role ASKS to the end of the ranking.
 Turns with the role REPEATS are moved after the last turn with the role ANSWERS or SAYS. Turns with
-the role SAYS are moved after the first turn with the role ANSWERS. A turn is moved only after
-better turns that share enough words with the query.
+the role SAYS are moved after the first turn with the role ANSWERS. Only a better turn that shares
+enough words with the query can cause another turn to be moved behind it.
 
 The ranking is left unchanged if no turn with the role ANSWERS or SAYS shares enough words with the
-query. If every turn that shares words with the query only repeats the question, the answer may be a
-reply that shares none of them. In the original ranking, such a reply comes after the question that
-it answers. The ranking is also left unchanged if neither the query nor any turn is a question, as
-in a keyword search.
+query. If all turns that share words with the query merely repeat the question, the answer may be a
+reply that shares no words with the query. The original ranking already places such a reply after
+the question that it answers. If neither the query nor any turn is a question, as in a keyword
+search, the ranking is left unchanged, too.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-# Maximum length, in characters, of a turn that is classified by its words. Longer turns always get
-# the role ANSWERS.
+# Maximum length, in characters, of turns whose role is determined by their words. Longer turns
+# always get the role ANSWERS.
 _MAX_CHARS: Final = 400
 # Minimum information content, in nats, for a word to count as rare.
 _MIN_RARE_NATS: Final = 9.0
 # Minimum information content, in nats, for a capitalized word to count as a name.
 _MIN_NAME_NATS: Final = 6.0
-# Minimum information content, in nats, for a word to add something to a question. Words with less,
-# such as "name", are too common.
+# Minimum information content, in nats, for a word to count as adding information to a question.
+# Words such as "name" are below this threshold, because they are too common.
 _MIN_WORD_NATS: Final = 5.3
-# Minimum total information content, in nats, for a turn to count as informative. Only the words
-# that are not in the query are added up.
+# Minimum total information content, in nats, of the words in a turn that are not in the query. A
+# turn that reaches this threshold counts as informative.
 _MIN_INFORMATIVE_NATS: Final = 15.0
-# Information content, in nats, assumed for a word whose frequency is unknown.
+# Information content, in nats, that is assumed for words missing from the word-frequency lists.
 _UNLISTED_NATS: Final = 13.0
-# Information content, in nats, assumed for a word whose frequency is unknown if the query is not in
-# English. The value is lower than `_UNLISTED_NATS` because the frequency lists of other languages
-# lack many word forms.
+# Information content, in nats, that is assumed for words missing from the word-frequency lists if
+# the query is in a Latin-script language other than English. The value is lower than
+# `_UNLISTED_NATS` because the frequency lists of other languages lack many word forms.
 _UNLISTED_FOREIGN_NATS: Final = 7.0
-# Minimum fraction of the query's information content for a turn to count as repeating the query.
-# The fraction is the information content of the query words that occur in the turn, divided by that
-# of all query words.
+# Minimum fraction of a query's total information content that a turn must contain to count as
+# repeating the query. The fraction is the information content of the query words that occur in the
+# turn, divided by the information content of all query words.
 _MIN_QUERY_SHARE: Final = 0.25
-# Minimum ratios of shared information content, by role. Turn A, with the role SAYS or REPEATS, is
-# moved after turn B only if the information content that B shares with the query, divided by the
-# information content that A shares with it, is at least this ratio.
+# For each role, the minimum ratio for moving a turn A with that role behind a better turn B. The
+# ratio is the information content of the query words in B, divided by the information content of
+# the query words in A.
 _MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
@@ -78,7 +78,7 @@ _CAPITALIZED: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
 
 
 class _TurnRole(NamedTuple):
-    """The role of a turn with respect to a query, from which the new ranking is computed."""
+    """The role of a turn with respect to a query, used to rerank the turns."""
 
     role: int
     # Total information content, in nats, of the words that the turn shares with the query.
@@ -144,8 +144,8 @@ class _SortKey(NamedTuple):
 def _build_sort_key(position: int, roles: Sequence[_TurnRole], finder: _RoleFinder) -> _SortKey:
     """Return the sort key of the memory at index `position` in the ranking.
 
-    The sort key keeps the memory where it is in the ranking, moves it after a memory with a better
-    role, or moves it to the end.
+    Sorting by these keys leaves a memory at its position in the ranking, moves it behind a memory
+    with a better role, or moves it to the end.
     """
     role, shared = roles[position]
     if role == ASKS:
@@ -167,7 +167,7 @@ def _build_sort_key(position: int, roles: Sequence[_TurnRole], finder: _RoleFind
 def _follows_unanswered_message(
     memory: Memory, unanswered_positions: set[tuple[str | None, int | None]]
 ) -> bool:
-    """Return whether a memory's source message directly follows an unanswered message.
+    """Return whether a memory's source message comes directly after an unanswered message.
 
     A message is unanswered if it was stored as a turn that does not answer the query.
     `unanswered_positions` contains a (thread id, position in the thread) tuple for each unanswered
@@ -197,9 +197,8 @@ class _RoleFinder:
     ) -> _TurnRole:
         """Return the role of a memory.
 
-        `follows_question` says whether the memory's message directly follows a message that repeats
-        the query or asks the same question. If `follows_question` is True, the memory may answer
-        the query's question.
+        Pass `follows_question=True` if the memory's message directly follows a message that repeats
+        the query or asks the same question. The memory may then be the answer to the query.
         """
         text = _remove_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
@@ -216,9 +215,9 @@ class _RoleFinder:
                 _list_statements_without_questions(sentences),
             )
         ):
-            # A turn that asks a question counts as an answer if it also contains an informative
-            # clause. Without a question, the turn is a statement in ordinary words, which only
-            # repeats the query if it contains all of the query's words.
+            # A turn that asks a question and also contains an informative clause counts as an
+            # answer. A turn without a question is a statement in ordinary words. It counts as
+            # repeating the query only if it contains all of the query's words.
             if is_question:
                 return _TurnRole(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
@@ -270,10 +269,9 @@ class _RoleFinder:
         )
 
     def _has_informative_word_outside_query(self, clause: str) -> bool:
-        """Return whether a clause about the query contains an informative word.
+        """Return whether a clause shares a word with the query and adds an informative word.
 
-        A clause is about the query if it shares a word with the query. The informative word itself
-        must not occur in the query.
+        Words of the query do not count as informative.
         """
         if not self._sum_nats_of_words_shared_with_query(clause):
             return False
@@ -288,7 +286,7 @@ def _tokenize_name(word: str) -> list[str]:
 
 
 def _list_statements_without_questions(sentences: Sequence[str]) -> list[str]:
-    """Return all statements, including statements that are clauses of a question.
+    """Return all statements, including statements that introduce a question in the same sentence.
 
     If a question has several clauses, every clause except the last counts as a statement.
     """

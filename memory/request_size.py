@@ -1,6 +1,6 @@
 """Measure the size of the next request.
 
-A conversation is summarised when the next request reaches a trigger size.
+A conversation is summarised when the size of its next request reaches a configured trigger.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from perdure.memory.usage import is_same_model, read_model_name, read_request_to
 
 # Value of `RequestParts.agent` that matches the model responses of every agent.
 _ANY_AGENT: Final = object()
-# Minimum fraction of a token trigger that is left for messages, no matter how many tokens the tools
-# and the system prompt take.
+# Minimum fraction of a token trigger that is reserved for messages, however many tokens the tools
+# and the system prompt use.
 _MIN_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """The token counts of request parts that are not in the state, and a filter for reported usage.
+    """Token counts of the request parts that are not in the state, such as the tool schemas.
 
     Token usage is read only from model responses that match `model` and `agent`.
 
@@ -50,8 +50,8 @@ class RequestParts:
     def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
         """Return the token count of the request's tools, system prompt and system messages.
 
-        `fixed_tokens` is the fixed number of tokens that a counting function adds to each request.
-        This number is assumed to include the tools, so the larger of `fixed_tokens` and
+        `fixed_tokens` is the constant overhead, in tokens, that a counting function adds to each
+        request. The overhead is assumed to include the tools, so the larger of `fixed_tokens` and
         `self.tools` is used instead of their sum.
         """
         tools = max(self.tools, ceil(fixed_tokens))
@@ -89,24 +89,24 @@ class RequestSize:
     scale: float = 1.0
 
     def reaches_trigger(self, trigger_tokens: float) -> bool:
-        """Return whether a request reaches a trigger and is worth summarising.
+        """Return whether the request reaches a trigger and has grown enough since the last summary.
 
-        If the request already contains a summary, the messages added since then must have at least
-        a quarter of the trigger's tokens. Otherwise, every call would write a new summary once the
-        tools and the system prompt alone reached the trigger.
+        If the request already contains a summary, the messages added since that summary must amount
+        to at least a quarter of the trigger's tokens. Without this condition, every call would
+        write a new summary once the tools and the system prompt alone reached the trigger.
         """
         grown = not self.has_summary or self.recent >= _MIN_SHARE * trigger_tokens
         return self.total >= trigger_tokens and grown
 
     def max_message_tokens_below_trigger(self, trigger_tokens: float) -> float:
-        """Return how many tokens the messages may use before the request reaches a trigger.
+        """Return the maximum number of message tokens for a request that stays below a trigger.
 
-        The returned number is in estimated tokens. The model may have reported more tokens for the
-        last request than were estimated. These additional tokens may belong to the messages or to
-        other parts of the request. One maximum is computed as if all additional tokens belonged to
-        the messages, and another as if they all belonged to the rest of the request. The smaller
-        maximum is returned. The current summary's tokens are left out of the request, because the
-        next summary will have a different length.
+        The maximum is measured in estimated tokens. The token usage that the model reported for the
+        last request may exceed the estimate, and the excess can stem from the messages or from
+        other parts of the request. This method therefore computes two maxima and returns the
+        smaller one. One attributes the whole excess to the messages, and the other attributes it to
+        the rest of the request. The current summary is not counted as part of the request, because
+        the next summary will have a different length.
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))
@@ -118,7 +118,7 @@ class RequestSize:
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
     def with_message_tokens(self, message_tokens: int) -> RequestSize:
-        """Return the size that the request would have with `message_tokens` tokens of messages."""
+        """Return the request's size if its messages had `message_tokens` tokens in total."""
         share = message_tokens / self.messages if self.messages else 0.0
         total = self.other + ceil(share * (self.total - self.other))
         return replace(self, total=total, messages=message_tokens, recent=ceil(share * self.recent))
@@ -164,7 +164,7 @@ def measure_request(
 def _find_position_of_answer_with_usage(
     messages: Messages, positions: Iterable[int], parts: RequestParts
 ) -> int | None:
-    """Return the first of `positions` whose message is a response with token usage, or None."""
+    """Return the first of `positions` that holds a response with reported token usage, or None."""
     for position in positions:
         message = messages[position]
         if parts.is_answer_of_agent(message) and read_request_tokens(message):
@@ -173,10 +173,10 @@ def _find_position_of_answer_with_usage(
 
 
 def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
-    """Return the position after the newest response to a request without the summary.
+    """Return the position after the last response whose request did not contain the summary yet.
 
-    If a request was sent before the summary existed, its reported token usage still includes the
-    messages that have been summarised since then.
+    The token usage of requests that were sent before the summary existed still includes the
+    messages that have since been summarised, so it is ignored.
     """
     answered = summary.get("answered") if summary else None
     if answered is None:

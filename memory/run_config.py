@@ -59,16 +59,16 @@ def get_graph_store(component_in_error: str) -> Any:
 def read_values_of_run_context_or_config(
     names: Sequence[str], config: RunnableConfig | None
 ) -> dict[str, Any]:
-    """Read values by name from a run's context, falling back to its `configurable`.
+    """Read named values from a run's context, falling back to `configurable` in the run's config.
 
-    langgraph does not store a run's context. If the run has a perdure checkpointer, the values read
-    from the context are stored with the thread.
+    langgraph does not store a run's context. Therefore, if the run uses a perdure checkpointer, the
+    values read from the context are stored with the thread.
     """
     config = ensure_config(config)
     configurable, values = config["configurable"], find_run_context_values(config, names)
     if values and configurable.get("thread_id") is not None:
-        # Import locally to save startup time. A run with a perdure checkpointer has already
-        # imported `perdure.checkpointers.checkpointer`.
+        # Import the module lazily to reduce startup time. A run that uses a perdure checkpointer
+        # has already imported it.
         from perdure.checkpointers.checkpointer import Checkpointer
 
         for saver in configurable.values():
