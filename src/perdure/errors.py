@@ -79,7 +79,7 @@ class UnknownModel(ConfigurationError, LookupError):
 
 
 class EmbedderMismatch(ConfigurationError):
-    """Raised if the stored vectors were made by another model or with other dimensions."""
+    """Raised if the stored vectors come from another model or have another number of dimensions."""
 
 
 class StorageError(PerdureError):
@@ -215,7 +215,7 @@ class InvalidPatch(PerdureError, ValueError):
 
 
 class InvalidMessages(PerdureError, TypeError):
-    """Raised if a value that must be a list of messages contains anything else."""
+    """Raised if a list of messages is missing, or contains anything other than valid messages."""
 
 
 class BudgetExceeded(PerdureError):

@@ -117,7 +117,7 @@ def export(
     owners_are_people: bool | None = None,
     conversations_by_id: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a person's archive as objects, one for each line of a JSON Lines file.
+    """Yield a person's archive as JSON objects (dicts), one for each line of a JSON Lines file.
 
     The archive contains the threads with all branches, the items with all versions (memories,
     profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
@@ -212,7 +212,7 @@ def forget(
 ) -> Report:
     """Erase everything that belongs to a person, and overwrite the deleted bytes in a SQLite file.
 
-    An erasure first deletes the person's crons and cancels the person's runs. Once all cancelled
+    An erasure first deletes the person's crons and cancels the person's runs. After all cancelled
     runs have ended, it erases the person's store items and threads. If `forget` is interrupted,
     call it again to erase the remaining data.
 

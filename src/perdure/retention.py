@@ -2,8 +2,8 @@
 
 `apply` removes all data that is due for removal under the rules in a `Rules` object. `plan` reports
 the data that `apply` would remove, without writing anything. Old data is removed in batches, so
-that other processes can write to the database between two batches. If `apply` is interrupted, call
-it again to remove the remaining old data.
+that other processes can write to the database between batches. If `apply` is interrupted, call it
+again to remove the remaining old data.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _RetentionPass:
         return Report(tuple(removals), tuple(self.left))
 
     def _erase_quarantined(self, days: float) -> Iterator[Removal]:
-        """Erase candidates that were quarantined more than `days` days ago."""
+        """Erase candidates and memories that were quarantined more than `days` days ago."""
         namespace_prefix = (RESERVED_LABEL, QUARANTINE)
         timestamps, size = (
             [item.value["at"] for item in self._find_older_items(namespace_prefix, "at", days)],

@@ -444,7 +444,7 @@ def format_date(time: datetime | None) -> str:
 
 
 def format_time(time: datetime | None, *, exact: bool = False) -> str:
-    """Return a time in UTC in a form that `--as-of` accepts, such as `2026-01-31 08:30Z`.
+    """Format a time as UTC text that `--as-of` accepts, such as `2026-01-31 08:30Z`.
 
     Args:
         time: The time; None gives "".

@@ -458,7 +458,7 @@ def _print_server_summary(
 def _print_langgraph_file_warnings(
     configured: LanggraphFile, database: CommandDatabase, *, has_tenants: bool
 ) -> None:
-    """Print warnings about ignored sections of a langgraph.json and stored data without a TTL.
+    """Warn about ignored sections of a langgraph.json, and about stored data without a TTL.
 
     Raises:
         ConfigurationError: The stored vectors come from another embedder than `store.index` names.

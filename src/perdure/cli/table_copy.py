@@ -1,4 +1,4 @@
-"""Copy the tables of threads and items into another database, and compare both databases.
+"""Copy the tables of threads and items into another database, then compare the two databases.
 
 A copied row keeps its primary key. Rows are copied in primary key order, so that an interrupted
 copy can continue after the highest primary key in the target. Each row is decrypted with the
@@ -701,7 +701,7 @@ class DatabaseCopy:
     def _copy_rows_and_find_owners_of_differing_rows(
         self, source: Tables, target: Tables
     ) -> Flow[list[str]]:
-        """Copy all tables of the checkpointer or of the store, and compare source and target.
+        """Copy all tables of the checkpointer or the store, then compare the source and the target.
 
         Returns:
             The threads or namespaces that have different rows in the source and in the target.
@@ -729,7 +729,7 @@ class DatabaseCopy:
     ) -> Flow[set[str]]:
         """Return the owners of rows that exist in only one of the two databases.
 
-        The source and the target may return rows in different orders.
+        The source and the target can return rows in different orders.
         """
         source_pages = _TablePages(source, table, table.key_before(0))
         target_pages = _TablePages(target, table, table.key_before(0))

@@ -83,7 +83,7 @@ def worker(
         facts = defaults.facts if facts is None else facts
         background = Background(
             opened_database.build_extraction(facts=facts),
-            # Without a cron schedule, memories are extracted from a thread once it has been idle
+            # Without a cron schedule, memories are extracted from a thread after it has been idle
             # for some time.
             pace=Pace(
                 delay_s=_DEFAULT_DELAY_S if delay is None and cron in (None, _OFF) else delay
@@ -146,7 +146,8 @@ def _run_hourly_during_block(work: Callable[[], None]) -> Iterator[None]:
     finally:
         stopped.set()
         # If the retention pass takes longer than `_STOP_TIMEOUT_S` seconds, the process exits
-        # before the pass is complete. The next start of the worker removes the remaining old data.
+        # before the pass is complete. The remaining old data is removed when the worker is next
+        # started.
         thread.join(_STOP_TIMEOUT_S)
 
 

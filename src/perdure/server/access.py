@@ -171,7 +171,7 @@ class LocalAccess:
     Treat every request as coming from the local user, who is an admin.
 
     Without authentication, a client may set a thread's `owner` to any text. Because the `owner` is
-    not verified, the server does not treat it as the person the thread belongs to.
+    not verified, the server does not treat it as the person to whom the thread belongs.
     """
 
     owners_are_people: Final = False
