@@ -121,6 +121,15 @@ class Identity:
         """Return whether the user is permitted to act on behalf of other users."""
         return bool({ACT_PERMISSION, ADMIN_PERMISSION} & self.permissions)
 
+    def may_see_memories_of(self, person: str | None) -> bool:
+        """Return whether the request may read data that contains memories of a person.
+
+        Args:
+            person: The person. None or `""` means that the data contains nobody's memories.
+        """
+        may_act = self.may_act_for_others and self.acting_for is None
+        return person in (None, "", self.person) or may_act
+
 
 class Access(Protocol):
     """Authentication and authorization of requests.

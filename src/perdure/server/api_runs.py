@@ -46,6 +46,7 @@ from perdure.server.input_checks import (
     refuse_malformed_messages,
 )
 from perdure.server.person import Sender
+from perdure.server.private_events import build_private_event_kind, get_stream_mode
 from perdure.server.reply import JSONReply, encode_json
 from perdure.server.run import Run, add_interrupts_to_output, build_run_json
 from perdure.server.run_events import METADATA_EVENT
@@ -596,7 +597,7 @@ async def _iter_frames(
             identity, run.thread_key, run.log, *position, is_new=is_new
         ):
             for part in iter_sse_chunks(
-                each for each in entries if not modes or each.kind in modes
+                each for each in entries if not modes or get_stream_mode(each.kind) in modes
             ):
                 yield part
         await run.wait_until_ended()
@@ -680,7 +681,11 @@ class RunEvents:
             "subgraphs": request.stream_subgraphs,
             "version": "v2",
         }
-        stream_parts = self._iter_event_parts if "events" in modes else Pregel.astream
+        # The events of the mode `events` contain the prompt, and so the memories of this person.
+        person = config["configurable"].get("user_id") or ""
+        stream_parts = (
+            partial(self._iter_event_parts, person) if "events" in modes else Pregel.astream
+        )
         # Close the graph's stream explicitly. Without `aclosing`, the stream's cleanup code would
         # run only when the stream is garbage-collected.
         async with aclosing(stream_parts(graph, graph_input, config, **options)) as parts:  # type: ignore[type-var]
@@ -688,16 +693,18 @@ class RunEvents:
                 self._log_stream_part(run, part)
 
     async def _iter_event_parts(
-        self, graph: Graph, *args: Any, **options: Any
+        self, person: str, graph: Graph, *args: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """Call `graph.astream_events`, and yield the same chunks as `graph.astream` would.
 
-        All other events from `graph.astream_events` are logged under the stream mode `events`.
+        All other events from `graph.astream_events` are logged under the stream mode `events`. They
+        may contain memories of the person, so other users cannot read them.
         """
+        kind_of_event = build_private_event_kind("events", person)
         async with aclosing(graph.astream_events(*args, **options)) as events:
             async for event in events:
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:
-                    self._run.log.add("events", event, "events")
+                    self._run.log.add("events", event, kind_of_event)
                     continue
                 *namespace, kind, data = event["data"]["chunk"]
                 part = {"type": kind, "ns": namespace[0] if namespace else (), "data": data}

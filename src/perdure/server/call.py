@@ -182,10 +182,8 @@ class Call:
         """
         if checkpoint_ns != VIEWS_NAMESPACE:
             return
-        identity = self.identity
         person = self.threads.find_person(await self.threads.get_permitted_row(thread_id))
-        may_act = identity.may_act_for_others and identity.acting_for is None
-        if person not in (None, "", identity.person) and not may_act:
+        if not self.identity.may_see_memories_of(person):
             raise Forbidden(
                 f"the model views of the thread {thread_id!r} may contain memories of the person "
                 "to whom the thread belongs; only this person, and callers who may act for the "

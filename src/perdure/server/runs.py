@@ -25,6 +25,7 @@ from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooManyRequests
 from perdure.server.person import Sender
+from perdure.server.private_events import may_read_event
 from perdure.server.reply import encode_json
 from perdure.server.run import CANCEL_ACTIONS, Run
 from perdure.server.run_execution import END_TIMEOUT_S, Player
@@ -225,9 +226,10 @@ class Runs:
         *,
         is_new: bool = False,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events of a log; see `StoredEvents.read_after`.
+        """Yield the events of a log that the reader may read; see `StoredEvents.read_after`.
 
-        The event stream ends if messages are erased from the thread.
+        Events that may contain memories of another person are left out; see `may_read_event`. The
+        event stream ends if messages are erased from the thread.
 
         Args:
             identity: The reader.
@@ -259,7 +261,8 @@ class Runs:
                     checked_at = await self._drop_events_if_messages_were_erased(
                         runs, log, thread_key, earliest
                     )
-                yield events
+                if readable := [event for event in events if may_read_event(event.kind, identity)]:
+                    yield readable
 
     async def _drop_events_if_messages_were_erased(
         self, runs: DatabaseRuns, log: EventLog, thread_key: int, earliest_read_time: float
