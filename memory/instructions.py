@@ -347,9 +347,10 @@ class UpdateInstructions(Learner):
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         instructions: The instructions.
-        prompt: The task for the model. A description of the answer's form is always added.
-        on_failure: The action if the model gives no usable text. `"keep"` keeps the current version
-            and logs a warning, and `"raise"` raises the error.
+        prompt: The task for the model. A description of the expected response format is always
+            appended.
+        on_failure: What to do if the model returns no usable text. `"keep"` keeps the current
+            version and logs a warning, and `"raise"` raises the error.
         feedback_key: The name of the channel that may contain feedback on the conversation.
         messages_key: The name of the channel with the messages.
     """

@@ -91,8 +91,8 @@ async def begin_loading_thread(
 ) -> LoadedThread | None:
     """Return a `LoadedThread`.
 
-    Call `begin_loading_thread` just before reading the thread's messages. The result is None if
-    `saver` is not a perdure checkpointer.
+    Call `begin_loading_thread` just before reading the thread's messages. Return None if `saver` is
+    not a perdure checkpointer.
     """
     if not isinstance(saver, Checkpointer):
         return None

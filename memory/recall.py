@@ -77,7 +77,7 @@ class RecallResult:
         tokens: The number of tokens of the text.
         left_out: The number of further memories that did not fit into the budget.
         lines: The memories as lines of the text, with speaker, date and thread.
-        min_score: The minimum score, or 0 for any score.
+        min_score: The minimum score, or 0 if there is no minimum.
         below_min_score: With `explain=True`, the best memories below the minimum score.
     """
 
@@ -253,15 +253,16 @@ class MemorySearch:
 
         Args:
             query: The query.
-            store: The store, or None for that of the running graph.
+            store: The store, or None to use the running graph's store.
             config: The config of the run.
-            as_of: A time in the past, in a perdure store.
+            as_of: A time in the past, to search the memories that were current then. Only perdure's
+                stores support it.
             during: The period that the query is about.
-            accepts: Returns whether a memory may be in the result.
-            max_tokens: The maximum number of tokens, or None for that of this search.
+            accepts: A function that returns whether the result may include a memory.
+            max_tokens: The maximum number of tokens, or None to use this search's maximum.
             expected_rejections: About how many memories `accepts` will reject. The first search
                 reads additional memories that replace the rejected memories.
-            explain: Whether the result also has memories below the minimum score.
+            explain: Whether the result also includes memories below the minimum score.
         """
         check_instance("query", query, str, "text")
         adapter, prefixes = get_adapter(store, *self._templates), self.fill_namespaces(config)
@@ -417,31 +418,34 @@ async def _recall(
     The node `use_memories` performs the same search as `recall` before a model is called.
 
     The store's search ranks the memories within each namespace. A turn is a memory that contains a
-    message. The rank of each memory that is not a turn is then halved, so that extracted memories
-    rank above turns. A memory that was extracted from a turn always ranks above that turn. Results
-    from multiple namespaces are merged by rank. If several memories state the same fact, only the
-    best one is returned. A turn that merely asks the same question as the query ranks below a
-    statement that answers it. A turn is not returned if its text equals the query. A superseded
-    memory is not returned if its successor is recalled. A superseded memory whose successor is not
-    recalled is shown with the date on which it stopped being true.
+    message. All other memories count as extracted memories. Their ranks are halved, so that they
+    tend to rank above turns. A memory that was extracted from a turn always ranks above that turn.
+    Results from multiple namespaces are merged by rank. If several memories state the same fact,
+    only the best one is returned. A turn that merely asks the same question as the query ranks
+    below a statement that answers it. A turn is not returned if its text equals the query. A
+    superseded memory is not returned if its successor is recalled. A superseded memory whose
+    successor is not recalled is shown with the date on which it stopped being true.
 
     Args:
         query: The query, in the words of the user.
-        store: Any langgraph store, or None for that of the graph.
+        store: Any langgraph store, or None to use the graph's store.
         config: The config of the run, which fills in the namespace. None means, within a node, that
             of its run.
         namespace: The namespace to search, or a list of several. See `Template`.
         kinds: Only memories of these kinds.
         limit: The maximum number of memories.
-        max_tokens: The maximum number of tokens of the memories as the model is shown them, or None
-            for any number.
-        min_score: The minimum score, or 0 for any score. None means `perdure.settings.MIN_SCORE`
-            for perdure's stores and any score for others, whose scores have another meaning.
-        as_of: A time in the past whose memories are recalled. Only perdure's stores support it.
+        max_tokens: The maximum number of tokens of the memories as they are rendered for the model,
+            or None for no limit.
+        min_score: The minimum score, or 0 for no minimum. None means `perdure.settings.MIN_SCORE`
+            for perdure's stores. For other stores, whose scores have a different meaning, None
+            means no minimum.
+        as_of: A time in the past, to recall the memories that were current then. Only perdure's
+            stores support it.
         during: The start and end of the period that the query is about, such as last week. Memories
-            from it rank higher, and others can still be recalled. Only perdure's stores use it.
-        explain: Whether the result has the memories below the minimum score in `below_min_score`,
-            at most `limit` of them.
+            from this period rank higher, but other memories can still be recalled. Only perdure's
+            stores support this option.
+        explain: Whether the result's `below_min_score` contains the best memories below the minimum
+            score, at most `limit` of them.
         namespaces: Several namespaces, instead of `namespace`. `("teams", "{team}")` stands for the
             namespaces of all teams of the run, and for none in a run without a team.
     """
@@ -562,8 +566,8 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     def is_replaced(memory: Memory) -> bool:
         """Return whether a memory was superseded and its successor is among the recalled memories.
 
-        A memory that is no longer true is replaced if each of its source messages is also a source
-        of a previous text of a recalled memory.
+        A memory that is no longer true counts as replaced if each of its source messages is among
+        the sources of the recalled memories' previous texts.
         """
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (
@@ -609,7 +613,7 @@ class RecallReport(NamedTuple):
 
     Attributes:
         questions: The questions.
-        limit: The number of memories that count as recalled.
+        limit: The number of top-ranked memories that count as recalled.
         recall: The mean of the questions' recall.
         mrr: The mean reciprocal rank of the first expected memory.
         missed: The questions that did not recall all expected memories.
@@ -647,7 +651,7 @@ def check_recall(
         store: See `recall`.
         config: See `recall`.
         namespace: See `recall`.
-        limit: The number of memories that count as recalled.
+        limit: The number of top-ranked memories that count as recalled.
         min_score: See `recall`.
 
     Raises:

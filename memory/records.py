@@ -354,7 +354,8 @@ class StoreAdapter:
         Args:
             namespace: The namespace of the memory.
             key: Its key.
-            as_of: A time in the past whose version is returned. Only perdure's stores support it.
+            as_of: A time in the past, to return the version that was current then. Only perdure's
+                stores support it.
         """
         item = await self.call(
             "get",
@@ -540,7 +541,7 @@ class ItemHandle(NamedTuple):
         namespace: The namespace of the item.
         key: The key of the item.
         provenance: The provenance of the next change.
-        user_texts: The texts of the users on which a change rests, or None if a person or an
+        user_texts: The users' texts on which a change is based, or None if a person or an
             application makes the change directly.
     """
 
@@ -664,7 +665,7 @@ def build_unsearched_permanent_note_put(
     """Build the put operation that stores one of perdure's internal notes.
 
     A note is an item that perdure writes for internal use, such as a watermark. The item never
-    expires. It is not indexed, so searches do not find it.
+    expires. The item is not indexed, so searches do not find it.
 
     Args:
         namespace: The namespace of the note.
@@ -717,7 +718,7 @@ def build_memory_value_with_previous_texts(
 def build_filter_for_memories_with_previous_text(text: str) -> dict[str, Any]:
     """Return a search filter that matches memories with `text` as one of their previous texts.
 
-    Two texts are equal if they have the same normal form.
+    Two texts match if they have the same normal form.
     """
     # The `$exists` condition comes first because it makes the search ten times faster.
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}

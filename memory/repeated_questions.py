@@ -297,7 +297,7 @@ def _list_statements_without_questions(sentences: Sequence[str]) -> list[str]:
 
 
 def _remove_speaker(memory: Memory) -> str:
-    """Return the text of a turn without the name of its speaker."""
+    """Return a turn's text without the speaker's name."""
     actor = memory.provenance.actor if memory.provenance else None
     return memory.text.removeprefix(f"{actor}: ") if actor else memory.text
 

@@ -70,8 +70,8 @@ class RequestSize:
     """The estimated size, in tokens, of a conversation's next request to the model.
 
     Attributes:
-        total: The size of the whole request, as the larger of the estimate and the size that
-            follows from the usage of the last answer.
+        total: The size of the whole request. It is the larger of the estimate and the size computed
+            from the usage that the last response reported.
         messages: The estimated size of the messages, except system messages.
         other: The estimated size of the tools, the system messages and the summary.
         summary: The estimated size of the summary.
