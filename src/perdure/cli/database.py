@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Matches a password parameter in a Postgres DSN, in URI or keyword/value format.
 _PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"
-# Maximum number of ids listed per rule in the report.
+# Maximum number of ids that the report lists per rule.
 _MAX_NAMED_IDS: Final = 20
 
 
@@ -49,7 +49,7 @@ _MAX_NAMED_IDS: Final = 20
 def config(db: DbOption = None, user: UserOption = None, json: JsonOption = False) -> None:
     """Show the settings and where they come from.
 
-    Arguments override PERDURE_* variables, and these variables override perdure.toml. Secrets, such
+    Arguments override PERDURE_* environment variables, which override perdure.toml. Secrets, such
     as keys, are not printed. For a configured secret, "set" is printed instead of its value.
     """
     from perdure.settings import NAMES, SECRETS, load
@@ -143,7 +143,7 @@ def retain(
 ) -> None:
     """Remove old threads, checkpoints and versions.
 
-    The retention rules are read from the table [retention] of perdure.toml. Options override four
+    The retention rules are read from the [retention] table of perdure.toml. Options override four
     of the rules. A checkpoint or version is kept if at least one rule keeps it. Expired items are
     always removed.
     """
@@ -199,6 +199,6 @@ def retain(
 
 
 def summarize_report(report: Report) -> str:
-    """Format the counts and the total size from a retention report as one line."""
+    """Format a retention report's counts and total size as a single line."""
     counts = [f"{removal.count:,} {removal.what}" for removal in report.removals if removal.count]
     return f"{', '.join(counts)}; about {format_size(report.size_bytes)}"

@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALL_TYPES: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 """Types of content blocks that repeat a tool call of the message."""
-# Maximum length, in characters, of tool call arguments that are printed on the same line as the
+# Tool call arguments up to this total length, in characters, are printed on the same line as the
 # tool call.
 _MAX_INLINE_ARGUMENTS: Final = 60
 _DATA_URL: Final = re.compile(
     r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})"
 )
-# Maximum number of characters to print of a question.
+# Maximum number of characters of a question to print. A longer question is truncated.
 _MAX_QUESTION: Final = 500
-# Number of latest checkpoints whose metadata is searched for actions by other users.
+# Maximum number of most recent checkpoints whose metadata is searched for actions by other users.
 _LABELLED_CHECKPOINTS: Final = 200
 _INDENT: Final = "    "
 
@@ -75,9 +75,9 @@ def history(
     """Show all messages of a thread.
 
     The model sees the messages marked ●. Messages marked ○ were removed from the state, but are
-    still in the history. Messages marked ◌ are only on a branch that does not lead to the head. An
-    item is marked ? if it is unknown whether the model sees the item, which is the case in a
-    `DeltaChannel` with a custom reducer.
+    still in the history. Messages marked ◌ exist only on a branch that does not lead to the head.
+    Items are marked ? if it is unknown whether the model sees them, as in a `DeltaChannel` with a
+    custom reducer.
     """
     from perdure.checkpointers.labels import describe_actions_of_callers_other_than_person
     from perdure.checkpointers.titles import read_import_metadata
@@ -116,11 +116,10 @@ def history(
 
 
 def describe_status(status: ThreadStatus) -> str:
-    """Describe a thread that is waiting for an answer or has an unfinished run.
+    """Describe the status of a thread that is waiting for an answer or has an unfinished run.
 
-    The description is a verb phrase, for use after the name of the thread. The description quotes
-    the questions that are waiting for an answer, or names the nodes that would run next. If the
-    thread is idle, return "".
+    The description is a verb phrase, to be printed after the thread's name. It quotes the
+    unanswered questions, or names the nodes that would run next. If the thread is idle, return "".
     """
     if status.state == "waiting":
         questions = (
@@ -161,8 +160,7 @@ def render_heading(item: HistoryItem) -> OutputLine:
     """Return the heading line of a history item: mark, author, time and model.
 
     The mark is one of ●, ○, ◌ and ?; see `history` for their meanings. The printed time is the
-    message's own creation time, or the time at which the message was first stored if it has no
-    creation time.
+    message's creation time or, if the message has none, the time at which it was first stored.
     """
     from perdure.memory.thread_messages import parse_time
 
@@ -182,8 +180,8 @@ def render_heading(item: HistoryItem) -> OutputLine:
 def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """Yield the output lines for one channel item, such as a message.
 
-    The lines of the content come first. A content block without text is shown as its type name. The
-    lines of the tool calls follow.
+    The lines of the content come first. A content block without text is represented by its type
+    name. The lines of the tool calls follow.
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
@@ -230,7 +228,7 @@ def _block_type(part: Any) -> str:
 def _dump_json(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON text.
 
-    An object that cannot be converted to JSON is replaced by its type name.
+    Objects that cannot be serialized as JSON are replaced by their type names.
     """
     return jsonlib.dumps(
         value, ensure_ascii=False, indent=indent, default=lambda part: f"[{type(part).__name__}]"
@@ -262,7 +260,7 @@ def _describe_data(match: re.Match[str]) -> str:
 
 
 def _render_tool_call_lines(call: Any) -> Iterator[OutputLine]:
-    """Yield the lines of a tool call, on one line if the arguments are short."""
+    """Yield the output lines for a tool call, or a single line if the arguments are short."""
     arguments = call.get("args")
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments or ""}
@@ -339,7 +337,7 @@ def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) ->
 def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
     """Add checkpoints and all of their descendants to the printed tree.
 
-    If a checkpoint has exactly one child, the child is added as a sibling, so that a thread without
+    A checkpoint's only child is added as a sibling rather than nested, so that a thread without
     forks is printed as a flat list. If a checkpoint has several children, they are nested below the
     checkpoint as forks.
     """

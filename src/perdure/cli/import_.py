@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from perdure.cli.import_report import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
-# Number of bytes to read from a pipe at a time.
+# Chunk size, in bytes, for reading from a pipe.
 _CHUNK_BYTES: Final = 1 << 20
-# Size, in bytes, up to which a file in a ZIP archive is always unpacked. Larger files must pass a
+# Files in a ZIP archive up to this size, in bytes, are always unpacked. Larger files must pass a
 # check of their compression ratio.
 _ALWAYS_UNPACKED_BYTES: Final = 64 << 20
 # Maximum compression ratio (unpacked size / packed size) of a file in a ZIP archive. The ratio is
 # checked only for files larger than `_ALWAYS_UNPACKED_BYTES`. Text has a ratio of about 10.
 _MAX_UNPACK_RATIO: Final = 50
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
-# Matches the names of the files with memories, projects or chats in a Claude export.
+# Matches the names of the files in a Claude export that contain memories, projects or chats.
 _CLAUDE_FILES: Final = re.compile(
     r"(^|/)((memories|projects)(/[^/]+)?|(design_chats|conversations)/[^/]+)\.json$", re.IGNORECASE
 )
@@ -105,7 +105,7 @@ def import_(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Import conversations as threads, with memories.
+    """Import conversations as threads, and extract memories from them.
 
     Reads exports of ChatGPT and Claude (ZIP, folder or conversations.json), of Open WebUI and
     LibreChat, sessions of Claude Code and Codex, the JSON of a shared link, JSONL of messages,
@@ -185,7 +185,7 @@ def export(
 
     With --user, write an archive of everything that belongs to a person: threads, memories with all
     of their versions, profile, instructions, examples, and a record of runs and crons. Use 'perdure
-    import' to import an archive. The exit code is 1 if no data belong to a person with this name.
+    import' to import an archive. The exit code is 1 if there is no data for this person.
     """
     from perdure.memory.thread_export import build_thread_export
 
@@ -210,7 +210,7 @@ def export(
 
 
 def _export_person(user: str, owners: str | None, db: str | None) -> None:
-    """Write the archive of a person. Exit with code 1 if no data belong to the person."""
+    """Write the archive of a person. Exit with code 1 if there is no data for the person."""
     from perdure.errors import UnknownPerson
     from perdure.people import export as export_person
 
@@ -261,8 +261,8 @@ def _parse_renames(renamed: list[str]) -> dict[str, str]:
 def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
     """Open a file for reading more than once. Yield None if the path is a folder.
 
-    A pipe can be read only once, so its content is copied to the file `copied`, which is then
-    opened.
+    A pipe can be read only once. Its content is therefore copied to the file `copied`, and that
+    file is opened instead.
     """
     try:
         is_stdin = path == Path("-")
@@ -302,7 +302,7 @@ def _copy_chunks(source: Any, into: IO[bytes]) -> None:
 
 
 def _starts_with(source: IO[bytes], mark: bytes) -> bool:
-    """Return whether a file starts with the bytes `mark`, and rewind the file."""
+    """Return whether a file starts with the bytes in `mark`, and rewind the file."""
     first = source.read(len(mark))
     source.seek(0)
     return first == mark
@@ -343,7 +343,7 @@ class _FilesReader:
         return self.conversations
 
     def iter_archives(self) -> Iterator[ArchiveLines]:
-        """Yield the archive in each file written by `perdure export --user`."""
+        """Yield one archive for each file that `perdure export --user` wrote."""
         yield from (parts.archive for parts in self._files if parts.archive.is_archive)
 
     def read(self, path: Path, source: IO[bytes] | None) -> None:
@@ -408,7 +408,7 @@ class _FilesReader:
 
 
 def _explain_failure(problem: MalformedPart, location: str) -> str:
-    """Return the reason why a file contains no conversations, based on the error `problem`.
+    """Explain why a file contains no conversations, based on the error `problem`.
 
     Return "" if the reason is unknown.
     """
@@ -424,7 +424,7 @@ def _explain_failure(problem: MalformedPart, location: str) -> str:
 
 
 def _build_no_conversation_error(value: Any) -> MalformedPart:
-    """Build the error for a value that does not contain a conversation."""
+    """Build the error to raise for a value that does not contain a conversation."""
     from perdure.cli.conversation import MalformedPart
     from perdure.cli.import_claude import list_zip_files_in_download_links
 
@@ -439,7 +439,7 @@ def _build_no_conversation_error(value: Any) -> MalformedPart:
 def _iter_files(
     path: Path, label: str, source: IO[bytes] | None, report: ConversationsReport
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the content of each file that may contain conversations.
+    """Yield the name and content of each file that may contain conversations.
 
     Args:
         path: The path of a file, a ZIP or a folder.
@@ -482,10 +482,10 @@ def _iter_files(
 def _select_conversation_file_names(
     file_names: list[str], report: ConversationsReport
 ) -> list[str]:
-    """Return the files named as in ChatGPT or Claude exports, or all JSON files if none match.
+    """Return the files named like those in ChatGPT or Claude exports, or else all JSON files.
 
-    JSON files that are not selected are listed in the report. JSON files in the export's folder
-    `frames` are counted under the folder's name, and not listed individually.
+    JSON files that are not selected are recorded in the report as not read. JSON files in the
+    export's folder `frames` are counted under the folder's name, and not listed individually.
     """
     file_names = [name for name in file_names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in file_names if _CONVERSATIONS.search(name)]
@@ -501,7 +501,7 @@ def _select_conversation_file_names(
 
 
 class _FileParts(NamedTuple):
-    """The readers that collect conversations from one file.
+    """Readers for the different kinds of content in a single file.
 
     Attributes:
         file: The name of the file in messages.
@@ -524,7 +524,7 @@ def _collect_conversations_and_check_if_any(
     collected_parts: _FileParts,
     remaining_depth: int = _MAX_DEPTH,
 ) -> bool:
-    """Collect the conversations in a value and in the values nested inside it.
+    """Collect the conversations in a JSON value and in its nested values.
 
     Args:
         position_in_file: The position of the value in its file, such as "3.1".
@@ -569,8 +569,8 @@ def _collect_conversations_and_check_if_any(
     else:
         children = value.values() if is_object else value if isinstance(value, list) else ()
         numbered = enumerate(children, 1) if remaining_depth else ()
-        # Use a list and not a generator, because `any` would stop at the first conversation and not
-        # search the other child values.
+        # Use a list rather than a generator. With a generator, `any` would stop at the first
+        # conversation, and the remaining child values would not be searched.
         collected = [
             _collect_conversations_and_check_if_any(
                 f"{position_in_file}.{n}", child, collected_parts, remaining_depth - 1
@@ -582,7 +582,7 @@ def _collect_conversations_and_check_if_any(
 
 
 def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
-    """Return the function that converts a JSON object to a conversation, or None.
+    """Find the function that converts a JSON object to a conversation.
 
     Return None if the object is not a conversation in a known format.
     """
@@ -600,7 +600,7 @@ def _find_conversation_builder(value: dict[str, Any]) -> Callable[[Any], Convers
 
 
 def _find_text_reader(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:
-    """Return the function that reads memories or documents from a JSON object, or None.
+    """Find the function that reads memories or documents from a JSON object.
 
     Return None if the object contains neither memories nor a project.
     """

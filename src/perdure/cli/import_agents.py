@@ -1,4 +1,4 @@
-"""Read the sessions of the coding agents Claude Code and Codex, each a JSON Lines file."""
+"""Read Claude Code and Codex sessions, which are stored as JSON Lines files."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class SessionsReader:
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
         self._sessions: dict[str, _Session] = {}
-        # The Codex session to which the next line belongs. Lines in a Codex file do not contain a
-        # session id.
+        # The Codex session that is being read. It is kept here because the lines of a Codex file do
+        # not contain a session id.
         self._codex: _Session | None = None
         # Maps each message id to the title of the session that contains the message.
         self._summaries: dict[str, str] = {}
@@ -106,8 +106,8 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        # A summary line contains a session title. The title may belong to a different session than
-        # the file's other lines.
+        # A summary line contains a session title, which may belong to a different session from the
+        # file's other lines.
         if kind == "summary":
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
@@ -141,8 +141,8 @@ class SessionsReader:
         session = self._codex = self._codex or self._get_or_create_session(None)
         if kind == "turn_context":
             session.model = get_by_path(payload, str, "model") or session.model
-        # Import only lines of the type `response_item`, because lines of other types repeat their
-        # content.
+        # Import only lines of the type `response_item`, because the other types of lines repeat the
+        # same content.
         if kind != "response_item":
             return
         session.source_count += 1
@@ -214,7 +214,7 @@ def _get_parent_id(line: Mapping[str, Any]) -> str | None:
 def _convert_claude_message(
     session: _Session, key: str, role: str, message: Mapping[str, Any], created_at: float | None
 ) -> list[BaseMessage]:
-    """Convert a Claude Code line to at most two messages: the text, then the tool calls."""
+    """Convert a Claude Code line to at most two messages, one for text and one for tool calls."""
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
@@ -259,7 +259,8 @@ def _convert_codex_item_to_text_and_check_if_document(
 ) -> tuple[str, bool]:  # fmt: skip
     """Convert a Codex session item to text.
 
-    Return the text, and whether it contains a document from the arguments of a tool call.
+    Return the text, and a flag that tells whether it includes a document from a tool call's
+    arguments.
     """
     if item == "message" and payload.get("role") in ("user", "assistant"):
         parts = get_by_path(payload, list, "content")
@@ -281,7 +282,8 @@ def _convert_codex_item_to_text_and_check_if_document(
 def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
     """Convert tool call arguments to a dict.
 
-    The arguments are a dict, JSON text or plain text. Plain text becomes the value of "input".
+    The arguments can be a dict, JSON text or plain text. Plain text is stored under the key
+    "input".
     """
     if isinstance(arguments, str):
         try:
@@ -295,7 +297,7 @@ def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
 def _format_tool_call_and_check_if_document(
     tool_name: str, arguments: Mapping[str, Any]
 ) -> tuple[str, bool]:
-    """Return a tool call's text, and whether the call's arguments contain a document."""
+    """Return a tool call's text, and a flag that tells whether its arguments contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)

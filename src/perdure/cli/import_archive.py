@@ -1,4 +1,4 @@
-"""Read the items and the record of runs from an archive that `perdure export --user` wrote."""
+"""Read store items and run records from an archive written by `perdure export --user`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.memory.run_config import TEAMS
 
 
 class ArchiveLines:
-    """Collects the lines of a person's archive, except those that contain threads.
+    """Collects all lines of a person's archive except those that contain threads.
 
     Attributes:
         is_archive: Whether the file began with the header of an archive.
@@ -30,9 +30,9 @@ class ArchiveLines:
         self._items: list[Mapping[str, Any]] = []
 
     def add_line_if_in_archive(self, value: Mapping[str, Any]) -> bool:
-        """Add a line from an archive, and return whether the line was handled.
+        """Process a line if it belongs to an archive, and return whether it was processed.
 
-        Return False, without adding anything, if the line contains a thread or is not from an
+        Return False, without adding anything, if the line is a thread or the file is not an
         archive.
         """
         if is_archive_header(value):
@@ -53,9 +53,9 @@ class ArchiveLines:
     def _may_namespace_belong_to_archived_person(self, namespace: list[Any]) -> bool:
         """Return whether a namespace can belong to the person named in the archive's header.
 
-        The namespace of each item is checked, because the archive may have been forged.
+        Each item's namespace is checked, because the archive may have been forged.
 
-        Items that the person wrote for a team are not imported.
+        Items in team namespaces are not imported, even if the person wrote them.
         """
         labels = namespace[2:] if namespace[:1] == [RESERVED_LABEL] else namespace
         if labels[:1] == [CHAT_LABEL]:
@@ -65,5 +65,5 @@ class ArchiveLines:
         return self._user in labels
 
     def iter_item_lines(self) -> Iterator[str]:
-        """Yield the items as lines of JSON, in the format that `WholeStore.import_lines` reads."""
+        """Yield the items as JSON lines, in the format that `WholeStore.import_lines` reads."""
         yield from map(json.dumps, self._items)

@@ -38,14 +38,14 @@ _HIDDEN_KINDS: Final = (
 )
 # Matches characters that no provider accepts in a tool name.
 _INVALID_IN_TOOL_NAME: Final = re.compile(r"[^\w-]", re.ASCII)
-# Prefix of the names of ChatGPT's tools that write documents.
+# Prefix of the names of the ChatGPT tools that write documents.
 _CANVAS_PREFIX: Final = "canmore."
 # The value of `_MessagePart.kind` for a deep-research report.
 _REPORT_KIND: Final = "report"
 _WIDGET_STATE_PREFIX: Final = "The latest state of the widget is: "
 _AUDIO_OR_VIDEO: Final = re.compile(r"(audio|video).*_asset_pointer$")
-# Citations are marked in one of two ways. `_MARKUP` matches text between private-use characters.
-# `_BRACKET` matches marks such as 【12†source】, which older models wrote.
+# Patterns for the two citation formats. `_MARKUP` matches citations enclosed in private-use
+# characters. `_BRACKET` matches citations such as 【12†source】, which older models wrote.
 _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff]")
 _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
@@ -53,8 +53,7 @@ _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
     """Build a `Conversation` from a conversation in a ChatGPT export.
 
-    Malformed messages are skipped. The field `problems` of the new conversation lists the malformed
-    messages.
+    Malformed messages are skipped, and are listed in the new conversation's `problems`.
     """
     tree = _read_parents_and_messages_by_id(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
@@ -129,11 +128,11 @@ def _read_parents_and_messages_by_id(
 def _convert_message_parts(
     parents: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
-    """Convert the parts of a conversation to messages, and return a dict from part id to messages.
+    """Convert a conversation's parts to messages, and return the messages by part id.
 
     If the export contains both a tool call and its result, the call becomes an AI message with a
-    tool call, and the result becomes a tool message. Tool calls without results, and results
-    without tool calls, become text, because providers reject them.
+    tool call, and the result becomes a tool message. A tool call without a result, or a result
+    without a call, is converted to text, because providers reject unpaired calls and results.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parents.items():
@@ -194,7 +193,7 @@ class _MessagePart:
     former_text: str = ""
 
     def get_first_text(self, *names: str) -> str:
-        """Return the first value in `content` under one of `names` that is not blank, or ""."""
+        """Return the first nonblank text in `content` under one of the keys `names`, or ""."""
         texts = (get_by_path(self.content, str, name) for name in names)
         return next((text for text in texts if text.strip()), "")
 
@@ -279,7 +278,7 @@ def _format_text_part(part: _MessagePart) -> str:
 def _format_content_piece(piece: Any, image_names_by_id: Mapping[str, str]) -> str:
     """Return a piece's text, or a placeholder if the piece is a file.
 
-    `image_names_by_id` maps the ids of images to their names.
+    `image_names_by_id` maps image ids to image names.
     """
     if not isinstance(piece, dict):
         return get_by_path(piece, str)
@@ -327,7 +326,7 @@ def _format_tool_call(part: _MessagePart) -> str:
     request = _extract_request_of_tool_call(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    # Do not import a request that is a JSON object or list, because only the tool can interpret it.
+    # Skip a request that is a JSON object or list, because only the tool can interpret it.
     if request.lstrip()[:1] in "{[":
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
@@ -337,7 +336,7 @@ def _format_tool_call(part: _MessagePart) -> str:
 
 
 def _format_canvas_document_or_comments(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
-    """Return the text of a canvas document or of the comments on one."""
+    """Return the text of a canvas document, or of the comments on it."""
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
     part.former_text = format_placeholder(
@@ -359,7 +358,7 @@ def _format_canvas_document_or_comments(part: _MessagePart, arguments: Mapping[s
 def _find_deep_research_report(part: _MessagePart) -> _MessagePart | None:
     """Return the deep-research report from a widget's state, or None if there is none.
 
-    ChatGPT stores the state of a widget in the metadata of a tool message, or as the text of a
+    ChatGPT stores a widget's state either in the metadata of a tool message or as the text of a
     hidden message.
     """
     state = get_by_path(part.metadata, dict, "chatgpt_sdk").get("widget_state")
@@ -378,7 +377,7 @@ def _find_deep_research_report(part: _MessagePart) -> _MessagePart | None:
 
 
 def _list_sources_not_cited_in_report(report_metadata: Mapping[str, Any], text: str) -> str:
-    """Return a list of the sources that a report does not cite, for appending to its text."""
+    """Return the list of a report's uncited sources, as text to append to the report."""
     lines: dict[str, None] = {}
     for reference in get_by_path(report_metadata, list, "content_references"):
         matched = get_by_path(reference, str, "matched_text")
@@ -455,8 +454,8 @@ def _format_source_title_and_url(source: Any) -> str:
 def _convert_chatgpt_markup_to_plain_text(markup: str) -> str:
     """Convert ChatGPT's markup for an entity or a link to plain text.
 
-    Markup for an entity is replaced by the entity's name. Markup for a link is replaced by the
-    link's title and URL. Other markup becomes "".
+    Entity markup is replaced by the entity's name. Link markup is replaced by the link's title and
+    URL. Other markup becomes "".
     """
     kind, *rest = markup.split("\ue202")
     if kind == "url":

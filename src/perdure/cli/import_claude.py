@@ -39,20 +39,23 @@ _SUBJECT_ARGUMENTS: Final = (
     *("filename", "file_path", "file_name", "name", "description"),
 )
 """The arguments of a tool call that describe its subject in a few words."""
-# Names of tool call arguments that are not imported, because they duplicate another argument or
-# tell a human reader nothing.
+# Names of tool call arguments to skip, because they duplicate another argument or are meaningless
+# to a human reader.
 _IGNORED_ARGUMENTS: Final = (
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )
 _PASTED_FILE_NAME: Final = re.compile(r"pasted?([ _-][\w ().-]*|\(?\d+\)?)?(\.txt)?", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
-# Parent id that Claude's exports give to the first message of a conversation.
+# Parent id of a conversation's first message in a Claude export.
 _ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"
 
 
 def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
-    """Build a conversation. Malformed messages are skipped and listed in its `problems`."""
+    """Build a conversation from a Claude export.
+
+    Malformed messages are skipped, and are listed in the conversation's `problems`.
+    """
     messages = conversation["chat_messages"]
     thread = build_conversation_without_messages(
         conversation.get("uuid"), conversation, _FIELD_NAMES, str(messages)[:10_000]
@@ -83,7 +86,7 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
 
 
 def _convert_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
-    """Convert one message of a Claude export to messages.
+    """Convert a message of a Claude export to a list of LangChain messages.
 
     Merge adjacent pieces of the same kind, such as text or tool calls, into one message.
     """
@@ -136,7 +139,7 @@ class _MessagePiece(NamedTuple):
 
 # Kind of a message piece that the user or Claude wrote.
 _AUTHOR_TEXT: Final = "own"
-# Kind of a message piece that the user pasted and that Claude stores as a file.
+# Kind of a message piece that contains pasted text, which Claude stores as a file.
 _PASTED_TEXT: Final = "pasted"
 # Kind of a message piece that is a file or a tool call.
 _TOOL_OR_FILE: Final = "tool"
@@ -145,7 +148,7 @@ _TOOL_OR_FILE: Final = "tool"
 def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
     """Yield the attachments of a message.
 
-    Text that the user pasted is treated as written by the user.
+    Text that the user pasted is treated as if the user had written it.
     """
     files = [get_by_path(message, list, name) for name in ("attachments", "files", "files_v2")]
     names = set[str]()
@@ -169,13 +172,13 @@ def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_MessagePiece]:
 def _iter_blocks(
     message: Mapping[str, Any], key: str, conversation: Conversation
 ) -> Iterator[_MessagePiece]:
-    """Yield a `_MessagePiece` for each content block that is imported."""
+    """Yield a `_MessagePiece` for each content block to import."""
     for block in get_by_path(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            # Tool call arguments are a string instead of an object if Claude's answer was cut off
-            # before the arguments were complete.
+            # If Claude's answer was cut off inside a tool call, the call's arguments are a string
+            # instead of an object.
             arguments = block.get("input")
             arguments = (
                 {"input": arguments}
@@ -207,7 +210,7 @@ def _iter_blocks(
 def _convert_tool_call(
     name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _MessagePiece:
-    """Format a tool call from the tool's name, its main argument and its texts."""
+    """Convert a tool call to a message piece with its name, main argument and text arguments."""
     if name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:
@@ -310,9 +313,9 @@ def is_claude_design_chat(value: Mapping[str, Any]) -> bool:
 
 
 def iter_claude_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield Claude's memories of the user, one for each paragraph.
+    """Yield Claude's memories of the user, one per paragraph.
 
-    The heading above a paragraph is included in the text of the memory.
+    Each memory's text starts with the heading above its paragraph, if there is one.
     """
     projects = get_by_path(value, dict, "project_memories")
     texts = [get_by_path(value, str, "conversations_memory"), *projects.values()]
@@ -331,7 +334,7 @@ def iter_claude_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
 
 
 def iter_project_documents(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield a project's instructions, description and documents, each as an item."""
+    """Yield a project's instructions, description and documents as separate items."""
     project = get_by_path(value, str, "uuid") or derive_id("project", value.get("name"))
     fields = {"project": get_by_path(value, str, "name")}
     for field in ("description", "prompt_template"):

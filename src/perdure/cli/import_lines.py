@@ -20,8 +20,8 @@ from perdure.cli.conversation import (
 )
 from perdure.memory.message_forms import convert_object_to_message, find_message_time
 
-# The ids of all messages before the next message of a conversation, in order. The dict is used as
-# an ordered set, and all of its values are None.
+# The ids of the messages that precede the next message of a conversation, in order. The dict serves
+# as an ordered set, so all of its values are None.
 _Path = dict[str, None]
 
 _THREAD_ID_PATHS: Final = (
@@ -47,18 +47,19 @@ _IMPORTED_FIELDS: Final = frozenset(
 
 
 def has_messages(value: Mapping[str, Any]) -> bool:
-    """Return whether an object contains messages: a conversation, or a state of LangGraph."""
+    """Return whether an object is a conversation or a LangGraph state that contains messages."""
     return "messages" in value or "messages" in get_by_path(value, dict, "values")
 
 
 class JsonLinesReader:
     """Collects the conversations in a JSON Lines file.
 
-    Each line is an object that contains one or more messages. Objects with the same thread id form
-    one conversation. If two objects with the same thread id have different messages, the messages
-    that differ become branches. An object with several messages but no thread id is a conversation
-    of its own. Objects with a single message and no thread id are grouped into one conversation per
-    user. `ThreadNames` finds the threads of conversations without an id.
+    Each line is an object that contains one or more messages. Objects with the same thread id are
+    combined into one conversation. If such objects contain different messages, the differing
+    messages become branches of the conversation. An object that contains several messages but no
+    thread id becomes a separate conversation. Objects with a single message and no thread id are
+    grouped into one conversation per user. `ThreadNames` finds the threads of conversations without
+    an id.
 
     Args:
         file: The path of the file.
@@ -69,10 +70,11 @@ class JsonLinesReader:
         self._conversations: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        # For each user, the conversation that collects the user's single messages without a thread
-        # id.
+        # Maps each user to the conversation built from the user's lines with a single message and
+        # no thread id.
         self._messages_by_user: dict[str, dict[str, Any]] = {}
-        # User of the previous line with a single message and no thread id.
+        # The user named by the most recent line with a single message and no thread id. Later lines
+        # of this kind that name no user are assigned to the same user.
         self._user = ""
 
     def build_conversations(self) -> list[Conversation]:
@@ -93,7 +95,7 @@ class JsonLinesReader:
         ]
 
     def add_conversation(self, line_number: str, conversation: Mapping[str, Any]) -> None:
-        """Add the conversation in an object that contains all of the conversation's messages.
+        """Add a conversation from an object that contains a list of messages.
 
         LangGraph states are sorted by time before they are added, because a state history lists the
         newest state first.
@@ -139,7 +141,8 @@ class JsonLinesReader:
     ) -> Conversation:
         """Build a conversation that has no id.
 
-        Until it has an id, the conversation has a provisional id, derived from `provisional_name`.
+        Until an id is assigned, the conversation uses a provisional id derived from
+        `provisional_name`.
         """
 
         def build(id: str, is_timed: bool) -> Conversation:
@@ -159,9 +162,9 @@ class JsonLinesReader:
     def _add_messages_to_thread(
         self, thread_name: object, conversation: Mapping[str, Any], created_at: float | None = None
     ) -> None:
-        """Add the messages in an object to the conversation `thread_name`.
+        """Add an object's messages to the conversation whose thread id is `thread_name`.
 
-        Messages without a time get the time `created_at`.
+        Messages without a time are given the time `created_at`.
         """
         thread, path = self._get_or_create_thread(thread_name, conversation)
         path.clear()
@@ -182,7 +185,7 @@ def _find_unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
 
 
 def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversation:
-    """Build an empty conversation with the metadata from an object."""
+    """Build a conversation without messages from an object's metadata."""
     metadata = {**line}
     for own_name, alternative_names in _ALTERNATIVE_NAMES.items():
         times = (
@@ -205,7 +208,7 @@ def _add_messages_and_branches(
     *,
     derive_ids_from_times: bool = False,
 ) -> None:
-    """Add all messages of an exported JSON object, with those of its branches, to a conversation.
+    """Add all messages of an exported JSON object, including those on branches, to a conversation.
 
     Args:
         thread: The conversation that gets the messages.
@@ -263,7 +266,7 @@ def _append_message_and_return_id_of_last_message(
     is_variant: bool = False,
     derive_id_from_time: bool = False,
 ) -> str | None:
-    """Append a message to the earlier messages, and return the id of the resulting last message.
+    """Append a message to a conversation path, and return the id of the path's last message.
 
     A malformed message is skipped, and the reason is added to the conversation's `problems`.
     """

@@ -1,11 +1,11 @@
 """Find the thread that matches an imported conversation without an id.
 
 The thread id is a hash of the user and the conversation's first messages. Usually, the hash covers
-only the first message of the conversation. If a different thread already has the resulting id, the
-hash covers more messages, added one at a time. A conversation that equals or continues an existing
-thread belongs to that thread. Earlier versions of perdure built the thread id from the file name
-and the conversation's position in the file. Threads imported by an earlier version of perdure are
-recognised by their first messages, and keep their ids.
+only the first message of the conversation. If a different thread already has the resulting id,
+further messages are added to the hash, one at a time. A conversation is assigned to an existing
+thread if it is equal to the thread or continues it. Earlier versions of perdure built the thread id
+from the file name and the conversation's position in the file. Threads imported by an earlier
+version of perdure are recognised by their first messages, and keep their ids.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata of an imported checkpoint contains the id of its last message under this key."""
-# Maximum number of consecutive candidate ids without a stored thread. After more, the search for a
-# conversation's thread stops.
+# The search for a conversation's thread stops after more than this number of consecutive candidate
+# ids for which no thread is stored.
 _MAX_ID_GAP: Final = 16
 # Earlier versions of perdure built thread ids from a file name and an optional numeric suffix, such
 # as "-3" or "-3.1".
@@ -34,7 +34,7 @@ _FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")
 
 
 class _StoredThread(NamedTuple):
-    """The ids and signatures of the messages in a stored thread.
+    """The ids and signatures of a stored thread's messages.
 
     Attributes:
         ids: The ids of all messages, including those on branches.
@@ -51,10 +51,10 @@ class _StoredThread(NamedTuple):
     def can_be_continued_by(
         self, conversation_signatures: Sequence[str], shared_count: int
     ) -> bool:
-        """Return whether a conversation can belong to this stored thread.
+        """Return whether the conversation could belong to this stored thread.
 
-        The conversation does not belong to the thread if the two diverge after their common
-        beginning.
+        A conversation does not belong to a thread if it starts with the same messages but then
+        diverges from the thread.
 
         Args:
             conversation_signatures: The signatures of the conversation's messages.
@@ -85,7 +85,7 @@ class _CandidateId(NamedTuple):
 
 
 class ThreadNames:
-    """Finds or chooses a thread for each imported conversation without an id.
+    """Finds or creates a thread id for each imported conversation that has no id.
 
     Args:
         saver: The checkpointer with the threads.
@@ -98,15 +98,15 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._assigned: set[tuple[object, str, str]] = set()
-        # Number of times that each conversation has been repeated in a file. The key is the file
-        # and a hash of all messages in the conversation.
+        # Number of repetitions of each conversation within a file, keyed by the file and a hash of
+        # all of the conversation's messages.
         self._equal_counts = Counter[tuple[object, str]]()
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
-        """Choose the thread of a conversation, and return the conversation with an id.
+        """Choose the thread for a conversation, and return the conversation with the matching id.
 
-        The thread id is this id with the prefix prepended. A conversation that already has an id,
-        or has no messages, is returned unchanged.
+        The thread id consists of the `prefix` of this `ThreadNames`, followed by the conversation's
+        id. A conversation that already has an id, or has no messages, is returned unchanged.
         """
         if draft.unnamed is None or not draft.nodes:
             return draft
@@ -135,26 +135,26 @@ class ThreadNames:
         self._assigned.add((file, conversation.id, full_id))
         if is_numbered:
             self._equal_counts[file, full_id] += 1
-        # Remove the thread from the cache, because the import is about to change it.
+        # Remove the thread from the cache, because the import is about to change the thread.
         self._stored.pop(conversation.id, None)
         return conversation
 
     def _iter_candidate_thread_ids(
         self, draft: Conversation, prefix_ids: Sequence[str]
     ) -> Iterator[_CandidateId]:
-        """Yield the ids under which the conversation's thread may be stored."""
+        """Yield candidate ids for the conversation's thread, in the order in which to try them."""
         for id in self._find_former_ids(draft):
             yield _CandidateId(id, 0, is_of_earlier_version=True)
         for shared_count, id in enumerate(prefix_ids, 1):
             yield _CandidateId(id, shared_count)
         equal_count = self._equal_counts[draft.unnamed.file, prefix_ids[-1]] if draft.unnamed else 0
-        # If a file repeats a conversation, the repetitions are numbered, so that their thread ids
-        # differ.
+        # If a file contains the same conversation several times, the copies are numbered so that
+        # their thread ids differ.
         for number in count(2 + equal_count):
             yield _CandidateId(derive_id(prefix_ids[-1], number), len(prefix_ids))
 
     def _derive_id_of_each_message_prefix(self, draft: Conversation) -> list[str]:
-        """Return an id for each prefix of the conversation's messages, shortest prefix first."""
+        """Return a candidate id for each prefix of the message list, shortest prefix first."""
         id = str(draft.metadata.get("user_id") or draft.metadata.get("owner") or self._user)
         ids = []
         for key in draft.list_message_ids_from_root(draft.leaf):
@@ -189,7 +189,7 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_former_ids(self, draft: Conversation) -> list[str]:
-        """Return the ids of previously imported threads that contain the start of the conversation.
+        """Return the ids of imported threads that contain the conversation's first messages.
 
         Only threads imported by an earlier version of perdure are searched.
         """
@@ -217,9 +217,9 @@ class ThreadNames:
     ) -> dict[str, list[str]]:
         """Map message signatures to the ids of previously imported threads.
 
-        The dict contains the threads that an earlier version of perdure imported from a file whose
-        name, without its extension, is `file_stem`. Each thread is listed under the signatures of
-        all of its messages.
+        The dict covers the threads that an earlier version of perdure imported from a file whose
+        stem (the name without the extension) is `file_stem`. Each thread is indexed by the
+        signatures of all of its messages.
         """
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + file_stem, limit=sys.maxsize):
@@ -235,7 +235,7 @@ class ThreadNames:
 
 
 def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> bool:
-    """Return whether a conversation equals a stored thread, continues it, or is contained in it."""
+    """Return whether a conversation is part of a stored thread or continues one of its branches."""
     branch = conversation.list_message_ids_from_root(conversation.leaf)
     stored_count = next((n for n, key in enumerate(branch) if key not in stored.ids), len(branch))
     return stored_count == len(branch) or (
@@ -246,7 +246,7 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
 def _serialize_message_for_comparison(message: BaseMessage) -> str:
     """Return the role, content and tool calls of a message as JSON text.
 
-    If the same message is imported twice, the text is the same both times.
+    The text is identical each time the same message is imported.
     """
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
     parts: list[Any] = [message.type, message.content, calls]

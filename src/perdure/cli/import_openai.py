@@ -1,8 +1,8 @@
 """Read OpenAI fine-tuning files and batch files.
 
-Each line of a file is converted to an object with `messages`, for `JsonLinesReader` to read. A
-batch has an input file with requests and an output file with responses. Each response carries the
-`custom_id` of its request.
+Each line of a file is converted to an object with a `messages` list, which `JsonLinesReader` can
+read. A batch has an input file with requests and an output file with responses. Each response
+carries the `custom_id` of its request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorten_line
 
 _PREFERENCE_FIELDS: Final = ("preferred_output", "non_preferred_output")
-# Names of the request fields that may contain a conversation.
+# Names of the request fields that can contain a conversation.
 _CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
@@ -22,7 +22,7 @@ _AddConversation = Callable[[str, Mapping[str, Any]], None]
 def convert_training_example_to_conversation(
     json_line: Mapping[str, Any],
 ) -> Mapping[str, Any] | None:
-    """Convert a fine-tuning example to an object with messages.
+    """Convert a fine-tuning example to an object with a `messages` list.
 
     Return None if the line is not a training example.
 
@@ -61,12 +61,12 @@ def convert_training_example_to_conversation(
 
 
 def is_batch_line(line: Mapping[str, Any]) -> bool:
-    """Return whether a line is a batch request or the answer to one."""
+    """Return whether a line is a batch request or a batch response."""
     return "custom_id" in line and ("body" in line or "response" in line)
 
 
 class OpenAIBatches:
-    """Matches batch requests with their answers, which are in separate files of the same import."""
+    """Matches batch requests with the responses in other files of the same import."""
 
     def __init__(self) -> None:
         self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(
@@ -81,10 +81,10 @@ class OpenAIBatches:
         line: Mapping[str, Any],
         add_conversation: _AddConversation,
     ) -> None:
-        """Add a request or an answer of a batch.
+        """Add a batch request or a batch response.
 
-        A request is combined with its answer later, and the resulting conversation is then passed
-        to `add_conversation`.
+        `import_requests_with_answers` later matches the requests with the responses, and passes
+        each resulting conversation to `add_conversation`.
 
         Raises:
             MalformedPart: The line is a request whose answer is not a message.
@@ -109,10 +109,10 @@ class OpenAIBatches:
         self._requests[str(line["custom_id"])].append((add_conversation, line_number, request))
 
     def import_requests_with_answers(self) -> list[Problem]:
-        """Match all answers with their requests, and import the resulting conversations.
+        """Match all responses with their requests, and import the resulting conversations.
 
         Returns:
-            The problems of answers that could not be matched or converted.
+            The problems of responses that could not be matched or converted.
         """
         problems = []
         for position, line in self._answers:
@@ -127,7 +127,7 @@ class OpenAIBatches:
         return problems
 
     def _add_answer_to_request(self, answer_line: Mapping[str, Any]) -> None:
-        """Append the messages of an answer to the conversation in its request."""
+        """Append a response's messages to the conversation in the matching request."""
         name = str(answer_line["custom_id"])
         requests = self._requests.get(name, [])
         body, error = get_by_path(answer_line, dict, "response", "body"), answer_line.get("error")
@@ -160,7 +160,7 @@ class OpenAIBatches:
 
 
 def _convert_openai_request_to_messages(request_body: Mapping[str, Any]) -> list[Any]:
-    """Return the messages of a request to the Chat Completions, Responses or Completions API."""
+    """Return the messages in an OpenAI request (Chat Completions, Responses or Completions API)."""
     if isinstance(request_body.get("messages"), list):
         return [*request_body["messages"]]
     if isinstance(request_body.get("prompt"), str):
@@ -178,7 +178,7 @@ def _convert_openai_request_to_messages(request_body: Mapping[str, Any]) -> list
 
 
 def _iter_messages_of_each_answer(response_body: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Yield each answer in the response to a batch request, as a list of messages."""
+    """Yield each alternative answer in a batch response, as a list of messages."""
     for choice in get_by_path(response_body, list, "choices"):
         if isinstance(get_by_path(choice, dict).get("message"), dict):
             yield [choice["message"]]

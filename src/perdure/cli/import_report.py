@@ -11,9 +11,9 @@ from perdure.cli.conversation import Problem
 from perdure.cli.output import format_count, print_note
 from perdure.stores.base import Namespace, TransferReport
 
-# Maximum number of users that a report lists by name. The other users are only counted.
+# Maximum number of users that a report lists by name. Any further users are only counted.
 _MAX_LISTED_USERS: Final = 5
-# Maximum number of refused items that a report lists.
+# Maximum number of refused items listed in a report.
 _MAX_LISTED_ITEMS: Final = 20
 
 
@@ -21,15 +21,15 @@ _MAX_LISTED_ITEMS: Final = 20
 class ConversationsReport:
     """The counts of an import.
 
-    `messages` does not include messages that were already stored. `conversations` does not include
-    conversations without messages.
+    `messages` counts only messages that were not stored before. `conversations` counts only
+    conversations that contain messages.
     """
 
     conversations: int = 0
     messages: int = 0
-    # Number of messages that an earlier import stored only in part and this import has completed.
+    # Number of partially stored messages from earlier imports that this import has completed.
     updated: int = 0
-    # Number of partly stored messages that could not be completed, because they are no longer in
+    # Number of partially stored messages that could not be completed because they are no longer in
     # the thread's state.
     outdated: int = 0
     unchanged: int = 0
@@ -40,16 +40,17 @@ class ConversationsReport:
     # Number of items skipped because this database already contains them or a record of their
     # deletion.
     known_items: int = 0
-    # Number of archived runs and crons. They are counted, but never executed.
+    # Number of runs and crons in imported archives, which are counted but never executed.
     records: int = 0
     # Number of new memories, or None if this import extracts no memories.
     memories: int | None = None
     quarantined: int = 0
-    # Number of memories that were not stored because they had been forgotten in this database.
+    # Number of memories that were not stored because this database records that they were
+    # forgotten.
     forgotten: int = 0
-    # The configured user, to whom conversations without a user belong.
+    # The configured user, to whom conversations without a user are assigned.
     user: str = ""
-    # Number of conversations per user. The key "" stands for conversations without a user.
+    # Number of conversations per user, with the key "" for conversations without a user.
     users: Counter[str] = field(default_factory=Counter)
     by_user: Counter[str] = field(default_factory=Counter)  # Number of new memories of each user.
     # Namespaces and keys of items that were refused because a tombstone exists for them.
@@ -57,7 +58,7 @@ class ConversationsReport:
     # Number of skipped message parts of each kind, such as "thinking".
     left_out: Counter[str] = field(default_factory=Counter)
     skipped: list[Problem] = field(default_factory=list)
-    # Number of skipped files, by file name or folder name.
+    # Number of skipped files per file or folder name.
     not_read: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
@@ -84,17 +85,17 @@ class ConversationsReport:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the import found no conversations, no store items and no new memories."""
+        """Whether the import found neither conversations nor store items nor new memories."""
         return not (self.conversations or self.items or self.known_items or self.memories)
 
     def add_thread_counts(self, report: ImportReport) -> None:
-        """Add the counts of threads and checkpoints imported from a database to the totals."""
+        """Add the thread and checkpoint counts of a database import to the totals."""
         self.conversations += report.threads
         self.checkpoints += report.checkpoints
         self.unchanged += report.unchanged
 
     def add_store_item_counts(self, report: TransferReport) -> None:
-        """Add the item counts of a store import, and list the refused items."""
+        """Add the item counts of a store import to the totals, and record the refused items."""
         self.items += report.items
         self.refused += report.refused
         self.known_items += report.skipped + len(report.refused)
@@ -110,7 +111,7 @@ class ConversationsReport:
         return format_count(self.memories or 0, "memory", "memories")
 
     def print_notes(self) -> None:
-        """Print to stderr what was not imported, grouped by kind."""
+        """Print notes to stderr about content that was not imported, grouped by kind."""
         problems = Counter(problem.reason for problem in self.skipped)
         for heading, kinds in (("left out", self.left_out), ("not as expected", problems)):
             if kinds:
@@ -162,7 +163,7 @@ class ConversationsReport:
 
 
 def _format_counts_by_user(counts: Counter[str]) -> str:
-    """Format counts by user, highest first, such as "12 of ann, 3 of me"."""
+    """Format counts per user, highest first, such as "12 of ann, 3 of me"."""
     top_counts = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[
         :_MAX_LISTED_USERS
     ]

@@ -1,10 +1,11 @@
 """Store imported conversations as threads, and extract memories from them.
 
-At the beginning of a thread, a checkpoint is stored at the end of each turn. As the thread grows,
-checkpoints become less frequent. With a checkpoint for every turn, the work would be quadratic in
-the number of messages, because each checkpoint lists all earlier messages of the thread. Which
-messages get a checkpoint depends only on the message tree. Repeating an interrupted import
-therefore chooses the same messages and stores only the missing checkpoints.
+While a thread is short, a checkpoint is stored after every turn. As the thread grows, checkpoints
+become less frequent. If a checkpoint were stored after every turn, the total work would be
+quadratic in the number of messages, because each checkpoint lists all earlier messages of the
+thread. The choice of messages that get a checkpoint depends only on the message tree. When an
+interrupted import is repeated, it therefore chooses the same messages as before and stores only the
+missing checkpoints.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ if TYPE_CHECKING:
     from perdure.cli.import_archive import ArchiveLines
     from perdure.memory.collection import Collection
 
-# Parent of the namespaces for project documents.
+# Parent namespace of all project documents, which has one child namespace per project.
 _PROJECT_NAMESPACE: Final = Template(("projects", "{user_id}"))
-# A checkpoint is stored at the end of a turn if at least 1/32 of the messages so far were added
-# since the last checkpoint.
+# Divisor that limits how often checkpoints are stored. A checkpoint is stored after a turn if the
+# messages added since the last checkpoint make up at least 1/32 of all messages so far.
 _CHECKPOINTS_PER_LENGTH: Final = 32
 
 
@@ -110,9 +111,9 @@ class ImportWriter:
                     self._report.empty += not talk.source_count
 
     def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
-        """Import store items, with all of their versions, from people's archives.
+        """Import the store items in archives, including all versions of the items.
 
-        Each archive is the output of `perdure export --user`.
+        Each archive is the output of `perdure export --user`, which exports the data of one person.
         """
         for archive in archives:
             self._report.add_store_item_counts(
@@ -120,7 +121,7 @@ class ImportWriter:
             )
 
     def store_texts(self, texts: list[SavedText]) -> None:
-        """Store the memories and documents in an export that do not belong to a conversation.
+        """Store the memories and documents of an export that do not belong to any conversation.
 
         Imported memories are stored as facts about the user. A document is stored as an item in the
         namespace `("projects", USER, PROJECT)`.
@@ -167,7 +168,7 @@ class ImportWriter:
     def _store_conversation(
         self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
     ) -> None:
-        # Keep the user of an archived thread, who is already named in the thread's metadata.
+        # An archived thread keeps its own user, which its metadata already contains.
         if not talk.is_archived:
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._with_memories else ""
@@ -224,13 +225,13 @@ class ImportWriter:
                 try:
                     thread_report = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.iter_thread_ids()]
-                # The database has no thread tables, but may have store tables.
+                # A database without thread tables may still contain store tables.
                 except NotADatabase as exc:
                     missing_tables.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
                     self._report.add_store_item_counts(items)
-                # The database has no store tables, but may have thread tables.
+                # A database without store tables may still contain thread tables.
                 except NotADatabase as exc:
                     missing_tables.append(exc)
                 if len(missing_tables) == 2:
@@ -250,8 +251,8 @@ class ImportWriter:
                         self._file.saver.import_from(source.saver, names=new_thread_ids_by_old)
                     )
                 except ImportFailed as exc:
-                    # The import refused some threads. Raise the error after the store items are
-                    # imported.
+                    # Some threads were refused. Raise the error only after the store items have
+                    # been imported.
                     refusal = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
@@ -260,10 +261,10 @@ class ImportWriter:
             raise refusal
 
     def _extract_memories_of_thread(self, thread_id: str) -> None:
-        """Extract memories from the thread's messages that no earlier extraction has read.
+        """Extract memories from the thread's messages that have not been processed yet.
 
-        The memories belong to the user named by `user_id` in the metadata of the thread's head, or
-        to the configured user if there is no `user_id`.
+        The memories belong to the user given by `user_id` in the metadata of the thread's head, or
+        to the configured user if the metadata contains no `user_id`.
         """
         if not self._with_memories:
             return
@@ -281,8 +282,8 @@ class ImportWriter:
             config: RunnableConfig = {"configurable": {"user_id": user}}
             report = self._extraction.extract(thread_id, config)
         except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
-            # A thread written by another program may have no channel `messages`, or a user or an id
-            # that is not a valid namespace label.
+            # A thread written by another program may lack the channel `messages`, or its user or id
+            # may not be a valid namespace label.
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + report.added
@@ -311,9 +312,9 @@ class ThreadImport:
     """Stores one conversation in one thread.
 
     `_checkpoint_of_message` maps the id of each stored message to the id of the checkpoint that
-    ends with the message. If no checkpoint ends with the message, the value is the oldest
-    checkpoint that contains it. If the parent of that checkpoint was removed, the value is None,
-    and no branch can start at the message.
+    ends with the message. If there is no such checkpoint, the message is mapped to the oldest
+    checkpoint that contains it. If that checkpoint's parent was removed, the value is None, and no
+    branch can start at the message.
 
     Attributes:
         updated: The number of messages that this import completed.
@@ -342,7 +343,7 @@ class ThreadImport:
         self._newest: str | None = None
 
     def store_new_messages(self, advance: Callable[[int], None] = lambda count: None) -> int:
-        """Store the messages that are not in the thread yet.
+        """Store the messages that the thread does not contain yet.
 
         Args:
             advance: Called with the number of messages that have been processed.
@@ -373,10 +374,10 @@ class ThreadImport:
         return new
 
     def _replace_partly_imported_messages(self) -> None:
-        """Complete the messages that an earlier import stored only in part.
+        """Complete the messages that an earlier import stored only partially.
 
-        No branch is created. A partly stored message that is no longer in the thread's state is
-        left unchanged.
+        No branch is created. If a partially stored message is no longer in the thread's state, it
+        is not completed.
         """
         incomplete_texts = {
             key: text
@@ -428,12 +429,12 @@ class ThreadImport:
     def _load_texts_and_document_flags_before_import(
         self, message_id: str
     ) -> set[tuple[str, bool]]:
-        """Return the texts that a message had in the thread before this import.
+        """Return the texts that the thread's history contained for a message before this import.
 
-        Each text is returned with a flag that says whether the message is a document; see
+        Each text is paired with a flag that tells whether the message was a document; see
         `_get_text_and_check_if_document`. The returned set is empty if the thread did not contain
-        the message. The texts are read from the thread's history and not from checkpoints, because
-        the last message of an earlier export may have no checkpoint that ends with it.
+        the message. The texts are read from the thread's history rather than from checkpoints,
+        because there may be no checkpoint that ends with the last message of an earlier export.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -478,10 +479,11 @@ class ThreadImport:
             node = self._conversation.nodes[node.parent]
 
     def _put_checkpoint(self, parent_message_id: str | None, message_ids: list[str]) -> None:
-        """Store a checkpoint with the messages up to a parent message, followed by new messages.
+        """Store a checkpoint that continues the branch at a parent message with new messages.
 
-        If there are no new messages, the checkpoint ends with the parent message. Such a checkpoint
-        is stored only if no existing checkpoint ends with the parent message.
+        The checkpoint contains the messages up to the parent message, followed by the new messages.
+        If there are no new messages, the checkpoint is stored only if no existing checkpoint ends
+        with the parent message.
 
         Args:
             parent_message_id: The id of the stored message that the new messages follow, or None.
@@ -566,13 +568,13 @@ class ThreadImport:
         return stored
 
     def _move_head_to_end_of_main_branch(self, has_new_messages: bool) -> None:
-        """Move the head to the end of the main branch, unless a run has continued the thread.
+        """Move the head to the end of the main branch, unless a run has since continued the thread.
 
-        Storing a checkpoint makes it the head, so the head is moved after all checkpoints are
-        stored. The head may need to be moved even if this import stored nothing, because an earlier
-        import may have been killed before it could move the head. An earlier import was interrupted
-        if the latest checkpoint is the head, was imported, and ends with a message of this
-        conversation that is not the end of the main branch.
+        Because storing a checkpoint makes it the head, the head is moved only after all checkpoints
+        have been stored. The head may need to be moved even if this import stored nothing, because
+        an earlier import may have been killed before it could move the head. An earlier import is
+        considered interrupted if the latest checkpoint is the head, was written by an import, and
+        ends with a message of this conversation other than the last message of the main branch.
         """
         leaf, head = (
             self._conversation.leaf,
@@ -607,7 +609,7 @@ class ThreadImport:
 
 
 def _get_text_and_check_if_document(message: BaseMessage) -> tuple[str, bool]:
-    """Return the text of a message, and whether the message is a document.
+    """Return a message's text, and a flag that tells whether the message is a document.
 
     Messages that contain documents can be found by search, but no memories are extracted from
     them.
@@ -625,8 +627,8 @@ def _choose_ids_of_messages_followed_by_checkpoint(conversation: Conversation) -
     followers: dict[str | None, list[str]] = defaultdict(list)
     for node in conversation.nodes.values():
         followers[node.parent].append(node.message.type)
-    # `depths` maps each message id to two counts: the messages from the first one up to this one,
-    # and the messages since the last checkpoint.
+    # `depths` maps each message id to two counts: the number of messages on the path from the root
+    # to this message, and the number of messages on that path since the last checkpoint.
     depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}
     ends = set()
     for key, node in conversation.nodes.items():

@@ -27,7 +27,7 @@ _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\
 Open WebUI stores the thinking and the code of a model in these elements.
 """
 _LIBRECHAT_ROOT: Final = (
-    # Parent id that LibreChat gives to the first message of a conversation.
+    # Parent id of a conversation's first message in a LibreChat export.
     "00000000-0000-0000-0000-000000000000"
 )
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
@@ -36,7 +36,7 @@ _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "upd
 def is_open_webui_chat_export(value: Mapping[str, Any]) -> bool:
     """Return whether an object is a chat that Open WebUI exported.
 
-    The chat may be wrapped in an outer object with the key `chat`.
+    The chat may be wrapped in an outer object, under the key `chat`.
     """
     return "history" in get_by_path(value, dict, "chat") or "messages" in get_by_path(
         value, dict, "history"
@@ -44,7 +44,7 @@ def is_open_webui_chat_export(value: Mapping[str, Any]) -> bool:
 
 
 def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
-    """Convert a chat that Open WebUI exported to a `Conversation` with all branches."""
+    """Convert a chat exported by Open WebUI to a `Conversation`, including all branches."""
     chat = get_by_path(export, dict, "chat") or export
     history = get_by_path(chat, dict, "history")
     tree = get_by_path(history, dict, "messages")
@@ -105,7 +105,7 @@ def is_librechat(value: Mapping[str, Any]) -> bool:
 
 
 def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
-    """Convert a conversation of LibreChat to a `Conversation` with all branches.
+    """Convert a LibreChat conversation to a `Conversation`, including all branches.
 
     In the exported conversation, messages may be nested in other messages.
     """
@@ -138,7 +138,7 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
 
 
 def _flatten_messages(messages: Any, outer_id: str | None) -> Iterator[tuple[Any, str | None]]:
-    """Yield a list of messages, including (recursively) the messages nested under `children`.
+    """Yield the messages in a list, including those nested at any depth under `children`.
 
     Yields:
         A message, and the id of the message in which it is nested. For a message that is not

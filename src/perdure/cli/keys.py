@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 keys = add_command_group("keys", "List and revoke the API keys of 'perdure serve --keys'.")
 
-# Number of leading characters of a key's hash that are printed.
+# Number of leading characters of a key's hash to print.
 _HASH_PREFIX: Final = 12
 KeysFileOption = Annotated[
     Path, typer.Option("--keys", metavar="FILE", help="The keys file of the server.")
@@ -68,10 +68,10 @@ def revoke(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Revoke API keys, by user or by a prefix of the hash.
+    """Revoke API keys, selected by user or by a prefix of the hash.
 
-    The keys file is replaced in one step, and its comments are kept. A running server that uses
-    this keys file rejects the revoked keys within a second. The exit code is 1 if no key matches.
+    The keys file is replaced atomically, and its comments are kept. A running server that uses this
+    keys file rejects the revoked keys within a second. The exit code is 1 if no key matches.
     """
     _check_server_is_installed()
     from perdure.server.keys_file import read_keys, revoke_keys

@@ -62,7 +62,7 @@ memories = add_command_group("memories", "Search, change and review the memories
 _LABELS: Final = ("memories", "profiles", "examples")  # First labels of a user's namespaces.
 # The namespace of the agent's instructions, which apply to all users.
 _INSTRUCTIONS: Final = ("instructions",)
-# Outcomes that make `perdure memories add` exit with code 1.
+# Outcomes for which `perdure memories add` exits with code 1.
 _REJECTED: Final = ("refused", "quarantined")
 # Maximum number of memories to print before asking for confirmation.
 _PREVIEWED: Final = 10
@@ -164,7 +164,7 @@ def add(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add facts, except those that are already stored.
+    """Add facts that are not stored yet.
 
     The exit code is 1 if a fact was refused or quarantined.
     """
@@ -232,12 +232,11 @@ def forget(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Erase memories permanently, with their old versions.
+    """Permanently erase memories, including their old versions.
 
-    The messages from which the memories were extracted are kept, but later extractions do not store
-    the erased memories again. With --all, however, a later extraction reads the messages of the
-    threads again and stores new memories. To prevent new memories, delete the threads first. The
-    exit code is 1 if there was nothing to erase.
+    The source messages are kept, but later extractions do not store the erased memories again.
+    After --all, however, later extractions read all messages again and store new memories, unless
+    the threads were deleted first. The exit code is 1 if there was nothing to erase.
     """
     check_query_option_not_blank(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
@@ -290,10 +289,10 @@ def _find_memory_key(
 
 
 def _resolve_thread_id_of_memories(database: CommandDatabase, id_or_prefix: str) -> str:
-    """Return the id of a thread from which memories were extracted.
+    """Resolve the id, or a prefix of the id, of a thread from which memories were extracted.
 
-    If no thread id starts with the given text, return the text unchanged, because memories of a
-    deleted thread may still exist.
+    If no thread id starts with the given text, return the text unchanged, because memories from a
+    deleted thread with this id may still exist.
     """
     if not id_or_prefix:
         raise ConfigurationError("--thread is empty; pass the id of a thread")
@@ -308,8 +307,8 @@ def extract_due_threads(database: CommandDatabase) -> None:
     extraction = database.build_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            # Skip threads deleted since the jobs were listed, and threads of other programs whose
-            # messages cannot be read.
+            # Skip threads that were deleted after the jobs were listed, and other programs' threads
+            # whose messages cannot be read.
             with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 
@@ -450,7 +449,7 @@ def quarantine(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Review entries in quarantine, which wait for your decision.
+    """Review quarantined entries, which await your decision.
 
     Without KEY, all quarantined entries are listed, with secrets redacted. With KEY, one entry is
     shown in full.
@@ -486,7 +485,7 @@ def quarantine(
 
 
 def _print_quarantine_entries(entries: list[QuarantineEntry], json: bool) -> None:
-    """Print entries in quarantine as a table or as JSON, with secrets redacted."""
+    """Print quarantined entries as a table or as JSON, with secrets redacted."""
     rows = [(format_date(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns = ("since", "key", "text", "reason")
     values = [entry.to_redacted_dict() for entry in entries]
@@ -502,9 +501,9 @@ def jobs(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the threads of all users that wait for an extraction.
+    """List all users' threads that are waiting for memory extraction.
 
-    The list shows how often an extraction has failed, and the last error.
+    The list shows how often extraction has failed for each thread, and the last error.
     """
     from perdure.memory.extraction import DueThreads, Pace
 

@@ -36,10 +36,10 @@ _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
 # Delay, in seconds, before a status line is shown for a running command.
 _STATUS_DELAY_S: Final = 0.5
-# Minimum width, in terminal columns, of the other cells in a row whose ids are printed on one line.
-# On a narrower terminal, the ids are wrapped.
+# Minimum width, in terminal columns, of each cell that is neither an id nor a number. If unwrapped
+# ids would leave less space for these cells, the ids are wrapped.
 _MIN_CELL_WIDTH: Final = 16
-# Width of piped output, in columns. It is so large that lines never wrap.
+# Width of piped output, in columns. The width is so large that lines are never wrapped.
 _UNLIMITED_WIDTH: Final = 1 << 31
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
@@ -75,7 +75,7 @@ def _build_backslash_escape(match: re.Match[str]) -> str:
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON, with times in ISO 8601 and bytes in base64.
+    """Print a value as JSON, with times in ISO 8601 format and bytes in base64.
 
     Args:
         value: The value. Data classes are printed as objects.
@@ -90,7 +90,7 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def _convert_unsupported_value_for_json(value: Any) -> Any:
-    """Convert a value that `json.dumps` does not support to one that it supports."""
+    """Convert a value that `json.dumps` cannot serialize to one that it can."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if is_dataclass(value) and not isinstance(value, type):
@@ -103,7 +103,7 @@ def _convert_unsupported_value_for_json(value: Any) -> Any:
 
 @cache
 def get_console(*, stderr: bool = False) -> Console:
-    """Return the console for stdout or stderr, which respects `NO_COLOR` and `TERM`."""
+    """Return a console for stdout or stderr that respects `NO_COLOR` and `TERM`."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
@@ -135,7 +135,7 @@ def print_text(
 
 
 def print_note(text: str, style: str = "") -> None:
-    """Print a note to stderr, to keep stdout for the results of a command."""
+    """Print a note to stderr, so that stdout contains only the results of commands."""
     print_text(text, style, stderr=True)
 
 
@@ -146,7 +146,7 @@ def print_note_line(text: str, style: str = "") -> None:
 
 
 def print_arriving_text_and_check_if_any(parts: Iterable[str], style: str = "") -> bool:
-    """Print a text as its chunks arrive, then end the line.
+    """Print a streamed text as it arrives, followed by a newline.
 
     On a terminal, each word is printed only when it is complete, so that it is never split across
     two lines.
@@ -213,7 +213,7 @@ def _iter_words(parts: Iterable[str]) -> Iterator[str]:
 
 
 def update_code_fence_and_detect_code_line(line: str, open_fence: str) -> tuple[str, bool]:
-    """Track fenced code blocks while reading a Markdown text line by line.
+    """Track fenced code blocks while reading Markdown line by line.
 
     Args:
         line: The next line, or its first word.
@@ -306,7 +306,7 @@ def print_result(value: Any, json: bool, sentence: str) -> None:
 
 
 class OutputLine(NamedTuple):
-    """One line of a long output, such as a thread's history.
+    """A styled line of output, such as a line of a thread's history.
 
     Attributes:
         text: The text of the line.
@@ -351,8 +351,8 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
     if pager and height > terminal.height and sys.stdin.isatty() and _is_pager_available():
         import pydoc
 
-        # Give the pager `less` the same options as git does. With the options "FRX", `less` keeps
-        # colours, and exits at once if the text fits on the screen.
+        # Give the pager `less` the same options as git does. The options "FRX" make `less` keep
+        # colours, and exit at once if the text fits on the screen.
         os.environ.setdefault("LESS", "FRX")
         pydoc.pager(text)
     else:
@@ -363,7 +363,7 @@ def page_output(*, pager: bool = True) -> Iterator[None]:
 def _is_pager_available() -> bool:
     """Return whether a pager can be used.
 
-    The result is False only if `MANPAGER` or `PAGER` names a program that does not exist.
+    A pager is unavailable only if `MANPAGER` or `PAGER` names a program that does not exist.
     """
     setting = os.environ.get("MANPAGER") or os.environ.get("PAGER") or ""
     command = [word for word in setting.split() if "=" not in word]
