@@ -470,7 +470,8 @@ def _iter_files(
                     )
                 try:
                     data = archive.read(info)
-                # The exceptions raised for different compression methods have no common base class.
+                # The exceptions raised for the various compression methods have no common base
+                # class.
                 except Exception as exc:
                     reason = "it is encrypted" if info.flag_bits & 1 else exc
                     raise zipfile.BadZipFile(f"{name!r}: {reason}") from exc

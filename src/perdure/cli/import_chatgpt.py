@@ -102,7 +102,7 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
 def _read_parents_and_messages_by_id(
     conversation: Mapping[str, Any],
 ) -> dict[str, tuple[str | None, Any]]:
-    """Return (parent id, message) for each node in the conversation's tree of messages.
+    """Return a (parent id, message) tuple for each node of the conversation's message tree.
 
     The key is the id of the node. The parent id is None for the root of the tree. The message is
     None if the node has no message.

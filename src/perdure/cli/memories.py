@@ -421,9 +421,9 @@ def _print_memories(
 
 
 def _format_memory_day(memory: Memory) -> str:
-    """Return the date of the messages from which a memory was extracted.
+    """Return the date of a memory's source messages.
 
-    If the date of the messages is unknown, return the date on which the memory was stored.
+    If that date is unknown, return the date on which the memory was stored.
     """
     provenance = memory.provenance
     return format_date(provenance.at if provenance else None) or format_date(memory.valid_from)

@@ -125,8 +125,8 @@ def print_text(
     """
     from rich.text import Text
 
-    # Do not pass `stderr=False`, because the cache of `get_console` would then create a second
-    # console for stdout.
+    # Do not pass `stderr=False`, because `get_console` would then create and cache a second console
+    # for stdout.
     terminal = get_console(stderr=True) if stderr else get_console()
     if terminal.is_terminal:
         terminal.print(Text(escape_controls(text), style), soft_wrap=not wraps)
