@@ -57,8 +57,9 @@ class _StoredThread(NamedTuple):
         diverges from the thread.
 
         Args:
-            conversation_signatures: The signatures of the conversation's messages. shared_count:
-            The number of first messages that the conversation and the thread are known to share.
+            conversation_signatures: The signatures of the conversation's messages.
+            shared_count: The number of first messages that the conversation and the thread are
+                known to share.
         """
         if not shared_count or shared_count == len(conversation_signatures):
             return True
@@ -71,9 +72,11 @@ class _StoredThread(NamedTuple):
 class _CandidateId(NamedTuple):
     """A candidate id for the thread of an imported conversation.
 
-    Attributes: id: The id, without the prefix. shared_count: The number of first messages that a
-        thread with this id is known to share with the conversation. is_of_earlier_version: Whether
-        an earlier version of perdure built the id.
+    Attributes:
+        id: The id, without the prefix.
+        shared_count: The number of first messages that a thread with this id is known to share with
+            the conversation.
+        is_of_earlier_version: Whether an earlier version of perdure built the id.
     """
 
     id: str
