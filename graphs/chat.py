@@ -1,4 +1,4 @@
-"""Build a chat graph that continues stored threads, and an agent that can also use memory tools."""
+"""Build a chat graph that can continue stored threads, and an agent that also has memory tools."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def chat_graph(
     steps = list(nodes)
 
     async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
-        """Call the model, and select the next node."""
+        """Call the model and choose the next node."""
         messages: list[Any] = state["messages"]
         if select_messages is not None:
             messages = await Effect(
@@ -177,10 +177,10 @@ def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _wrap_part_so_that_its_messages_are_not_streamed(part: Part) -> Runnable[Any, Any]:
-    """Wrap a memory part of a chat graph in a node, so that its messages are not streamed.
+    """Wrap a memory part of a chat graph in a node that keeps its messages out of the stream.
 
-    The node returns its update as a list of pairs, because langgraph's `stream_mode="messages"`
-    streams messages only from updates that are dicts.
+    The node returns its update as a list of pairs instead of a dict, because LangGraph's
+    `stream_mode="messages"` streams messages only from dicts.
     """
 
     async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
@@ -197,8 +197,8 @@ def _choose_next_step(
 
     The next node is the first element of `steps` that is not skipped. A summary node is skipped if
     no summary is due, because each node costs a checkpoint. If no step remains, the next node is
-    END. With `may_return=True`, the graph goes back to `respond` instead of END if the model has
-    not yet responded to the latest tool results.
+    END. With `may_return=True`, the next node is `respond` instead of END if the model has not yet
+    responded to the latest tool results.
     """
     due_steps = (
         step
@@ -212,7 +212,7 @@ def _choose_next_step(
 def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state: Any) -> str:
     """Return the name of the node that runs after the node `tools`.
 
-    The next node is `respond` if no summary is due.
+    If no summary is due, the next node is `respond`.
     """
     summaries = (part for part in nodes.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)

@@ -1,4 +1,4 @@
-"""The graphs in `langgraph.json`, with the model, database and user from perdure's settings."""
+"""Build the graphs for `langgraph.json` with the model, database and user from the settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Build the memory agent, which trims the messages in its model requests."""
+    """Build the memory agent, which trims the conversation in each model request."""
     return build_memory_agent(_load_settings(), _choose_namespace(config))
 
 
@@ -68,7 +68,7 @@ def build_memory_agent(
 
 @asynccontextmanager
 async def checkpointer() -> AsyncIterator[Checkpointer]:
-    """Open the checkpointer of the configured database, and close it on exit."""
+    """Open the checkpointer for the configured database, and close it on exit."""
     chosen_settings = await asyncio.to_thread(settings.load)
     async with open_checkpointer(chosen_settings.db, key=chosen_settings.key) as saver:
         yield saver
@@ -76,7 +76,7 @@ async def checkpointer() -> AsyncIterator[Checkpointer]:
 
 @asynccontextmanager
 async def store() -> AsyncIterator[WholeStore]:
-    """Open the store of the configured database, and close it on exit."""
+    """Open the store for the configured database, and close it on exit."""
     chosen_settings = await asyncio.to_thread(settings.load)
     async with open_store(chosen_settings.db, key=chosen_settings.key) as opened_store:
         yield opened_store
@@ -105,12 +105,12 @@ def _load_settings() -> settings.Settings:
 def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:
     """Return the namespace template for the memories of a run.
 
-    If the run has no user, the template contains the user from the settings.
+    If the run has no user, the user from the settings is used.
     """
     configurable = config.get("configurable", {})
-    # Return the general template if the config names a user or disables memory for the run.
-    # langgraph's server sets `user_id` to "" if a run has no user, and perdure's server sets
-    # `WITHOUT_MEMORY_KEY` if a run has no memory.
+    # Return the default template if the config sets a user or disables memory. For a run without a
+    # user, LangGraph's server sets `user_id` to "". For a run without memory, perdure's server sets
+    # `WITHOUT_MEMORY_KEY`.
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _load_settings().user)

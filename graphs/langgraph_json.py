@@ -1,4 +1,4 @@
-"""Read a `langgraph.json`: its graphs, and the sections that configure the database and the server.
+"""Read a `langgraph.json` file: its graphs, and its configuration of the database and server.
 
 Source: https://docs.langchain.com/langsmith/cli#configuration-file
 """
@@ -37,7 +37,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def iter_names_of_ignored_keys(self, prefix: str = "") -> Iterator[str]:
-        """Yield the dotted names of all keys that are ignored because they are unknown."""
+        """Yield the dotted names of all unknown keys, which are ignored."""
         yield from (f"{prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT)
         for name in self.model_fields_set & type(self).model_fields.keys():
             value = getattr(self, name)
@@ -225,7 +225,7 @@ class LanggraphFile:
             index = section.index.model_dump(
                 include=set(_StoreIndex.model_fields), exclude_none=True
             )
-            # A value without ".py:" names a provider and a model, such as
+            # A value without ".py:" consists of a provider and a model name, such as
             # "openai:text-embedding-3-small".
             if ".py:" in index["embed"]:
                 index["embed"] = import_object(
@@ -249,7 +249,7 @@ class LanggraphFile:
         return import_object(location, self.path.parent, "http.app")
 
     def _set_environment(self) -> None:
-        """Set the environment variables in the section `env`, and add folders to `sys.path`.
+        """Set the environment variables from the `env` section, and add folders to `sys.path`.
 
         The folder of `langgraph.json` and the folders of local dependencies are added to
         `sys.path`.
@@ -317,7 +317,7 @@ def check_is_graph_or_graph_function(description: str, graph: Any) -> None:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a file as a module, under a longer name if another module has the same name."""
+    """Import a file as a module, using a longer name if its own name is already taken."""
     name = file.stem
     while (imported_module := sys.modules.get(name)) is not None:
         if getattr(imported_module, "__file__", None) == str(file):
@@ -360,7 +360,7 @@ def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
 
 
 def _read_environment_variables(variables: Mapping[str, Any] | str, folder: Path) -> dict[str, str]:
-    """Return the environment variables in `env`, which is an object or the name of a file."""
+    """Return the environment variables from `env`, which is either a mapping or a file name."""
     if isinstance(variables, Mapping):
         return {name: str(value) for name, value in variables.items()}
     try:

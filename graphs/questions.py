@@ -1,7 +1,7 @@
-"""Interpret the questions of interrupted runs, and build the answers that resume the runs.
+"""Interpret interrupts that ask a person a question, and build the answers that resume the runs.
 
-langchain's `HumanInTheLoopMiddleware` interrupts a run to have tool calls approved. A question from
-this middleware is about one tool call, or about all tool calls of a message. Questions from other
+LangChain's `HumanInTheLoopMiddleware` interrupts a run to have tool calls approved. Each of its
+interrupts asks about either one tool call or all tool calls of a message. Interrupts from other
 sources are answered with text or JSON.
 """
 
@@ -43,14 +43,14 @@ class _AllowedDecisions(BaseModel):
 
 
 class _BatchReview(BaseModel):
-    """A request for a person to review all tool calls of a message."""
+    """A request for human review of all tool calls in a message."""
 
     action_requests: list[ToolReview]
     review_configs: list[_AllowedDecisions]
 
 
 def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
-    """Return the tool calls to review in a question, or [] if it is not about tool calls.
+    """Return the tool calls that an interrupt asks a person to review, or [] if there are none.
 
     Args:
         question: A dict with the `value` of an interrupt, and its `response_schema`, if any.
@@ -75,12 +75,12 @@ def find_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
 
 
 def is_single_review(value: Any) -> bool:
-    """Return whether a question is about a single tool call and so needs only one decision."""
+    """Return whether an interrupt asks about a single tool call and so needs one decision."""
     return isinstance(value, Mapping) and value.get("type") == "tool_approval"
 
 
 def build_answer(question: Mapping[str, Any], decisions: Sequence[dict[str, Any]]) -> Any:
-    """Build the answer to a question about tool calls.
+    """Build the answer to an interrupt about tool calls.
 
     `decisions` contains one decision for each call, in the order of the calls.
     """

@@ -17,7 +17,7 @@ from perdure.stores.text import STOP_WORDS
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD_PATTERN: Final = re.compile(r"\w+")
 _MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-# Maximum number of thread messages, and of memories, that an answer quotes.
+# Maximum number of thread messages quoted in an answer; the same limit applies to memories.
 _MAX_QUOTES = 2
 
 
@@ -37,7 +37,7 @@ class QuotingResponder(BaseChatModel):
 
 
 def _build_answer_from_quotations(messages: list[BaseMessage]) -> str:
-    """Build the response from quotations that share words with the latest human message."""
+    """Build an answer from messages and memories that share words with the latest human message."""
     question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
     if question is None:
         return "I was shown no question. "
@@ -58,7 +58,7 @@ def _build_answer_from_quotations(messages: list[BaseMessage]) -> str:
 def _quote_messages_sharing_words(
     question_words: set[str], thread_messages: list[BaseMessage]
 ) -> list[str]:
-    """Return quotes from the thread messages that share the most words with the question."""
+    """Quote the thread messages that share the most words with the question."""
     shared_counts = [
         len(question_words & _extract_words(m.text)) * (NOTICE not in m.text)
         for m in thread_messages
@@ -77,7 +77,7 @@ def _quote_messages_sharing_words(
 def _quote_memories_sharing_words(
     question_words: set[str], messages: list[BaseMessage]
 ) -> list[str]:
-    """Return quotes from recalled memories that share at least one word with the question."""
+    """Quote the recalled memories that share at least one word with the question."""
     quotes = []
     system_text = "\n".join(
         message.text for message in messages if isinstance(message, SystemMessage)

@@ -44,13 +44,13 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """Returns a part; called with the state, which is None for plain messages, and the run's config."""
-# Maximum length, in words, at which a question with one significant word, such as "and Bruges?", is
-# treated as a follow-up to the previous question. A question that consists only of stop words is
-# always treated as a follow-up.
+# Maximum number of words in a follow-up question that has only one significant word, such as "and
+# Bruges?". A question that consists only of stop words is always treated as a follow-up to the
+# previous question.
 _MAX_ELLIPTIC_WORDS: Final = 3
-# maximum length of a query, in characters; the middle of a longer query is cut out
+# maximum length of a query, in characters; a longer query is shortened by cutting out its middle
 _MAX_QUERY_CHARS: Final = 2_000
-# Filler text that most tokenizers count as one token. It is repeated to reserve tokens in a
+# Filler text that most tokenizers encode as a single token. It is repeated to reserve tokens in a
 # request.
 _ONE_TOKEN: Final = " the"
 _LOG = logging.getLogger("perdure")
@@ -59,12 +59,12 @@ _LOG = logging.getLogger("perdure")
 class Assemble(MessagesNode):
     """A node that assembles a request from several parts within a token budget.
 
-    An example is `assemble(4_000, memories=…)(messages)`.
+    Example: `assemble(4_000, memories=…)(messages)`
 
-    Each part of the request, such as `profile` or `memories`, is given as a value or as a function
-    of the state and the run's config. The profile, the memories and the examples are quoted as
-    data, with one JSON value per entry. The node also drops older messages that do not fit into the
-    budget, so it must be the last node in a view.
+    Each part of the request, such as `profile` or `memories`, is either a value or a function that
+    is called with the state and the run's config. The profile, the memories and the examples are
+    quoted as data, one JSON value per entry. The node also drops older messages that do not fit in
+    the token budget, so it must be the last node in a view.
 
     Args:
         max_tokens: The maximum number of tokens of the request.
@@ -96,7 +96,7 @@ class Assemble(MessagesNode):
         parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
         self.parts = {"instructions": instructions, **parts}
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
-        # system prompt that is sent with the messages, or None
+        # system prompt sent with the messages, or None
         self.system_prompt: SystemMessage | str | None = None
         self.max_tokens = check_whole_number("max_tokens", max_tokens, 1)
 
@@ -112,10 +112,10 @@ class Assemble(MessagesNode):
         return copied
 
     def for_model(self, model: str | None) -> Self:
-        """Return a node whose token counter estimates counts for `model`.
+        """Return a copy of the node with token estimates scaled to the usage that `model` reports.
 
-        The node itself is returned if `model` is None, or if its token counter already belongs to a
-        model. Otherwise, a copy of the node is returned.
+        If `model` is None, or if the node's token counter is already specific to a model, the node
+        itself is returned instead of a copy.
         """
         if self.counter.model is not None or model is None:
             return self
@@ -126,7 +126,7 @@ class Assemble(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the system message with all its parts, and as much of the conversation as fits."""
+        """Return the system message with all its parts, followed by the recent turns that fit."""
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
@@ -140,17 +140,17 @@ class Assemble(MessagesNode):
             fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
-            # The token usage reported by the provider shows that the estimates were too low, so
-            # rebuild the request with higher estimates to keep fewer messages.
+            # According to the token usage reported by the provider, the estimates were too low.
+            # Rebuild the request with higher estimates, so that it contains fewer messages.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
     def _select_context_by_counting_requests(
         self, model_input: ModelInput, contents: Mapping[str, Any]
     ) -> ModelInput:
-        """Return the largest context that fits in the token budget, counting whole requests.
+        """Find the largest context that fits in the token budget by counting whole requests.
 
-        The largest context is found by binary search, because the token counter can count whole
-        requests, but not single messages.
+        The token counter can count only whole requests, not individual messages, so the largest
+        context is found by binary search.
         """
         counter, all_turns = self.counter, list(model_input.turns)
         tools = counter.count_tools(self.tools)
@@ -176,7 +176,7 @@ class Assemble(MessagesNode):
         counter: TokenCounter,
         reserve: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """Return the system message with all sections, and the turns that fit, newest first.
+        """Return the system message with all its sections, and the turns that fit, newest first.
 
         Args:
             model_input: The system message and the turns.
@@ -219,9 +219,9 @@ class Assemble(MessagesNode):
     def _add_section(
         self, text: str, name: str, entries: list[str], tokens_left: float, counter: TokenCounter
     ) -> str:
-        """Add a section to the text of a system message, and return the longer text.
+        """Return the text of a system message with a section appended.
 
-        The section contains as many entries as the token budget allows.
+        The section contains as many entries as fit in the token budget.
         """
         share = min(
             int(self.max_tokens * BUDGET_SHARES[name]),
@@ -245,7 +245,7 @@ assemble = Assemble
 
 
 def _iter_section_names_and_entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the entries of each non-empty section."""
+    """Yield each non-empty section as a pair of its name and its list of entries."""
     summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
@@ -264,7 +264,7 @@ def _iter_section_names_and_entries(contents: Mapping[str, Any]) -> Iterator[tup
 
 
 def _count_system_tokens(text: str, counter: TokenCounter) -> int:
-    """Return the token count of a system message with the given text, or 0 without a text."""
+    """Return the token count of a system message with the given text, or 0 if the text is empty."""
     return counter.count_message(SystemMessage(text)) if text else 0
 
 
@@ -329,9 +329,9 @@ class UseMemories(MessagesNode):
         self._following: list[MessagesNode] = []
 
     def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
-        """Return a copy of the node for a view in which `following_parts` come after it.
+        """Return a copy of the node that knows which parts follow it in a view.
 
-        The copy applies `following_parts` to find out which messages remain in the request.
+        To find out which messages remain in the request, the copy applies `following_parts`.
         """
         copied = copy(self)
         copied._following = [part for part in following_parts if not isinstance(part, UseMemories)]
@@ -340,7 +340,7 @@ class UseMemories(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return `model_input` with a section of memories relevant to the latest question."""
+        """Add memories that are relevant to the latest question to a copy of `model_input`."""
         newest, turns = tee(model_input.turns)
         query, max_tokens = (
             build_search_query_from_newest_turns(list(islice(newest, 2))),
@@ -354,7 +354,7 @@ class UseMemories(MessagesNode):
                 shown_ids = await self._find_shown_ids(filled_input, state, config)
             except BudgetExceeded:
                 # The tokens reserved for the memories do not fit in the token budget of a later
-                # part of the view. Reserve half as many, and try again.
+                # part of the view. Halve the reservation and try again.
                 max_tokens //= 2
                 continue
             lines = await self._recall_lines(query, max_tokens, shown_ids, config)
@@ -367,9 +367,8 @@ class UseMemories(MessagesNode):
             try:
                 await self._find_shown_ids(filled_input, state, config)
                 break
-            # The memories exceed the token budget of a later part of the view, because that part
-            # counts more tokens for the memories than were estimated. Drop the last memory and try
-            # again.
+            # The memories take up more tokens than estimated and exceed the token budget of a later
+            # part of the view. Drop the last memory and try again.
             except BudgetExceeded:
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
@@ -380,9 +379,9 @@ class UseMemories(MessagesNode):
     async def _find_shown_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
-        """Return the ids of the messages that the later parts of the view leave in the request.
+        """Return the ids of the messages that remain after the later parts of the view have run.
 
-        The later parts of the view are applied to `model_input` to determine the messages.
+        To find these messages, the later parts of the view are applied to `model_input`.
         """
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
@@ -402,7 +401,7 @@ class UseMemories(MessagesNode):
         thread_id, _ = read_thread_and_checkpoint_id_of_run(config)
 
         def is_not_shown(memory: Memory) -> bool:
-            """Return whether a memory's sources are unknown or not all included in the request."""
+            """Return whether any source of a memory is unknown or missing from the request."""
             origin = memory.provenance
             if origin is None or not origin.message_ids:
                 return True
@@ -417,7 +416,7 @@ class UseMemories(MessagesNode):
         except Exception as exc:
             temporary_errors = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
-                # A `PerdureError` that is not temporary is caused by a mistake in the application's
+                # A `PerdureError` that is not temporary indicates a mistake in the application's
                 # code and would recur in every turn. Raise the error, so that the developer notices
                 # the mistake.
                 raise
@@ -429,11 +428,10 @@ use_memories = UseMemories
 
 
 def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
-    """Build a query from the latest turns, or return "" if the latest question has no text.
+    """Build a search query from the latest turns, or return "" if the latest question has no text.
 
-    `turns` are sorted from newest to oldest. The query is the latest question. If the latest
-    question is too short to search for on its own, such as "and then?", the previous question is
-    included.
+    `turns` are sorted newest first. The query is the latest question. If the latest question is too
+    short to search for on its own, such as "and then?", the previous question is included.
     """
     questions = (turn.messages[0] for turn in turns[:2])
     texts = [message.text.strip() for message in questions if role(message) == "human"]
@@ -450,7 +448,7 @@ def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
 
 
 def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput:
-    """Return `model_input` with a text appended to the latest question.
+    """Return a copy of `model_input` with `text` appended to the latest question.
 
     If the latest turn does not begin with a human message, the text is appended to the system
     message instead.
@@ -467,7 +465,7 @@ def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput
 
 
 def _add_to_system_message(model_input: ModelInput, text: str) -> ModelInput:
-    """Return `model_input` with a text appended to the system message."""
+    """Return a copy of `model_input` with `text` appended to the system message."""
     if model_input.system is None:
         return replace(model_input, system=SystemMessage(text))
     content = append_text_to_content(model_input.system.content, text)

@@ -1,11 +1,11 @@
 """Split a conversation into turns, and each turn into units of messages that belong together.
 
-A *turn* is a human message and all messages after it up to the next human message. Messages before
-the first human message also form a turn. A *unit* is one or more messages that are kept or removed
-together. An *exchange* is a unit that consists of an AI message with tool calls, and of the result
-of each call. Model providers refuse requests that contain a tool result without its call, a call
-without all of its results, or an empty AI message. Perdure only builds requests in which each tool
-result has its call, each call has all its results, and no AI message is empty.
+A *turn* is a human message and all messages after it up to the next human message. Messages that
+precede the first human message also form a turn. A *unit* is one or more messages that are kept or
+removed together. An *exchange* is a unit that consists of an AI message with tool calls and the
+results of these calls. Model providers refuse requests that contain a tool result without its call,
+a call without all of its results, or an empty AI message. In every request that perdure builds,
+each tool result has its call, each call has all its results, and no AI message is empty.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ REASONING_BLOCKS: Final = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning_content"}
 )
 """Types of the content blocks with reasoning."""
-# types of content blocks that contain nothing for the user to see
+# types of content blocks that are not visible to the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
-# Keys that do not count as content of a content block. Streaming may leave behind empty blocks that
-# have only these keys.
+# A content block that has only these keys counts as empty. Streaming can leave such blocks behind.
 _SILENT_KEYS: Final = frozenset({"id", "index"})
-# keys in additional_kwargs under which OpenAI responses can store content
+# keys of `additional_kwargs` in which OpenAI responses can store content
 _ANSWER_KEYS: Final = ("audio", "refusal")
 SHORTENED: Final = "perdure_shortened"
 """Key in the additional_kwargs of a message that is shorter than its original in the history.
@@ -64,8 +63,8 @@ replaced by a placeholder. The key is not sent to providers.
 class Turn(NamedTuple):
     """A turn of a conversation.
 
-    A turn consists of a human message and the messages after it, or of the messages before the
-    first human message.
+    A turn consists of a human message and all messages up to the next human message. Messages that
+    precede the first human message form a turn of their own.
 
     Attributes:
         units: The units to send to a provider. If the turn has a human message, that message is the
@@ -92,12 +91,12 @@ def _find_role(kind: type) -> Role:
 
 
 def iter_turn_ranges(messages: Messages) -> Iterator[range]:
-    """Yield the range of message indices that each turn covers, latest turn first.
+    """Yield the range of message indices for each turn, latest turn first.
 
-    A human message without content begins a turn only if it is the newest human message. A human
-    message that contains tool results does not begin a turn. The messages before the first human
-    message are omitted. If there is no human message, a single range that covers all messages is
-    yielded.
+    A human message without visible content begins a turn only if it is the latest human message. A
+    human message that contains tool results does not begin a turn. The messages before the first
+    human message are omitted. If there is no human message, yield a single range that covers all
+    messages.
     """
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):
@@ -132,7 +131,7 @@ def has_visible_content(message: BaseMessage) -> bool:
 
 
 def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
-    """Return whether a message's content contains a block of one of the given types."""
+    """Return whether a message contains a content block of one of the given types."""
     content = message.content
     return not isinstance(content, str) and any(
         isinstance(block, dict) and block.get("type") in types for block in content
@@ -140,7 +139,7 @@ def has_block_of_type(message: BaseMessage, types: frozenset[str]) -> bool:
 
 
 def _is_visible_block(block: object) -> bool:
-    """Return whether a content block contains anything that a user can see.
+    """Return whether a content block contains anything that is visible to the user.
 
     Blank text, reasoning, tool calls and empty blocks do not count as visible content.
     """

@@ -1,6 +1,6 @@
-"""Wrap token counters that are supplied by the application.
+"""Wrap token counters supplied by the application.
 
-A token counter may be any function that langchain's `trim_messages` accepts as `token_counter`.
+A token counter can be any function that LangChain's `trim_messages` accepts as `token_counter`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ T = TypeVar("T")
 
 _METHOD: Final = "get_num_tokens_from_messages"
 _METHODS: Final = (_METHOD, "get_num_tokens", "get_token_ids")  # methods that _METHOD may call
-# maximum number of binary-search steps to find the largest selection of messages that fits a token
-# budget
+# maximum number of binary-search steps in the search for the largest selection of messages that
+# fits a token budget
 _SEARCH_STEPS: Final = 20
-# Texts of two sample messages, which are used to measure how many tokens a counting function adds
-# to every request.
+# Two sample messages, used to measure how many tokens a counting function adds to every request.
 _PROBES: Final = (
     "What is the weather like in the city?",
     "When does the next train leave from it?",
@@ -32,11 +31,10 @@ _PROBES: Final = (
 
 
 class CountingFunction:
-    """A token counter supplied by the application, which counts a request or a single message.
+    """An application-supplied token counter for whole requests or for single messages.
 
-    A counting function may add a fixed number of tokens to every request, for example for the
-    schemas of tools. The overhead of a counting function is measured once, when the function is
-    first used.
+    Some counting functions add a fixed number of tokens to every request, for example for tool
+    schemas. This per-request overhead is measured once, when the function is first used.
 
     Args:
         function: A function that counts the tokens of a list of messages. If its first parameter is
@@ -61,13 +59,13 @@ class CountingFunction:
         return self._fixed
 
     def count_message(self, message: BaseMessage) -> float:
-        """Return the number of tokens that a message contributes to a request."""
+        """Return the number of tokens that a message adds to a request."""
         if self.is_additive:
             return _check_and_convert_token_count(self._function(message))
         return max(0, self.count_request([message]) - self.fixed_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
-        """Return the token count of a request that contains `messages`.
+        """Return the token count of a request that consists of `messages`.
 
         The count includes the tokens that the counting function adds to every request.
         """
@@ -78,9 +76,9 @@ class CountingFunction:
     def _measure_fixed_tokens(self) -> float:
         """Measure how many tokens the counting function adds to every request.
 
-        The overhead per request is the token count of an empty list of messages. If the counting
-        function raises an error or returns 0 for an empty list, the overhead is computed from the
-        counts of three requests: two with one sample message each, and one with both sample
+        The per-request overhead is the token count of an empty message list. If the counting
+        function raises an error or returns 0 for an empty list, the overhead is derived from the
+        token counts of three requests: two with one sample message each, and one with both sample
         messages.
         """
         empty = self._try_count_request([])
@@ -110,8 +108,8 @@ def find_largest_message_selection_within_budget(
 ) -> T:
     """Find the largest selection of messages that fits within a token budget, using binary search.
 
-    Binary search is needed if a token counter can count only whole requests, because the counts of
-    single messages do not add up to the count of a request.
+    A binary search is needed for token counters that can count only whole requests, because the
+    counts of individual messages do not add up to the count of a request.
 
     Args:
         select_with_unused_tokens: The function that returns a selection which leaves the given
@@ -148,10 +146,10 @@ def find_largest_message_selection_within_budget(
 
 
 def find_counting_method(model: Any) -> Callable[..., Any] | None:
-    """Return the model's own method for counting the tokens of messages, or None if it has none.
+    """Return the model's own method for counting message tokens, or None if it has none.
 
-    LangChain's own counting methods are not returned, because they download a tokenizer or send
-    each message to the provider.
+    Methods that are defined in LangChain's packages are ignored, because they download a tokenizer
+    or send each message to the provider.
     """
     if getattr(model, "custom_get_token_ids", None) is not None:
         return getattr(model, _METHOD, None)
@@ -164,7 +162,7 @@ def find_counting_method(model: Any) -> Callable[..., Any] | None:
 
 
 def _takes_one_message(function: Callable[..., Any]) -> bool:
-    """Return whether the first parameter of a function is annotated as a single message."""
+    """Return whether a function's first parameter is annotated as a single message."""
     try:
         parameters = inspect.signature(function).parameters.values()
     # The signature of a function implemented in C may not be available.

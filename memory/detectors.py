@@ -34,7 +34,7 @@ REDACTED_FIELD: Final = "redacted"
 
 _TREATMENTS_BY_SEVERITY: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACT_KINDS: Final = ("e-mail", "phone")
-# descriptions of the kinds of sensitive data, quoted in the reason for a gate's verdict
+# descriptions of the kinds of sensitive data, for use in the reason for a gate's verdict
 _KIND_NAMES: Final = {
     "card": "the number of a payment card",
     "e-mail": "an e-mail address",
@@ -56,8 +56,8 @@ _KEY_PATTERNS: Final = tuple(
         r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
     )
 )
-# The whole pattern for labelled secrets is a lookahead, so that matches can overlap. Overlapping is
-# necessary because the value after one label can itself be the label of another value.
+# The pattern for labelled secrets is a single lookahead, so that matches can overlap. Matches must
+# be able to overlap because the value after one label can itself be the label of another value.
 _LABELLED_SECRET: Final = re.compile(
     r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
     r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"
@@ -80,14 +80,14 @@ _LABELLED_SECRET: Final = re.compile(
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
 )
-# `_SECRET_LABEL` is searched first, because searching for `_LABELLED_SECRET` takes ten times as
-# long.
+# Texts are searched for `_SECRET_LABEL` first, because searching for `_LABELLED_SECRET` takes ten
+# times as long.
 _SECRET_LABEL: Final = re.compile(
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"
 )
-# Every key of a cloud service contains a match of `_KEY_LIKE_RUN`, so texts without a match need
-# not be searched with the patterns of detect-secrets.
+# Every cloud API key contains a match of `_KEY_LIKE_RUN`, so texts without a match are not searched
+# for the patterns of detect-secrets.
 _KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")
 _CLAUSE_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
 _TRAILING_PUNCTUATION: Final = ".,;:!?)]}>*\\。"
@@ -100,14 +100,17 @@ _EMAIL: Final = re.compile(
     r"(?<![\w.+%'-])(?!git@)[\w.+%'-]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,6}[^\W\d_]{2,24}"
     r"(?![\w@])"
 )
-# Number of characters in each of the overlapping windows of text to which the patterns of
-# detect-secrets are applied.
+# Length, in characters, of the overlapping windows in which a text is searched for the patterns of
+# detect-secrets.
 _WINDOW_SIZE: Final = 4_096
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
 def secrets(text: str) -> Iterator[Finding]:
-    """Find labelled passwords and PINs, keys with known prefixes, private keys and credentials."""
+    """Find passwords, PINs, keys and other credentials.
+
+    Passwords and PINs are recognised by a label such as "password", and keys by a known prefix.
+    """
     for pattern in _KEY_PATTERNS:
         for match in pattern.finditer(text):
             yield "secret", *match.span("value")
@@ -183,7 +186,7 @@ def phones(text: str, region: str | None = None) -> Iterator[Finding]:
 
 
 def phone_numbers(region: str) -> Detector:
-    """Return a detector that finds telephone numbers in the format of a region, such as "US".
+    """Return a detector for telephone numbers in the national format of a region, such as "US".
 
     Raises:
         MissingDependency: The extra `privacy` is not installed.
@@ -201,7 +204,8 @@ def phone_numbers(region: str) -> Detector:
 def service_keys(text: str) -> Iterator[Finding]:
     """Find API keys of cloud services, if the package detect-secrets is installed."""
     for pattern in _load_service_key_patterns() if _KEY_LIKE_RUN.search(text) else ():
-        # Search the text in windows of limited length, because some patterns take quadratic time.
+        # Search the text in windows of limited length, because some patterns take quadratic time on
+        # long texts.
         for start in range(0, len(text), _WINDOW_SIZE // 2):
             for match in pattern.finditer(text[start : start + _WINDOW_SIZE]):
                 yield "secret", start + match.start(), start + match.end()
@@ -209,13 +213,13 @@ def service_keys(text: str) -> Iterator[Finding]:
 
 @lru_cache(1)
 def _load_service_key_patterns() -> tuple[re.Pattern[str], ...]:
-    """Return the key patterns of the detect-secrets package, or () if it is not installed."""
+    """Return the regular expressions for keys from detect-secrets, or () if it is not installed."""
     if find_spec("detect_secrets") is None:
         return ()
     plugins = import_module("detect_secrets.core.plugins.util")
     classes = plugins.get_mapping_from_secret_type_to_class().values()
-    # Leave out the patterns for IP addresses, because IP addresses are not secret. Leave out the
-    # patterns for passwords in URLs, because `_KEY_PATTERNS` already finds such passwords.
+    # Leave out the patterns for IP addresses, which are not secret, and for passwords in URLs,
+    # which `_KEY_PATTERNS` already matches.
     plugins_used = (
         plugin for plugin in classes if not plugin.__name__.startswith(("IPPublic", "BasicAuth"))
     )
@@ -256,8 +260,8 @@ def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Findi
 def _convert_char_to_plain_form(char: str) -> str:
     """Return the plain form of a character.
 
-    Quotation marks, dashes and spaces become ASCII characters, format characters are removed, and
-    all other characters are normalized to NFKC.
+    Quotation marks, dashes and spaces are replaced by their ASCII equivalents, format characters
+    are removed, and all other characters are normalized to NFKC.
     """
     form = _CATEGORY_REPLACEMENTS.get(unicodedata.category(char))
     return unicodedata.normalize("NFKC", char) if form is None else form
@@ -274,14 +278,14 @@ def redact_spans(text: str, spans: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensitiveDataRules:
-    """Holds a gate's rules for sensitive data: the detectors, and how to treat each kind."""
+    """A gate's rules for sensitive data: the detectors, and the treatment of each kind of data."""
 
     secrets: Treatment
     contacts: Treatment
     detectors: Sequence[Detector]
 
     def judge(self, candidate: Candidate) -> Verdict:
-        """Judge a candidate by whether it contains sensitive data.
+        """Judge a candidate by the sensitive data that it contains.
 
         If a detector raises an error, the candidate is quarantined.
         """
@@ -293,8 +297,8 @@ class SensitiveDataRules:
             fields = self._redact_value_and_collect_treatments(
                 candidate.fields, "", candidate.explicit, kinds
             )
-        # Do not quote the detector's error, because the error message of an application-defined
-        # detector may contain the secret.
+        # Do not quote the error message, because an application-defined detector could include the
+        # secret in it.
         except Exception as exc:
             fault = f"a detector raised {type(exc).__name__}, so the text may contain secrets"
             return Verdict("quarantine", fault, "detectors")
@@ -324,9 +328,9 @@ class SensitiveDataRules:
         is_explicitly_requested: bool,
         treatments_by_kind: dict[str, Treatment],
     ) -> Any:
-        """Return a redacted copy of a text or field.
+        """Return a copy of a text or field in which sensitive data is redacted.
 
-        For each kind of sensitive data found, such as `"e-mail"`, the treatment is recorded in
+        The treatment of each kind of sensitive data found, such as `"e-mail"`, is recorded in
         `treatments_by_kind`.
 
         Args:
@@ -370,9 +374,9 @@ class SensitiveDataRules:
     def _find_field_spans(self, text: str, field_name: str) -> list[Finding]:
         """Find sensitive data in a field.
 
-        Each detector is given the field name, a colon and the value, so that it can treat the field
-        name as a label. A one-word value is not searched for contact data, because it may be an id
-        that only looks like an e-mail address or a telephone number.
+        Detectors receive the string `name: value`, so that they can recognise the field name as a
+        label. A value that is a single word is not searched for contact data, because it may be an
+        id that merely looks like an e-mail address or a telephone number.
         """
         ignored = () if len(text.split()) > 1 else (emails, phones)
         label = f"{field_name.replace('_', ' ')}: "

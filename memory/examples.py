@@ -1,6 +1,6 @@
 """Store few-shot examples, and select the examples that are most similar to a new case.
 
-Searches compare the query with the input and context of each example, but not with its outcome.
+Searches compare the query with an example's input and context, but not with its outcome.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 
-# Number of memories to read for each requested example. More memories are read than requested,
-# because some of them may not be examples.
+# Number of memories to read per requested example. The number is greater than 1, because some of
+# the memories may not be examples.
 _READ_PER_EXAMPLE: Final = 2
-# maps the keys of an example in langchain's prompt templates to the fields of `ExampleFields`
+# maps the keys that LangChain's prompt templates use for an example to the fields of
+# `ExampleFields`
 _FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
 _Text = Annotated[str, Field(pattern=r"\S")]
 
@@ -38,7 +39,7 @@ _Text = Annotated[str, Field(pattern=r"\S")]
 class ExampleFields(BaseModel):
     """The fields of an example.
 
-    Searches compare the query with the field `text`, which is composed of `input` and `context`.
+    Searches compare the query with the `text` field, which combines `input` and `context`.
     """
 
     text: str = ""
@@ -55,7 +56,7 @@ class ExampleFields(BaseModel):
 
 
 class ExampleSelector(BaseExampleSelector):
-    """Stores examples, and selects the examples that are most similar to a situation.
+    """Stores examples, and selects the ones that are most similar to a given situation.
 
     An `ExampleSelector` can be passed to LangChain's `FewShotPromptTemplate` and
     `FewShotChatMessagePromptTemplate` as the example selector. The selected examples are dicts with
@@ -144,8 +145,8 @@ class ExampleSelector(BaseExampleSelector):
         """
         if not check_instance("query", query, str, "text").strip():
             return []
-        # Do not let adjacent memories in a thread raise an example's score, because examples do not
-        # follow each other like the messages of a conversation.
+        # Do not let neighbouring memories affect an example's score, because consecutive examples
+        # are unrelated, unlike consecutive messages of a conversation.
         options = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _READ_PER_EXAMPLE, config or self.config
         memories = await self.memories.search_namespace(options, limit, config=config)
@@ -159,7 +160,7 @@ class ExampleSelector(BaseExampleSelector):
         return [examples[position] for position in positions]
 
     async def _add_example(self, example: dict[str, str]) -> Outcome:
-        """Store an example given as a dict with the keys used by langchain's prompt templates.
+        """Store an example, given as a dict with the keys that LangChain's prompt templates use.
 
         `example` has the keys `input` and `output`, and optionally `context` and `why`.
 

@@ -1,8 +1,8 @@
-"""Pair the tool calls of a conversation with their results, in a form that providers accept.
+"""Match the tool calls in a conversation with their results, as model providers require.
 
-If a tool call has no result, a placeholder message is added that says so. If the user sent the next
-message before a tool result arrived, the late result is moved to directly after its call. Messages
-are never changed in place: the request contains changed copies.
+If a tool call has no result, a placeholder message is added that says so. If a tool result arrived
+after the user's next message, the result is moved directly after its call. Messages are never
+changed in place: the request contains changed copies.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ the purpose `"state"`, and calls at the end may lack results.
 
 NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
 """The text of the human message that is added if a request would begin with another message."""
-# keys in additional_kwargs under which older langchain versions store tool calls and results
+# keys of `additional_kwargs` in which older LangChain versions store tool calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
-# Maximum size of the set of logged calls. The set is cleared when it is full.
+# Maximum number of tool calls remembered as already logged. When it is reached, the set is cleared.
 _MAX_LOGGED_CALLS: Final = 10_000
 _logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")
 
 
 def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[Turn]:
-    """Yield the turns of a conversation, newest first, with messages that model providers accept.
+    """Yield the turns of a conversation, newest first, in a form that model providers accept.
 
     Messages before the first human message form the oldest turn. If a request would not begin with
     a human message, one with the text `NO_USER_MESSAGE` is prepended, because some providers
     require it.
     """
-    # maps call ids to tool results whose calls are in an earlier turn
+    # maps call ids to tool results whose calls were made in an earlier turn
     late: dict[str, BaseMessage] = {}
     start, stop = len(messages), len(messages)
     for turn in iter_turn_ranges(messages):
@@ -88,8 +88,8 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
 def has_results_of_all_tool_calls(unit: Unit) -> bool:
     """Return whether every tool call in a unit has a result.
 
-    Tool calls whose results are content blocks of the AI message, rather than separate messages,
-    are not checked.
+    Tool calls that are answered within the AI message itself, rather than by a separate message,
+    are ignored.
     """
     answered = {call_id for message in unit for call_id in list_call_ids_of_results(message)}
     calls = [
@@ -106,15 +106,15 @@ def find_remaining_results_of_removed_calls(
 ) -> list[BaseMessage]:
     """Return the tool results in `remaining` that belong to tool calls in `removed`.
 
-    If a summary replaces a tool call, it must also replace the call's result.
+    A summary that replaces a tool call must also replace the call's result.
     """
     missing = {call_id for m in removed if isinstance(m, AIMessage) for call_id in list_call_ids(m)}
     missing -= {m.tool_call_id for m in removed if isinstance(m, ToolMessage)}
     late: list[BaseMessage] = []
     for message in remaining if missing else ():
         if isinstance(message, AIMessage):
-            # If this AI message reuses the id of a removed call, a later result with this id
-            # belongs to the call in this message, and not to the removed call.
+            # If this AI message reuses the id of a removed call, later results with that id belong
+            # to this message's call, not to the removed call.
             missing.difference_update(list_call_ids(message))
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
@@ -132,10 +132,10 @@ def _group_turn_into_inseparable_units(
 ) -> list[Unit]:
     """Group the messages of a turn into units that are kept or removed together.
 
-    Results in `results_of_earlier_calls` that belong to a tool call of the turn are moved to
-    directly after the call. Results in the turn whose tool call is not in the turn are moved to
-    `results_of_earlier_calls`, because the call may be in an earlier turn. `lacks_question` says
-    whether the turn begins without a human message.
+    If `results_of_earlier_calls` contains the result of a tool call in this turn, the result is
+    moved directly after the call. A result whose tool call is not in this turn is moved to
+    `results_of_earlier_calls`, because its call may be in an earlier turn. `lacks_question` is True
+    if the turn does not begin with a human message.
     """
     if (
         not results_of_earlier_calls
@@ -158,15 +158,15 @@ def _group_turn_into_inseparable_units(
         if unit:
             units.append(tuple(unit))
         elif is_blank and first.message is turn[0] and not lacks_question:
-            units.append((turn[0],))  # The human message of a turn is included even if it is blank.
+            # Include the human message of a turn even if it is blank.
+            units.append((turn[0],))
     return units
 
 
 def _group_turn_into_units_unless_repair_is_needed(turn: Messages) -> list[Unit] | None:
-    """Group the messages of a turn into units, or return None if a message has to be changed.
+    """Group the messages of a turn into units, or return None if a message needs repair.
 
-    Most turns need no change. For such a turn, `_group_turn_into_units_unless_repair_is_needed` is
-    three times as fast as `_TurnReader`.
+    Most turns need no repair, and this function groups them three times as fast as `_TurnReader`.
     """
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
@@ -200,7 +200,7 @@ def _group_turn_into_units_unless_repair_is_needed(turn: Messages) -> list[Unit]
 
 
 def _has_only_text_and_calls_in_tool_calls_field(message: Any, message_role: Role) -> bool:
-    """Return whether a message consists only of text and of calls in its field `tool_calls`."""
+    """Return whether a message contains nothing but text and the calls in `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or message_role == "other":
         return False
@@ -219,13 +219,12 @@ class _MessageWithResults:
 
     def __init__(self, message: BaseMessage, calls: list[Call], stray_ids: list[str]) -> None:
         self.message, self.calls = message, calls
-        # Ids of the tool calls whose results are in this message, although the calls are not in the
-        # turn.
+        # Call ids of the tool results in this message whose calls are not in the same turn.
         self.stray_ids = stray_ids
-        # Maps the index of a tool call in `calls` to the message that contains its result.
+        # Maps the index of a tool call in `calls` to the message that contains the call's result.
         self.results: dict[int, BaseMessage] = {}
-        # The distinct messages in `results`. AI messages are left out, because each AI message has
-        # its own `_MessageWithResults`.
+        # The messages in `results`, without duplicates. AI messages are left out, because each of
+        # them has its own `_MessageWithResults`.
         self.result_messages: list[BaseMessage] = []
 
     def add_result(self, position: int, message: BaseMessage) -> None:
@@ -240,9 +239,9 @@ class _MessageWithResults:
     ) -> list[BaseMessage]:
         """Return the message and its tool results in a form that providers accept.
 
-        An empty list is returned if no part of the message can be sent to a provider.
-        `is_at_end_of_conversation` says whether the message is the last one in the conversation,
-        apart from its tool results.
+        Return an empty list if no part of the message can be sent to a provider.
+        `is_at_end_of_conversation` is True if the message is the last one in the conversation, not
+        counting its tool results.
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
@@ -267,11 +266,11 @@ class _MessageWithResults:
     def _build_request_messages(
         self, calls_without_result: list[int], is_at_end: bool
     ) -> list[BaseMessage]:
-        """Return copies of the message and its tool results, and add missing results.
+        """Return copies of the message and its tool results, with placeholders for missing results.
 
-        Depending on its kind, a call without a result is removed, gets a placeholder result that
-        says so, or is left for the provider to continue. `calls_without_result` contains the
-        indices, in `calls`, of the calls without a result.
+        A tool call without a result is removed, given a placeholder result, or left for the
+        provider to continue, depending on the kind of call. `calls_without_result` contains the
+        indices in `calls` of the calls that have no result.
         """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
@@ -283,8 +282,8 @@ class _MessageWithResults:
         for n, call in enumerate(calls):
             if n in calls_without_result:
                 if call.kind == "server" and is_at_end:
-                    # Keep the call without a result, because the provider runs the tool itself and
-                    # continues the call in its next response.
+                    # Keep this call although it has no result, because the provider runs the tool
+                    # itself and continues the call in its next response.
                     continue
                 if call.kind in ("client", "server", "unparsed") or _is_duplicate_call(
                     message, calls, n
@@ -305,7 +304,7 @@ class _MessageWithResults:
         return [] if is_empty else [changed, *results]
 
     def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:
-        """Return the tool results, with the new ids of their tool calls.
+        """Return the tool results with their call ids replaced according to `new_ids`.
 
         `new_ids` maps the index of a call in `calls` to the call's new id.
         """
@@ -323,7 +322,7 @@ class _MessageWithResults:
 
 
 class _PendingCall(NamedTuple):
-    """A tool call for which no result has been found so far.
+    """A tool call whose result has not been found yet.
 
     Attributes:
         group: The group of steps that contains the call.
@@ -337,11 +336,11 @@ class _PendingCall(NamedTuple):
 
 
 class _TurnReader:
-    """Reads the messages of a turn, and groups those that must be kept or removed together."""
+    """Reads the messages of a turn and groups those that must be kept or removed together."""
 
     def __init__(self) -> None:
         self.groups: list[list[_MessageWithResults]] = []
-        # maps each call id in the turn to the calls that have the id but no result yet
+        # maps each call id in the turn to the calls with that id that have no result yet
         self._pending: dict[str, list[_PendingCall]] = {}
         # tool messages whose tool call is not in the turn, but may be in an earlier turn
         self._strays: list[ToolMessage] = []
@@ -349,7 +348,7 @@ class _TurnReader:
     def add_message(self, message: BaseMessage) -> None:
         """Add the next message of the turn.
 
-        A message that contains the result of a tool call is added to the group of that call. A
+        A message that contains a tool result is added to the group of the corresponding call. A
         message without tool results begins a new group.
         """
         kind = role(message)
@@ -376,7 +375,8 @@ class _TurnReader:
                 step.add_result(position, message)
             elif call.id is not None:
                 same_id.append(_PendingCall(group, step, position))
-        # If several messages have calls with the same id, a result belongs to the latest of them.
+        # If several messages contain calls with the same id, a result belongs to the latest of
+        # these calls.
         self._pending |= pending
 
     def _attach_results_and_list_stray_ids(
@@ -384,9 +384,9 @@ class _TurnReader:
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Match the tool results in a message to their tool calls.
 
-        Return a pair. The first element is the group that contains the calls of the results, or
-        None if no call was found. The second element lists the call ids of the results in content
-        blocks for which no call was found.
+        Return a pair. The first element is the group that contains the matching calls, or None if
+        no call matches. The second element lists the call ids of those results in content blocks
+        that match no call.
         """
         group: list[_MessageWithResults] | None = None
         stray_ids: list[str] = []
@@ -401,11 +401,11 @@ class _TurnReader:
         return group, stray_ids
 
     def attach_and_collect_late_results(self, late_results: dict[str, BaseMessage]) -> None:
-        """Attach late results to the calls of the turn, and collect results for earlier turns.
+        """Attach late results to calls of this turn, and collect results of earlier calls.
 
-        A late result is a tool result whose call is in an earlier turn. If `late_results` has the
-        result for a tool call of the turn that has no result yet, the result is attached to the
-        call. Tool results in the turn whose call is not in the turn are added to `late_results`.
+        A late result is a tool result whose call is in an earlier turn. If `late_results` contains
+        the result of a call in this turn that has no result yet, the result is attached to the
+        call. Tool results whose call is not in this turn are added to `late_results`.
         """
         for call_id in self._pending.keys() & late_results.keys():
             result = late_results.pop(call_id)
@@ -413,12 +413,12 @@ class _TurnReader:
                 _, step, position = self._pending[call_id].pop(0)
                 step.add_result(position, result)
         for stray in reversed(self._strays):
-            # If several results have the same id, keep the first result.
+            # If several results have the same call id, keep the first one.
             late_results[stray.tool_call_id] = stray
 
 
 def _are_all_in_tool_calls(calls: list[Call]) -> bool:
-    """Return whether all calls are listed in their message's `tool_calls` and have unique ids."""
+    """Return whether all calls have unique ids and are listed in their message's `tool_calls`."""
     ids = {call.id for call in calls if call.id and call.place is not None}
     return len(ids) == len(calls)
 

@@ -1,11 +1,11 @@
 """Extract long-term memories from threads, and list the threads that are due for extraction.
 
 The extractor proposes memories based on the messages, and the gate judges the proposals. The
-memories and the watermark of the thread are written in one transaction. The watermark, which is the
-position up to which the thread was read, is written by compare-and-set. If two extractions of a
-thread run at the same time, the write of the slower one fails, and the slower extraction reads the
-thread again. Because the watermark is written by compare-and-set, each message is extracted exactly
-once. The threads that are due are found by a query over threads and watermarks; see
+memories and the thread's watermark are written in one transaction. The watermark records how far
+the thread has been read, and it is updated by compare-and-set. If two extractions of a thread run
+concurrently, the slower one fails to write and reads the thread again. Because the watermark is
+updated by compare-and-set, each message is extracted exactly once. There is no queue of due
+threads. Due threads are found by a query over threads and watermarks; see
 docs/decisions/0010-due-threads-are-a-query.md.
 """
 
@@ -72,12 +72,12 @@ from perdure.memory.thread_messages import (
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 from perdure.stores.namespaces import check_item_key, check_namespace_and_build_path
 
-# number of messages preceding a batch that the extractor receives as context
+# maximum number of messages before a batch that the extractor receives as context
 _CONTEXT_MESSAGES: Final = 4
 _LOG = logging.getLogger("perdure")
-# maximum number of messages from one run that are extracted in one transaction
+# maximum number of messages of one run that are extracted in a single transaction
 _RUN_BATCH_SIZE: Final = 200
-# The past versions of a watermark are dropped whenever its version number is a multiple of
+# Old watermark versions are deleted whenever a watermark's version number reaches a multiple of
 # `_MAX_WATERMARK_VERSIONS`.
 _MAX_WATERMARK_VERSIONS: Final = 64
 _CHANGE_NAMES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
@@ -91,7 +91,7 @@ State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
 _ACTIVITY_MARGIN: Final = timedelta(seconds=2)
 """Overlap of two queries for active threads. Times of activity are rounded to 0.1 s, and the clocks
 of machines differ."""
-# maximum delay, in seconds, between two attempts of an extraction that keeps failing
+# maximum delay, in seconds, between retries of an extraction that keeps failing
 _LONGEST_PAUSE_S: Final = 3600.0
 
 
@@ -140,11 +140,11 @@ class ExtractionReport:
 
     @property
     def forgotten(self) -> int:
-        """The number of candidates refused because their text had been forgotten or deleted."""
+        """The number of candidates refused because their text was deleted or forgotten before."""
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
     def add_batch(self, message_count: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
-        """Return a copy of the report with the counts of another batch added.
+        """Return a copy of the report that includes the counts of another batch.
 
         Args:
             message_count: The number of messages of the batch.
@@ -204,7 +204,7 @@ class Extraction:
     async def _extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
     ) -> ExtractionReport:
-        """Extract memories from the messages of a thread that have not been read yet.
+        """Extract memories from the unread messages of a thread.
 
         If the extraction fails with an error such as `ModelFailed`, the next extraction reads the
         same messages again.
@@ -244,7 +244,7 @@ class Extraction:
 
 
 def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
-    """Build the scope of a run, and check that the store accepts the run's namespace.
+    """Build the `Scope` of a run, and check that the store accepts the run's namespace.
 
     Raises:
         InvalidNamespace: A label has a dot, and the store is not perdure's.
@@ -264,7 +264,8 @@ class Pipeline:
 
     The extractor proposes memories, and the gate decides which of the proposed memories are
     admitted. The memories and the watermark are written in one transaction. If a source message is
-    erased before the proposal is written, the proposal is dropped, and the thread is read again.
+    erased before the proposed memories are written, the proposal is dropped and the thread is read
+    again.
 
     Attributes:
         extractor: The extractor.
@@ -310,7 +311,7 @@ class Pipeline:
                         [self._build_watermark_put(watermark, thread_id)]
                     )
                 # Read the thread again, now that its watermark exists. If the watermark is erased
-                # after this point, the extraction stops.
+                # after this point, memories that have not been written yet are dropped.
                 continue
             while unread:
                 size = max(
@@ -321,7 +322,7 @@ class Pipeline:
                 )
                 batch, unread = _build_batch(unread[:size], watermark, history), unread[size:]
                 proposal = await self.extractor.propose_changes(batch, self.scope)
-                # The thread remains due until its last batch is written.
+                # The thread stays due for extraction until its last batch has been written.
                 checkpoint_id = watermark.checkpoint_id if unread else history.checkpoint_id
                 advanced = watermark.advance(batch.messages, checkpoint_id)
                 plan = await self._write_proposal(batch, proposal, watermark, advanced)
@@ -371,9 +372,9 @@ class Pipeline:
         )
 
         async def plan() -> ChangePlan:
-            """Plan the proposed changes together with the update of the watermark."""
-            # The plan is made again if another change to the namespace was written first. Return an
-            # empty plan if another extraction has changed the watermark in the meantime.
+            """Build a write plan with the proposed changes and the watermark update."""
+            # If a concurrent write to the namespace comes first, the plan is rebuilt. Return an
+            # empty plan if a concurrent extraction has changed the watermark.
             if next(tries):
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
@@ -410,8 +411,8 @@ class RememberTurns(Learner):
     Use `RememberTurns` as the last node of a graph, or as a part of `MemoryMiddleware`.
 
     Storing a message as a memory takes about a millisecond. If the store fails, a warning is
-    logged, and the next run or a background extraction stores the memories. In a graph, place
-    `remember_turns` before nodes that remove messages.
+    logged, and the memories are stored later, by the next run or by a background extraction. In a
+    graph, place `remember_turns` before nodes that remove messages.
 
     Args:
         store: The store of the memories. None means, within a graph, the graph's store.
@@ -459,15 +460,17 @@ class RememberTurns(Learner):
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             """Return the messages that may be unread.
 
-            Messages that were added in the current run are given the current time.
+            Messages added during the current run are timestamped with the current time.
             """
             unread = _skip_read_messages(watermark, messages)
-            # On a second read, leave out messages that were erased after the run loaded the thread.
+            # When the thread is read again, leave out messages that were erased after the run
+            # loaded it.
             if next(read_count):
                 unread = await remove_erased_messages(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
-            # The newest human message and all messages after it were added in the current run, so
-            # they are given the current time. The times of messages from earlier runs are unknown.
+            # The latest human message and all messages after it were added during the current run,
+            # so they are timestamped with the current time. The times of messages from earlier runs
+            # are unknown.
             newest_roles = [*map(role, (message.message for message in reversed(history.messages)))]
             current_count = (
                 newest_roles.index("human") + 1 if "human" in newest_roles else len(newest_roles)
@@ -490,9 +493,10 @@ class RememberTurns(Learner):
 
 
 def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
-    """Skip the leading messages that an earlier extraction has certainly read.
+    """Skip the oldest messages, which an earlier extraction must already have read.
 
-    Old messages are skipped so that the cost of a turn does not grow with the length of the thread.
+    Old messages are skipped, so that the cost of a turn does not grow with the length of the
+    thread.
     """
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
@@ -580,9 +584,9 @@ class ExtractionJob:
 
 
 class DueThreads:
-    """Lists the threads that have messages not yet read by an extraction.
+    """Lists the threads with messages that no extraction has read yet.
 
-    The threads that have unread messages are cached. Each call queries the checkpointer only for
+    The list of threads with unread messages is cached. Each call queries the checkpointer only for
     threads that were active since the previous call.
 
     Args:
@@ -597,14 +601,15 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # Threads with unread messages, by thread id. Each tuple contains the thread's head, the
-        # time at which unread messages were first seen, the namespace of the memories, and the
-        # values that fill in the namespace's template.
+        # Maps the id of each thread with unread messages to a tuple of the thread's head, the time
+        # at which unread messages were first seen, the namespace of the memories, and the values of
+        # the placeholders in the namespace template.
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
-        # maps the id of each unassigned thread to the time of the last write to it
+        # maps the id of each thread whose user is unknown to the time of the last write to the
+        # thread
         self._unassigned: dict[str, datetime] = {}
-        # Cached results of `_is_fully_read`, by thread id. Each value is a pair: the head and
-        # watermark for which the result was computed, and the result.
+        # Results of `_is_fully_read`, cached by thread id. Each value is a pair of the checked
+        # state, which identifies the head and the watermark, and the result.
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         # A worker and the application can call `list_jobs` concurrently.
@@ -613,7 +618,9 @@ class DueThreads:
     def list_jobs(
         self, *, exclude_deleted: bool = True, exclude_read: bool = False
     ) -> list[ExtractionJob]:
-        """Return the jobs of all threads with unread messages. No job has the state `"done"`.
+        """Return an extraction job for each thread with unread messages.
+
+        No job has the state `"done"`.
 
         Args:
             exclude_deleted: Whether to leave out threads that were deleted since the previous call.
@@ -659,8 +666,8 @@ class DueThreads:
     def _is_fully_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether an extraction has read all messages of a thread.
 
-        If the thread's head is newer than the watermark, all messages may still have been read,
-        because newer checkpoints do not always contain new messages.
+        A thread can be fully read even if its head is newer than its watermark, because newer
+        checkpoints do not always contain new messages.
         """
         state = head.checkpoint_id, watermark.count, watermark.known
         cached = self._read_states.get(head.thread_id)
@@ -687,9 +694,9 @@ class DueThreads:
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
     def list_threads_without_user(self, quiet_s: float = 0.0) -> list[str]:
-        """Return the ids of the threads that `list_jobs` omitted because their users are unknown.
+        """Return the ids of the threads that `list_jobs` omits because their users are unknown.
 
-        A thread is omitted if its head lacks a value that the namespace template needs, such as
+        A thread is omitted if its head lacks a value that the namespace template requires, such as
         `user_id`.
 
         Args:
@@ -756,11 +763,11 @@ class DueThreads:
 
 
 def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Return the values from a thread's metadata that fill in a namespace template.
+    """Return the values from a thread's metadata for the placeholders in a namespace template.
 
-    LangGraph copies a run's `configurable` values to the metadata, and perdure's nodes copy the
-    values of the run's `context`. Integers are converted to text, because some applications use
-    integers as user ids.
+    LangGraph copies a run's `configurable` values to the thread's metadata, and perdure's nodes
+    also copy the values of the run's `context`. Integers are converted to strings, because some
+    applications use integers as user ids.
 
     Args:
         metadata: The metadata of the thread's head.

@@ -1,6 +1,7 @@
-"""Define the interface of extractors, which propose memories, and the built-in `TurnExtractor`.
+"""Define the `Extractor` interface for proposing memories, and the built-in `TurnExtractor`.
 
-`TurnExtractor` needs no model, and creates one memory per message, or per chunk of a long message.
+`TurnExtractor` needs no model. It creates one memory for each message, or for each chunk of a long
+message.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
 Alteration = Literal["updated", "superseded", "deleted"]
 UNTIL_FIELD: Final = "until"
 """The field of a turn's value with the date until which the turn was true (ISO 8601, UTC)."""
-# maximum number of chunks of a message that are stored as memories; the rest is omitted
+# maximum number of chunks of a message that are stored as memories; any further chunks are dropped
 _MAX_CHUNKS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts the calls to a model and the tokens that the model reported for them."""
+    """Counts model calls and the tokens that the model reported for them."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -78,7 +79,7 @@ class Batch:
     def build_candidate(
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
-        """Build a candidate memory that cites messages of the batch as its sources.
+        """Build a candidate memory whose sources are messages of the batch.
 
         Args:
             messages: The messages, at least one.
@@ -97,7 +98,7 @@ class Batch:
     def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
         """Build the provenance of a memory that was extracted from `messages`.
 
-        `messages` are the memory's source messages, which belong to the batch.
+        `messages` are the memory's source messages, all of which belong to the batch.
         """
         last = messages[-1]
         return Provenance(
@@ -116,7 +117,7 @@ class Batch:
 class Addition(NamedTuple):
     """A memory to be added.
 
-    An extractor derives the key from the source, so extracting the same memory again yields the
+    The extractor derives the key from the source, so extracting the same memory again yields the
     same key.
     """
 
@@ -125,7 +126,7 @@ class Addition(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """A change to a stored memory. If the change is a deletion, the candidate has no text.
+    """A change to a stored memory. For a deletion, the candidate's text is empty.
 
     Attributes:
         key: The key of the memory.
@@ -167,7 +168,7 @@ class Proposal:
 
 
 class Scope(NamedTuple):
-    """Holds the store and namespace that a run writes memories to, and the run's config.
+    """The store and namespace that a run writes memories to, and the run's config.
 
     Attributes:
         adapter: The store.
@@ -190,26 +191,26 @@ class Extractor(Protocol):
     """Part of the key of the watermarks. Extractors with the same name share their watermarks."""
 
     def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the number of leading messages that form the next batch, at least 1."""
+        """Return how many messages from the start of the list form the next batch; at least 1."""
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """Propose memories for the messages of a batch.
 
-        The same messages can be passed in more than one call.
+        The same messages can be passed again in a later call.
         """
 
 
 def _choose_user_or_least_trusted_role(messages: Sequence[ThreadMessage]) -> Role:
-    """Return "user" if any of the messages is from a user, otherwise their least trusted role."""
+    """Return "user" if any message is from a user; otherwise, return the least trusted role."""
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}
     return next(role for role in ranked if role in roles)
 
 
 class TurnExtractor:
-    """Turns each user or assistant message into a memory, without calling a model.
+    """Converts each user or assistant message to a memory, without calling a model.
 
-    The text of the memory is `speaker: text`.
+    The memory's text has the form `speaker: text`.
 
     A message longer than `max_words` words is split into chunks, of which the first 40 are stored
     as memories.
@@ -224,14 +225,14 @@ class TurnExtractor:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
     def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return the number of messages, so that all messages form a single batch."""
+        """Return the total number of messages, because no model call limits the batch size."""
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """Propose a memory for each chunk of a message.
 
-        If an edited message has fewer chunks than before, the memories of the surplus chunks are
-        deleted.
+        If an edited message has fewer chunks than before, the memories of the chunks that no longer
+        exist are deleted.
         """
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
@@ -257,7 +258,7 @@ class TurnExtractor:
 def build_turn_key(thread_id: str, message_id: str, chunk_number: int) -> str:
     """Return the key of the memory that stores one chunk of a message.
 
-    For the same arguments, the key is always the same.
+    The same arguments always produce the same key.
 
     Args:
         thread_id: The thread.
@@ -275,9 +276,9 @@ async def build_puts_that_add_end_date_to_source_turns(
     ended_at: datetime,
     successor_provenance: Provenance | None = None,
 ) -> list[PutItem]:
-    """Build puts that add an end date to the turns that a superseded memory was extracted from.
+    """Build puts that set the end date of the turns from which a superseded memory was extracted.
 
-    A turn that the superseding memory was also extracted from gets no end date.
+    A turn gets no end date if the superseding memory was also extracted from it.
 
     Args:
         adapter: The store.
@@ -309,12 +310,12 @@ async def build_puts_that_add_end_date_to_source_turns(
 async def find_dates_when_facts_from_messages_were_superseded(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
 ) -> dict[str, str]:
-    """Return the dates on which facts learned from messages of a thread were superseded.
+    """Return the dates on which facts extracted from a thread's messages were superseded.
 
-    The source message of a fact may be stored as a turn only after the fact was superseded. The
-    turn then gets the date on which the fact was superseded as its end date. A store without
-    versions does not record which thread a memory's previous text came from, so the thread of the
-    memory's current text is assumed.
+    A source message is sometimes stored as a turn only after a fact extracted from it was
+    superseded. In this case, the turn's end date is the date on which the fact was superseded. A
+    store without versions does not record which thread a memory's previous text came from. For such
+    a store, the previous text is assumed to come from the same thread as the current text.
 
     Args:
         scope: The namespace of the memories.
@@ -338,8 +339,9 @@ async def find_dates_when_facts_from_messages_were_superseded(
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
         present = memory.provenance or Provenance()
-        # If several superseded texts come from one message, the earliest end date is returned for
-        # it. The texts are sorted newest first, so older end dates overwrite newer ones.
+        # If several superseded texts come from the same message, the message gets the earliest of
+        # their end dates. The texts are sorted newest first, so earlier end dates overwrite later
+        # ones.
         for text in superseded_texts:
             source_thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
@@ -354,7 +356,7 @@ async def find_dates_when_facts_from_messages_were_superseded(
 def list_source_message_ids_missing_in_successor(
     source: Provenance, successor: Provenance | None
 ) -> tuple[str, ...]:
-    """Return the ids of a memory's source messages that are not sources of its successor."""
+    """Return the ids of the source messages that a memory does not share with its successor."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids
     return tuple(id for id in source.message_ids if id not in successor.message_ids)
@@ -363,7 +365,7 @@ def list_source_message_ids_missing_in_successor(
 async def _read_stored_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
-    """Return the stored turns that were created from the source messages in a provenance."""
+    """Return the stored turns created from the source messages that a provenance lists."""
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)
     while remaining_ids and thread_id is not None:

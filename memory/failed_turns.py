@@ -7,25 +7,25 @@ from typing import Any, Final
 
 from perdure.memory.conversation import Messages, role
 
-# Maximum number of keys in a `FailedTurns`; the oldest are dropped when it is exceeded. A key
-# identifies a run or a question in a thread.
+# Maximum number of keys in a `FailedTurns`; when it is exceeded, the oldest keys are dropped. A key
+# identifies either a run or a question in a thread.
 _MAX_FAILURES: Final = 2_048
-# Number of seconds until an operation that failed in a turn is tried again. A run that resumes the
-# turn sooner skips the operation.
+# Number of seconds before an operation that failed in a turn is retried. A run that resumes the
+# turn earlier skips the operation.
 _RETRY_S: Final = 600.0
 
 
 class FailedTurns:
     """Records the turns in which an operation has failed in this process.
 
-    A turn is a run of a graph together with the runs that resume it. A run resumes a turn if it has
-    the same thread and the same newest human message as an earlier run. The failed turns are
-    recorded only in memory, so another process tries the operation again.
+    A turn consists of a graph run and any later runs that resume it. A run is treated as resuming a
+    turn if an earlier run had the same thread and the same latest human message. Failures are
+    recorded only in this process's memory, so other processes do not skip the operation.
     """
 
     def __init__(self) -> None:
-        # Maps each failed run, or each pair (thread id, human message id), to the time of its
-        # latest failure. New entries are appended at the end.
+        # The time of the latest failure, by key. A key is either a run or a pair (thread id, human
+        # message id). Entries are in insertion order.
         self._failed_at: dict[Any, float] = {}
 
     def record_failure(self, messages: Messages) -> None:
@@ -39,11 +39,12 @@ class FailedTurns:
             self._failed_at.pop(key, None)
 
     def has_failed(self, messages: Messages) -> bool:
-        """Return whether an operation failed in the current turn.
+        """Return whether an operation failed in the current turn and must not be retried yet.
 
         `messages` are the messages in the graph's state.
         """
-        if not self._failed_at:  # return early in the usual case, in which no operation has failed
+        # the common case: no operation has failed
+        if not self._failed_at:
             return False
         run, *questions = _build_keys_of_current_run_and_question_if_known(messages) or (None,)
         since = time.monotonic() - _RETRY_S
@@ -54,9 +55,9 @@ class FailedTurns:
 def _build_keys_of_current_run_and_question_if_known(messages: Messages) -> tuple[Any, ...]:
     """Return the keys under which a failure in the current turn is recorded.
 
-    The first key in the tuple identifies the run. The second key is a pair of the thread id and the
-    id of the newest human message. If one of these ids is unknown, only the first key is returned.
-    Outside a running graph, an empty tuple is returned.
+    The first key in the returned tuple identifies the run. The second key is the pair (thread id,
+    id of the latest human message). The second key is omitted if the thread or the message has no
+    id. If no graph is running, the tuple is empty.
     """
     from langgraph.runtime import get_runtime
 

@@ -49,14 +49,14 @@ If a namespace has more tombstones, only the tombstones with the requested keys 
 """
 TOMBSTONE_CHECK: Final = "tombstone"
 """The name of the check that refuses texts that were deleted or forgotten."""
-# Name of the tombstone field that contains the ids of the removed memory's source messages.
+# name of the field of a tombstone that lists the ids of the removed memory's source messages
 _MESSAGE_IDS: Final = "message_ids"
 
 
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
-    """Build tombstones for a memory's texts, current and previous, and for the message of a turn.
+    """Build tombstones for a memory's current and previous texts and for a turn's source message.
 
-    The `previous` attribute of a memory contains only its most recent previous texts. To build
+    A memory's `previous` attribute contains only the most recent of its previous texts. To build
     tombstones for every text that a memory has had, call `build_tombstones` once for each version
     of the memory.
 
@@ -75,7 +75,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
 
 
 def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
-    """Return the keys of the tombstones for the source messages in a provenance."""
+    """Return the tombstone keys for the source messages that a provenance lists."""
     if provenance is None:
         return []
     return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
@@ -84,7 +84,7 @@ def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
 async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the stored tombstones whose keys are in `digests`, by key.
+    """Return a dict of the stored tombstones whose keys are in `digests`.
 
     The store is queried at most twice, regardless of the number of keys.
 
@@ -114,7 +114,7 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
 async def add_message_ids_of_replaced_tombstones(
     adapter: StoreAdapter, puts: Sequence[PutItem]
 ) -> list[PutItem]:
-    """Copy the message ids of each stored tombstone to the new tombstone that replaces it.
+    """Add the message ids of stored tombstones to the tombstones that will replace them.
 
     Puts that are not tombstones are returned unchanged.
     """
@@ -160,12 +160,12 @@ Check = Callable[[Candidate], Verdict | None]
 The check returns a verdict, or None to leave the decision to other checks.
 """
 
-# maximum length of a memory's text, in characters; turns and episodes can be longer
+# maximum length of a memory's text, in characters, except for turns and episodes
 _MAX_CHARS: Final = 2_000
 # maximum total length of a memory's text and fields, in characters
 _MAX_VALUE_CHARS: Final = 100_000
 _MAX_FIELD_DEPTH: Final = 32  # maximum nesting depth of a memory's fields
-# maximum number of stored facts with which a candidate is compared
+# maximum number of stored facts that each candidate is compared with
 _COMPARED_MEMORIES: Final = 16
 
 
@@ -173,10 +173,10 @@ class Gate:
     """Decides which candidates become memories.
 
     The gate refuses texts that contain no words or are too long, texts taken from a system message,
-    and facts that a stored memory already states. The gate also refuses a text that was deleted or
-    forgotten before, unless the memory is requested explicitly or the text occurs again in a later
-    run. Texts that contain secrets are quarantined until a person decides about them. A memory
-    whose only source is tool output is quarantined as well, unless the application's code asked to
+    and facts that a stored memory already states. The gate also refuses a text that was previously
+    deleted or forgotten, unless the memory is requested explicitly or the text occurs again in a
+    later run. Texts that contain secrets are quarantined until a person reviews them. A memory
+    whose only source is tool output is also quarantined, unless the application's code asked to
     store it.
 
     Args:
@@ -214,7 +214,7 @@ class Gate:
         keys: Sequence[str | None] | None = None,
         thread: LoadedThread | None = None,
     ) -> list[Verdict]:
-        """Return one verdict for each candidate, in the order of the candidates.
+        """Return one verdict for each candidate, in the same order.
 
         Args:
             candidates: The candidates.
@@ -240,7 +240,7 @@ class Gate:
     async def apply_checks(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> list[Verdict]:
-        """Run the application's checks on the admitted candidates, and return all verdicts."""
+        """Run the application's checks on the candidates admitted so far; return all verdicts."""
         verdicts = list(verdicts)
         for check in self.checks:
             indices = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
@@ -274,9 +274,9 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """Holds the candidates that a gate is judging, with the current verdict on each of them.
+    """The candidates that a gate is judging, and the current verdict on each of them.
 
-    `keys` contains, for each candidate, the key under which it would be stored.
+    `keys` contains the key under which each candidate would be stored.
     """
 
     candidates: Sequence[Candidate]
@@ -284,16 +284,16 @@ class _Judgement:
     keys: Sequence[str | None]
 
     def kept_indices(self, *, include_events: bool = True) -> list[int]:
-        """Return the indices of the candidates that would be kept by their current verdict."""
+        """Return the indices of the candidates whose current verdict is to keep them."""
         indices = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in indices if include_events or self.candidates[i].kind not in EVENT_KINDS]
 
     def get_text(self, i: int) -> str:
-        """Return a candidate's text in the form in which it would be stored."""
+        """Return a candidate's text as it would be stored."""
         return _get_admitted_text(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
-        """Refuse a candidate, replacing the current verdict on it."""
+        """Refuse a candidate, overriding its current verdict."""
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
@@ -306,7 +306,7 @@ async def judge_candidates_and_plan_puts(
     generated_keys: Sequence[str] = (),
     thread: LoadedThread | None = None,
 ) -> ChangePlan:
-    """Judge candidates with a gate, and plan the writes of memories and quarantine entries.
+    """Judge candidates with a gate, and build the puts for memories and quarantine entries.
 
     Args:
         gate: The gate.
@@ -352,7 +352,7 @@ async def judge_candidates_and_plan_puts(
 def _get_provenance_with_trust_class(candidate: Candidate) -> Provenance:
     """Return the provenance of a candidate.
 
-    If the provenance has no trust class, the candidate's role becomes its trust class.
+    If the provenance has no trust class, the candidate's role is used as the trust class.
     """
     source = candidate.provenance or Provenance()
     return source if source.trust is not None else replace(source, trust=candidate.role)
