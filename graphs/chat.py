@@ -58,10 +58,10 @@ def chat_graph(
     Args:
         model: A chat model or its name. None means a responder that quotes earlier messages.
         tools: The tools that the model may call.
-        memory: The parts that select the messages for the model, in the order of their application.
-            The part that trims comes last. Learners, such as `remember_turns()`, run after the
-            answer. After the learners, `summarize(…)` changes the state. If a summary is due within
-            a turn, the learners and `summarize(…)` also run between two calls of the model.
+        memory: The parts that select the messages for the model, in the order in which they are
+            applied. The part that trims comes last. Learners, such as `remember_turns()`, run after
+            the answer. After the learners, `summarize(…)` changes the state. If a summary is due
+            within a turn, the learners and `summarize(…)` also run between two model calls.
         checkpointer: The checkpointer that stores the thread.
         store: The store that keeps memories and instructions.
     """
@@ -150,7 +150,7 @@ def memory_agent(
         checkpointer: See `chat_graph`.
         store: See `chat_graph`.
     """
-    # Instructions replace the system message, so their node must run before the other nodes.
+    # Instructions replace the system message, so the node that adds them must run first.
     first_parts: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
     other_parts = [part for part in memory if not isinstance(part, UseInstructions)]
     if not any(isinstance(part, UseMemories) for part in other_parts):

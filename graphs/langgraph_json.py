@@ -124,7 +124,7 @@ class LanggraphFile:
         """Read a file. No module is imported.
 
         Raises:
-            ConfigurationError: The file cannot be read, or a section of it is wrong or refused.
+            ConfigurationError: The file cannot be read, or a section is invalid or not allowed.
         """
         file = Path(path).resolve()
         expected = 'expected a langgraph.json with "graphs": {"name": "./file.py:graph"}'

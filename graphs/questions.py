@@ -18,16 +18,16 @@ from perdure.errors import ConfigurationError
 
 Decision = Literal["approve", "edit", "reject", "respond"]
 DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
-"""The decisions that a person may make about a call of a tool."""
+"""The decisions that a person can make about a tool call."""
 
 
 class ToolReview(BaseModel):
-    """A call of a tool that a person reviews.
+    """A tool call that a person reviews.
 
     Attributes:
         name: The name of the tool.
         args: The arguments of the call.
-        description: The description of the call by the middleware.
+        description: The middleware's description of the call.
         allowed: The decisions that the middleware accepts.
     """
 

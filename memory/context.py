@@ -39,11 +39,11 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
     "memories": 0.25,
     "examples": 0.2,
 }
-"""The maximum share of the budget for each part. The conversation may take all that is left."""
+"""The maximum share of the budget for each part. The conversation can use all remaining tokens."""
 
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
-"""Returns a part; called with the state, which is None for plain messages, and the run's config."""
+"""Returns a part of the request; called with the state (None for plain messages) and the config."""
 # Maximum number of words in a follow-up question that has only one significant word, such as "and
 # Bruges?". A question that consists only of stop words is always treated as a follow-up to the
 # previous question.
@@ -67,10 +67,10 @@ class Assemble(MessagesNode):
     the token budget, so it must be the last node in a view.
 
     Args:
-        max_tokens: The maximum number of tokens of the request.
+        max_tokens: The maximum number of tokens in the request.
         instructions: The text of the system message. None means the text of the existing system
             message.
-        profile: What is known of the user.
+        profile: The user's profile.
         summary: A summary of earlier messages. None means the summary that `summarize` has stored
             in the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
@@ -103,10 +103,7 @@ class Assemble(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node for requests with the given tools and system prompt.
-
-        In the copy, token counts include the tools and the system prompt.
-        """
+        """Return a copy of the node whose token counts include the tools and system prompt."""
         copied = copy(self)
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
@@ -269,7 +266,7 @@ def _count_system_tokens(text: str, counter: TokenCounter) -> int:
 
 
 class UseMemories(MessagesNode):
-    """A node or part of a `view` that adds recalled memories to a request.
+    """A graph node, or part of a `view`, that adds recalled memories to a request.
 
     The memories are placed in a `<memories>` section. In a view, place `use_memories` after
     `use_instructions`, because `use_instructions` replaces the system message. Place `use_memories`
@@ -279,9 +276,9 @@ class UseMemories(MessagesNode):
 
     The query is the newest human message. If the newest human message is too short to search for on
     its own, such as "and then?", the query also includes the previous human message. A memory is
-    left out if all of its source messages are still in the final request, which is the request
-    after all parts of the view have been applied. If the store or its embedder fails, a warning is
-    logged, and the turn continues without memories.
+    left out if all of its source messages are still in the request after all parts of the view have
+    been applied. If the store or its embedder fails, a warning is logged, and the turn continues
+    without memories.
 
     Args:
         store: See `recall`.
@@ -293,8 +290,8 @@ class UseMemories(MessagesNode):
         all_below: With a number such as 12, all memories are shown as long as the namespaces have
             fewer than 12 memories. The memories are shown best first, whatever their scores.
             `max_tokens` still limits the memories.
-        as_of: The name of a value in the run's config that has the time whose memories are
-            recalled, or a function that returns this time for the config.
+        as_of: The point in time as of which memories are recalled. Pass the name of a value in the
+            run's config that holds the time, or a function that returns the time for a config.
         place: Where the section is put. With `"system"`, the section is at the end of the system
             message. With `"question"`, the section follows the newest question. Providers cache the
             prefix that a request shares with the previous request. Memories in the system message

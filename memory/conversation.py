@@ -45,7 +45,7 @@ _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
 REASONING_BLOCKS: Final = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "reasoning_content"}
 )
-"""Types of the content blocks with reasoning."""
+"""The types of content blocks that contain reasoning."""
 # types of content blocks that are not visible to the user
 _SILENT_BLOCKS: Final = REASONING_BLOCKS | CALL_BLOCKS | {"function_call_signature"}
 # A content block that has only these keys counts as empty. Streaming can leave such blocks behind.

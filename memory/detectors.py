@@ -21,12 +21,12 @@ from perdure.memory.options import check_choice
 from perdure.memory.records import KEEP, Candidate, Verdict
 
 Finding = tuple[str, int, int]
-"""A kind, and the start and end of the finding: `text[start:end]`."""
+"""The kind, start and end of a finding. The sensitive text is `text[start:end]`."""
 Detector = Callable[[str], Iterable[Finding]]
 """A function that returns the findings in a text.
 
-The built-in detectors have the kinds `"secret"`, `"card"`, `"e-mail"` and `"phone"`. An
-application's own detectors may have other kinds.
+The built-in detectors report the kinds `"secret"`, `"card"`, `"e-mail"` and `"phone"`. An
+application's own detectors can report other kinds.
 """
 Treatment = Literal["keep", "redact", "quarantine", "refuse"]
 REDACTED_FIELD: Final = "redacted"

@@ -69,7 +69,7 @@ class ExampleSelector(BaseExampleSelector):
         namespace: The labels of the namespace, see `Collection`.
         gate: The checks of new examples, see `Collection`.
         limit: The maximum number of examples that are selected.
-        max_tokens: The maximum number of tokens of the selected examples as a section of a prompt,
+        max_tokens: The maximum number of tokens in the prompt section with the selected examples,
             or None for no limit.
         config: The config for calls without the argument `config`. If None, calls within a node use
             the config of the current run.
@@ -140,7 +140,7 @@ class ExampleSelector(BaseExampleSelector):
 
         Args:
             query: The situation.
-            as_of: The time whose examples are searched, or None for now.
+            as_of: The time as of which the examples are searched, or None for now.
             config: The config of the run.
         """
         if not check_instance("query", query, str, "text").strip():
@@ -180,7 +180,7 @@ class ExampleSelector(BaseExampleSelector):
         """Return the examples that are most similar to the input variables of a LangChain prompt.
 
         The search query is built from the variables `input` and `context`. If there is no variable
-        `input`, the query is built from all variables.
+        named `input`, the query is built from all variables.
         """
         preferred = [input_variables.get(key) for key in ("input", "context")]
         parts = preferred if preferred[0] else list(input_variables.values())

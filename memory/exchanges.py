@@ -342,7 +342,7 @@ class _TurnReader:
         self.groups: list[list[_MessageWithResults]] = []
         # maps each call id in the turn to the calls with that id that have no result yet
         self._pending: dict[str, list[_PendingCall]] = {}
-        # tool messages whose tool call is not in the turn, but may be in an earlier turn
+        # tool messages whose tool call is not in this turn, but may be in an earlier turn
         self._strays: list[ToolMessage] = []
 
     def add_message(self, message: BaseMessage) -> None:
@@ -385,8 +385,8 @@ class _TurnReader:
         """Match the tool results in a message to their tool calls.
 
         Return a pair. The first element is the group that contains the matching calls, or None if
-        no call matches. The second element lists the call ids of those results in content blocks
-        that match no call.
+        no call matches. The second element lists the call ids of results that are stored in content
+        blocks and match no call.
         """
         group: list[_MessageWithResults] | None = None
         stray_ids: list[str] = []

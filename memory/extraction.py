@@ -72,7 +72,7 @@ from perdure.memory.thread_messages import (
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 from perdure.stores.namespaces import check_item_key, check_namespace_and_build_path
 
-# maximum number of messages before a batch that the extractor receives as context
+# maximum number of preceding messages that are passed to the extractor as context for a batch
 _CONTEXT_MESSAGES: Final = 4
 _LOG = logging.getLogger("perdure")
 # maximum number of messages of one run that are extracted in a single transaction
@@ -89,8 +89,11 @@ The function need not read the times of messages that the watermark already cont
 _DUE_LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
 _ACTIVITY_MARGIN: Final = timedelta(seconds=2)
-"""Overlap of two queries for active threads. Times of activity are rounded to 0.1 s, and the clocks
-of machines differ."""
+"""Overlap between two successive queries for active threads.
+
+The overlap is needed because last-activity times are rounded to 0.1 s, and because the clocks of
+different machines differ.
+"""
 # maximum delay, in seconds, between retries of an extraction that keeps failing
 _LONGEST_PAUSE_S: Final = 3600.0
 
@@ -106,7 +109,7 @@ class ExtractionReport:
             numbers of memories that were changed in other ways.
         refused: The numbers of refused candidates, by the name of the check that refused them.
             Candidates that no check refused are counted by the reason of the refusal.
-        usage: Calls of a model, and their tokens.
+        usage: The number of model calls, and their token counts.
         batches: The number of transactions that were written.
     """
 
@@ -149,7 +152,7 @@ class ExtractionReport:
         Args:
             message_count: The number of messages of the batch.
             plan: The changes that were written.
-            usage: Calls of a model for the batch.
+            usage: The model calls for the batch.
         """
         counts = Counter[str](outcome.change for outcome in plan.outcomes)
         refused = [
@@ -206,8 +209,8 @@ class Extraction:
     ) -> ExtractionReport:
         """Extract memories from the unread messages of a thread.
 
-        If the extraction fails with an error such as `ModelFailed`, the next extraction reads the
-        same messages again.
+        If extraction fails with an error such as `ModelFailed`, the next extraction reads the same
+        messages again.
 
         Args:
             thread_id: The thread.
@@ -517,9 +520,9 @@ class Pace:
             are only extracted on a schedule or on request.
         max_wait_s: Seconds after which a thread is extracted even if its conversation goes on.
         retries: How often a failed extraction is retried.
-        backoff_s: Seconds of the pause after the first failure. Each further failure doubles the
+        backoff_s: The pause after the first failure, in seconds. Each further failure doubles the
             pause.
-        limit_s: Seconds after which an extraction counts as failed.
+        limit_s: The timeout of an extraction, in seconds.
     """
 
     delay_s: float | None = 30.0
@@ -545,7 +548,7 @@ class ExtractionJob:
         thread_id: The thread.
         namespace: The namespace of the thread's memories.
         state: The state. A `"dead"` job is not repeated until there is a new message.
-        attempts: Extractions that failed since the newest message.
+        attempts: The number of extractions that have failed since the latest message.
         error: The error of the last failed extraction.
         at: When the job is due, or when it was done. None if it only runs on a schedule or on
             request.
@@ -608,8 +611,8 @@ class DueThreads:
         # maps the id of each thread whose user is unknown to the time of the last write to the
         # thread
         self._unassigned: dict[str, datetime] = {}
-        # Results of `_is_fully_read`, cached by thread id. Each value is a pair of the checked
-        # state, which identifies the head and the watermark, and the result.
+        # Results of `_is_fully_read`, cached by thread id. Each value is a tuple (state, result),
+        # where the state identifies the head and the watermark that were checked.
         self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         # A worker and the application can call `list_jobs` concurrently.
@@ -788,7 +791,7 @@ def compute_job_state(
         head: The head of the thread.
         watermark: The watermark of the thread.
         first_seen: When the unread messages were first seen.
-        now: The present time.
+        now: The current time.
     """
     if watermark.failed_at is not None and watermark.failed_head == head.checkpoint_id:
         if watermark.final or watermark.attempts > pace.retries:

@@ -142,7 +142,7 @@ class Revision(NamedTuple):
 
 
 PlanFunction = Callable[[Gate], Operation[ChangePlan]]
-"""A function that plans a change of stored items.
+"""A function that plans a change to stored items.
 
 If the items change before the plan is written, the function is called again.
 """
@@ -157,7 +157,7 @@ class Proposal:
         revisions: Changes to memories.
         plan_functions: Functions that plan changes of other items, such as a profile.
         outcomes: Outcomes of changes that the extractor itself refused.
-        usage: Calls of a model, and their tokens.
+        usage: The number of model calls, and their token counts.
     """
 
     additions: Sequence[Addition] = ()

@@ -1,4 +1,4 @@
-"""Record the turns in which an operation failed, so that it is not retried in the same turn."""
+"""Record turns in which an operation failed, so that it is not retried later in the same turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_S: Final = 600.0
 
 
 class FailedTurns:
-    """Records the turns in which an operation has failed in this process.
+    """Keeps track of the turns in which an operation has failed.
 
     A turn consists of a graph run and any later runs that resume it. A run is treated as resuming a
     turn if an earlier run had the same thread and the same latest human message. Failures are
@@ -24,8 +24,8 @@ class FailedTurns:
     """
 
     def __init__(self) -> None:
-        # The time of the latest failure, by key. A key is either a run or a pair (thread id, human
-        # message id). Entries are in insertion order.
+        # Maps each key to the time of the latest failure. A key is either a run or a pair (thread
+        # id, human message id). Entries are in insertion order.
         self._failed_at: dict[Any, float] = {}
 
     def record_failure(self, messages: Messages) -> None:
@@ -43,7 +43,7 @@ class FailedTurns:
 
         `messages` are the messages in the graph's state.
         """
-        # the common case: no operation has failed
+        # Return early in the common case that no operation has failed.
         if not self._failed_at:
             return False
         run, *questions = _build_keys_of_current_run_and_question_if_known(messages) or (None,)

@@ -49,7 +49,7 @@ If a namespace has more tombstones, only the tombstones with the requested keys 
 """
 TOMBSTONE_CHECK: Final = "tombstone"
 """The name of the check that refuses texts that were deleted or forgotten."""
-# name of the field of a tombstone that lists the ids of the removed memory's source messages
+# name of the tombstone field that lists the ids of the removed memory's source messages
 _MESSAGE_IDS: Final = "message_ids"
 
 
@@ -57,7 +57,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
     """Build tombstones for a memory's current and previous texts and for a turn's source message.
 
     A memory's `previous` attribute contains only the most recent of its previous texts. To build
-    tombstones for every text that a memory has had, call `build_tombstones` once for each version
+    tombstones for all texts that a memory ever had, call `build_tombstones` once for each version
     of the memory.
 
     Args:
@@ -181,7 +181,7 @@ class Gate:
 
     Args:
         checks: Checks that you add. The checks are called in order for candidates that would be
-            kept. The first verdict other than to keep decides. A verdict to keep may change the
+            kept. The first verdict other than `"keep"` decides. A `"keep"` verdict can change the
             `text`. If a check raises an error, the candidate is quarantined.
         secrets: The treatment of passwords, keys, cards, and of the kinds that your own detectors
             find.
