@@ -175,7 +175,10 @@ class DatabaseRuns:
             run.lose_ownership()
 
     def stop_runs_if_lock_is_lost(self) -> bool:
-        """Return whether this process still holds its lock. If the lock is lost, stop all runs."""
+        """Return whether this process still holds its liveness lock.
+
+        If the lock is lost, stop all runs.
+        """
         try:
             self._lock.raise_if_lost()
         except StorageUnavailable:
@@ -234,7 +237,7 @@ class DatabaseRuns:
             self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
 
     def _start_due_crons_and_webhooks(self) -> None:
-        """Start crons and webhooks in a task, because the handlers of an Auth file may be slow."""
+        """Start crons and webhooks in a separate task, because auth handlers may be slow."""
         if self.due_work.done():
             if exc := self.due_work.exception():
                 _LOGGER.warning("crons and webhooks could not be started (%s)", type(exc).__name__)
@@ -264,7 +267,7 @@ class DatabaseRuns:
         try:
             await self.get_run(live.thread_id, live.run_id)
         except (CorruptRecord, ValidationError) as exc:
-            # An error of one run must not stop the other runs of the database.
+            # An error in one run must not stop the other runs of the database.
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
             error = describe_error(exc)
             await self.table.end_run(live, "error", error, known_cancel="rollback")
@@ -277,7 +280,7 @@ class DatabaseRuns:
         If the process's liveness lock is free, the process has died.
         """
         if owner in self._former_owners:
-            # `owner` is a name that this process used before it lost its liveness lock.
+            # This process used the name `owner` before it lost its liveness lock.
             await self.table.release_runs(owner)
             runs, owner = [run._replace(owner="") for run in runs], ""
         if not owner:

@@ -1,4 +1,4 @@
-"""The body of a request for a run. Validation refuses values that only the server may set."""
+"""The body of a request for a run. Validation rejects values that are reserved for the server."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _RESERVED_NAMES: Final = (
 )  # fmt: skip
 _INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
-# Maximum value of `after_seconds` of a run, which is ten years
+# Maximum delay of a run (`after_seconds`), in seconds: ten years
 _MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
 
 
 class Goto(BaseModel):
-    """A node to which a `Command` jumps, with the node's input."""
+    """A target of a `Command`'s `goto`: a node and its input."""
 
     node: str
     input: Any = None
@@ -60,7 +60,7 @@ def _deduplicate_stream_modes(modes: list[StreamMode]) -> list[StreamMode]:
 
 
 def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
-    """Return all values of a query parameter that may have several values.
+    """Return all values of a query parameter that can be given more than once.
 
     The parameter is either repeated in the URL or given once as a JSON array.
 
@@ -74,7 +74,7 @@ def parse_repeated_or_json_array_parameter(values: Any) -> list[Any]:
 def _expand_array(value: Any) -> list[Any]:
     """Return the elements of a JSON array that is passed as a string.
 
-    If `value` is not such a string, return a list that contains only `value`.
+    If `value` is not a string that contains a JSON array, return `[value]`.
     """
     if isinstance(value, str) and value.startswith("["):
         try:
@@ -101,7 +101,7 @@ because a graph that calls this server as a remote graph sends reserved names.""
 
 
 class WithoutNulls(BaseModel):
-    """A part of a request body in which a null field is treated as a missing field."""
+    """Base class of request-body models that treat null fields as missing."""
 
     @model_validator(mode="before")
     @classmethod
@@ -116,7 +116,7 @@ class WithoutNulls(BaseModel):
 
 
 class CommandFields(WithoutNulls):
-    """The fields of langgraph's `Command` as a client sends them."""
+    """The fields of LangGraph's `Command`, as sent by a client."""
 
     update: dict[str, Any] | list[tuple[str, Any]] | None = None
     resume: Any = None
@@ -139,8 +139,8 @@ class CommandFields(WithoutNulls):
     def interrupt_answers(self) -> list[Any]:
         """Return the answers to interrupts.
 
-        If the resume value is a dict whose keys are interrupt ids, each of its values is the answer
-        to the interrupt with that id.
+        If the resume value is a dict keyed by interrupt id, its values are the answers. Otherwise,
+        the resume value itself is the only answer.
         """
         by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT_ID.fullmatch, self.resume))
         return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]
@@ -149,8 +149,8 @@ class CommandFields(WithoutNulls):
     def writes(self) -> list[tuple[str, Any]]:
         """Return the writes that langgraph stores for the command before it runs the graph.
 
-        Answers that are keyed by interrupt id are not included, because langgraph stores them only
-        when the graph runs.
+        Resume values keyed by interrupt id are not included, because langgraph stores them only
+        while it runs the graph.
         """
         update = self.update or []
         writes = [*update.items()] if isinstance(update, dict) else [*update]
@@ -174,7 +174,7 @@ class Configurable(CheckpointRef):
 
 
 class ClientConfig(WithoutNulls):
-    """The parts of langchain's config that a client may set."""
+    """The fields of a LangChain config that clients are allowed to set."""
 
     tags: list[str] = []
     recursion_limit: int = Field(default=25, ge=1, le=1000)
@@ -235,8 +235,8 @@ class RunRequest(WithoutNulls):
     def _drop_command_if_empty_else_drop_input(self) -> None:
         """Drop `command` if it is empty. If it is not empty, drop `input`.
 
-        Some clients send an `input` together with a `command` that answers an interrupt. In that
-        case, the `input` is the thread's transcript or an empty object, and must be ignored.
+        Some clients send an `input` together with a `command` that answers an interrupt. This
+        `input` only repeats the thread's transcript or is an empty object, so it must be ignored.
         """
         if self.command is not None and self.command.is_empty:
             self.command = None
@@ -262,7 +262,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """Return the keyword arguments for the call of the graph."""
+        """Return the keyword arguments with which the graph is called."""
         names = {"context", "interrupt_before", "interrupt_after", "durability"}
         return self.model_dump(include=names)
 
@@ -272,7 +272,7 @@ class RunRequest(WithoutNulls):
 
     @property
     def has_message(self) -> bool:
-        """Return whether the request has new graph input, not only an answer to an interrupt."""
+        """Return whether the request has new graph input, not just answers to interrupts."""
         if self.command is None:
             return self.input is not None
         sends = [target for target in self.command.goto if not isinstance(target, str)]
@@ -281,9 +281,9 @@ class RunRequest(WithoutNulls):
     def with_assistant(self, assistant: Mapping[str, Any]) -> Self:
         """Return the request, merged with its assistant's configuration.
 
-        In the context, the metadata, and the config's `configurable` and `metadata`, values from
-        the request override the assistant's values with the same names. The request's tags are
-        added to the assistant's tags.
+        The context, the metadata, and the config's `configurable` and `metadata` are merged key by
+        key, and the request's values take precedence. The request's tags are added to the
+        assistant's tags.
 
         Raises:
             ConfigurationError: The combined metadata is too large.
@@ -305,7 +305,7 @@ class RunRequest(WithoutNulls):
         return combined
 
     def check_reserved_names(self, thread_id: str, user: str) -> None:
-        """Reject a config or a context that sets a value that only the server may set.
+        """Reject a config or context that sets a value reserved for the server.
 
         Args:
             thread_id: The thread of the run.
@@ -323,7 +323,7 @@ class RunRequest(WithoutNulls):
                 )
 
     def team_names(self) -> set[str]:
-        """Return the names of the teams in the config and the context.
+        """Return the team names that are given in the config and the context.
 
         Raises:
             InvalidConfig: A name of a team is invalid.

@@ -132,7 +132,7 @@ class Runs:
     async def get_database_runs(self, tenant: str | None) -> DatabaseRuns:
         """Return the runs of a tenant.
 
-        This call also makes this process take over the tenant's runs from processes that have died.
+        This call also takes over the tenant's runs from processes that have died.
         """
         database = await self._databases.get_or_open_database(tenant)
         runs = self._by_tenant.get(tenant)
@@ -141,11 +141,11 @@ class Runs:
         return runs
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Return whether the tenant's open database is the one that `runs` manages."""
+        """Return whether `runs` manages the database that is currently open for the tenant."""
         return self._databases.is_open(tenant, runs.database)
 
     async def start_due_crons_and_webhooks(self, runs: DatabaseRuns) -> None:
-        """Start the crons that are due, and send the webhooks that are due."""
+        """Start due crons and send due webhooks."""
         if self.schedule is not None and not self._is_draining:
             await self.schedule.start_due_runs(runs)
         await self.webhooks.start_due_deliveries(runs)
@@ -166,10 +166,10 @@ class Runs:
     def get_feed(
         self, tenant: str | None, thread_id: str, thread_key: int, user: str = ""
     ) -> EventLog:
-        """Return the log of events of a thread.
+        """Return a thread's event log, which is created if it does not exist.
 
-        If a deleted thread with the same id has left a log, that log is closed and replaced. If a
-        new log is created, the memory that its events use is charged to `user`.
+        If the event log of a deleted thread with the same id still exists, it is closed and
+        replaced. If a new log is created, the memory that its events use is charged to `user`.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
         if feed is not None and feed.thread_key != thread_key:
@@ -290,8 +290,8 @@ class Runs:
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
         if number is None or number <= (log.removals or 0):
-            # `log.removals` may be greater than `number`, because `number` may be an outdated value
-            # from a cache.
+            # `log.removals` may be greater than `number`, because `number` may be an outdated
+            # cached value.
             return read_at
         # If the log is empty, no events from before the erasure are left, because the erasure also
         # deleted the events stored in the database.
@@ -337,7 +337,7 @@ class Runs:
         return run
 
     async def load_stored_events_that_process_lacks(self, run: Run) -> None:
-        """Let readers of a run receive events that the database has and this process lacks."""
+        """Load a run's stored events that are not in memory, so that its readers receive them."""
         runs = await self.get_database_runs(run.tenant)
         await runs.events.load_stored_events_that_process_lacks(run)
         if run.is_elsewhere:
@@ -364,7 +364,7 @@ class Runs:
         return encode_json(run.output)
 
     def check_capacity(self, identity: Identity, count: int = 1) -> None:
-        """Raise an error if new runs would give a user too many unfinished runs.
+        """Raise an error if new runs would exceed the user's limit on unfinished runs.
 
         Args:
             identity: The user.
@@ -419,9 +419,10 @@ class Runs:
     ) -> Run:
         """Store a new run and start it.
 
-        The caller must have checked that the user of `call` may use the thread.
+        Callers of this method must already have checked that the user who made the request `call`
+        has access to the thread.
 
-        A delayed run is only stored. Its asyncio task is created when the run is due.
+        A delayed run is only stored. The run's asyncio task is created when the run is due.
 
         Args:
             call: The call of the user who starts the run.
@@ -492,8 +493,8 @@ class Runs:
             # The run will be loaded from the database by the next request for it.
             del runs.runs_by_id[run.run_id]
             return run
-        # Start a cron's run in an empty context, so that the run does not inherit the locks that
-        # the scheduler holds in its own context.
+        # Start a cron's run in an empty `contextvars.Context`, so that the run does not inherit the
+        # locks that the scheduler holds in its own context.
         runs.start_run_task(run, Context() if due else None)
         for other in [*runs.runs_by_id.values()] if cancel_action else ():
             if other.thread_id == thread_id and other is not run and not other.has_ended:
@@ -560,7 +561,7 @@ class Runs:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def drain(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
-        """Refuse new runs. Wait for current runs, and stop current runs that do not end in time.
+        """Refuse new runs, wait for active runs to end, and stop those that do not end in time.
 
         Args:
             grace_s: How long to wait, in seconds.

@@ -1,8 +1,8 @@
 """Compute when crons are due, and start their runs.
 
 If several servers share a database, exactly one server starts the run of a due cron, because the
-transaction that stores the run also moves the cron to its next due time. If no server was running
-at one or more due times, the cron runs only once when a server starts.
+transaction that stores the run also moves the cron to its next due time. If a cron missed several
+due times because no server was running, the cron runs only once when a server starts.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ _SCHEDULE_NAMES: Final = (
 )
 # Maximum number of characters in a schedule, which is parsed each time the cron is due
 _MAX_SCHEDULE_LENGTH: Final = 200
-# HTTP statuses after which a cron stays due, so that its refused run is tried again
+# If a run is rejected with one of these HTTP status codes, its cron stays due and the run is
+# retried.
 _RETRY_STATUSES: Final = (429, 503)
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 class CronOptions(WithoutNulls):
-    """A cron's schedule, and whether the threads of its runs are deleted."""
+    """A cron's schedule, and whether each run's thread is deleted after the run."""
 
     schedule: str = Field(max_length=_MAX_SCHEDULE_LENGTH)
     timezone: str | None = None
@@ -106,8 +107,8 @@ class CronRequest(RunRequest, CronOptions):
 def _find_next_time_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
     """Return the next time of a schedule.
 
-    The `fold` of the result is 1 for the second occurrence of a time of day that is repeated
-    because clocks are set back.
+    The result has `fold=1` if it is the second occurrence of a local time that is repeated because
+    clocks are set back.
     """
     next_at: datetime = times.get_next(datetime)
     return next_at.astimezone(UTC).astimezone(zone)
@@ -152,12 +153,12 @@ class Schedule:
     async def _reset_late_crons(self, table: CronTable) -> None:
         """Recompute due times that were computed by a server whose clock was fast.
 
-        A cron's due time is recomputed if it is later than the due time that follows from the
-        current clock. The due time is also recomputed if the cron has none, because a fast clock
-        may have been past the cron's end time, after which a cron has no due time. Clock
-        differences of up to `CLOCK_SKEW_S` seconds between servers do not affect due times. Without
-        a tolerance of `CLOCK_SKEW_S` seconds, a run could be started twice, first by a server whose
-        clock is fast, and again by a server whose clock is correct.
+        A cron's due time is recomputed if it is later than the next due time according to the
+        current clock. The due time is also recomputed if the cron has none, because a server whose
+        clock was fast may have concluded that the cron's end time had passed. Clock differences of
+        up to `CLOCK_SKEW_S` seconds between servers do not affect due times. Without a tolerance of
+        `CLOCK_SKEW_S` seconds, a run could be started twice: first by a server whose clock is fast,
+        then by one whose clock is correct.
         """
         for cron in await table.list_crons_due_after_or_never(time.time() + CLOCK_SKEW_S):
             try:
@@ -211,7 +212,7 @@ class Schedule:
             await table.advance_next_time(cron, next_at)
 
     async def _start_run(self, tenant: str | None, request: CronRequest, due: DueCron) -> None:
-        """Start a run as the user who created the cron, with the rights that this user has now."""
+        """Start a run as the user who created the cron, with that user's current permissions."""
         content = due.cron.content
         login = None if content["login"] is None else HandlerUser(content["login"])
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")

@@ -63,7 +63,7 @@ class Sessions:
         self._logins.pop(connection.cookies.get(_COOKIE, ""), None)
 
     def add_session_key(self, scope: Any) -> bool:
-        """Add the session's key or token to the headers of a request that has no key.
+        """Add the session's key or token to the headers of a request that has no credentials.
 
         Return whether a key was added.
         """
@@ -136,14 +136,14 @@ async def log_out(request: Request) -> Response:
 
 
 def _render_login_page(request: Request, next: str, error: str = "") -> Response:
-    """Return the login page, or a redirect to the first page if no login is needed."""
+    """Return the login page, or a redirect to the start page if no login is needed."""
     if isinstance(request.app.state.access, LocalAccess):
         return RedirectResponse(_FIRST_PAGE, 303)
     return render_page(request, "login.html", next=_restrict_to_pages(next), error=error)
 
 
 def _restrict_to_pages(path: str) -> str:
-    """Return `path` if it is the path of an HTML page, otherwise the path of the first page."""
+    """Return `path` if it is the path of an HTML page, otherwise the path of the start page."""
     return path if path.startswith("/ui/") and path.isprintable() else _FIRST_PAGE
 
 

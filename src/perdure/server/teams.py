@@ -1,8 +1,7 @@
 """Find a user's teams, and decide who can access a team's memory and which runs use it.
 
-The memory of a team is in the namespaces under `("teams", NAME)`. Only the user's API key or the
-authentication handler determines the teams to which a user belongs. See docs/people.md for the
-rules.
+The memory of a team is in the namespaces under `("teams", NAME)`. A user's teams are determined
+only by the user's API key or by the authentication handler. See docs/people.md for the rules.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def read_teams(user: Any) -> frozenset[str]:
 
 
 def _is_team_name(name: Any) -> bool:
-    """Return whether a value can be the name of a team."""
+    """Return whether a value is a valid team name."""
     return is_valid_user_or_team_name(name) and name != "*" and "\0" not in name
 
 
@@ -59,12 +58,12 @@ def find_teams(access: Access, user: str, tenant: str | None) -> frozenset[str] 
 
 
 def is_team_namespace(namespace: Sequence[str]) -> bool:
-    """Return whether a namespace belongs to a team or is the prefix that all teams share."""
+    """Return whether a namespace starts with `"teams"`, the prefix of all team namespaces."""
     return tuple(namespace[:1]) == (TEAMS,)
 
 
 def build_team_argument(team: str | None) -> dict[str, Any]:
-    """Return a dict of keyword arguments with the `namespace` of a team's memory.
+    """Return the `namespace` of a team's memory as a dict of keyword arguments.
 
     If `team` is None, the dict is empty.
     """
@@ -128,7 +127,7 @@ def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
 
 
 class RunTeams:
-    """Chooses the teams whose memory is used by a run. Each server has one such object.
+    """Determines the teams whose memory a run uses. Each server has one such object.
 
     Attributes:
         identities_list_teams: Whether identities list the teams of users. If not, as on a server
@@ -147,8 +146,9 @@ class RunTeams:
     ) -> list[str] | None:
         """Return the teams whose memory a run uses, sorted by name.
 
-        A run uses the teams that both the person and the caller belong to. If the caller may act on
-        behalf of the person, the run uses all of the person's teams.
+        A run uses the memory of the teams to which both the person and the caller belong. If the
+        caller is allowed to act on behalf of the person, the run uses the memory of all of the
+        person's teams.
 
         Args:
             tenant: The tenant of the run, or None.

@@ -47,9 +47,10 @@ _BUCKETS_S: Final = (
     10,
     60,
 )
-# Seconds after which the database sizes and the extraction jobs are counted again
+# Seconds after which the cached database sizes and extraction-job counts are refreshed
 _RECOUNT_INTERVAL_S: Final = 60.0
-# Maximum number of seconds that a metrics request waits for sizes and jobs to be counted again
+# Maximum number of seconds that a metrics request waits for database sizes and job counts to be
+# refreshed
 _MAX_COUNT_WAIT_S: Final = 0.5
 _MEASURED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
@@ -124,7 +125,7 @@ class Telemetry:
         for name in _MEASURED_METHODS[part]:
             sync_method, async_method = getattr(base, name), getattr(base, f"a{name}")
             methods[name] = self._measure(part, name)(sync_method)
-            # Do not replace an async method that only calls the sync method, because the operation
+            # Do not measure an async method that only calls the sync method, because the operation
             # would be measured twice.
             if getattr(async_method, "__wrapped__", None) is not sync_method:
                 methods[f"a{name}"] = self._ameasure(part, name)(async_method)
@@ -132,7 +133,7 @@ class Telemetry:
 
     @contextmanager
     def _measure(self, part: str, operation: str) -> Iterator[None]:
-        """Record a span, the duration and the error class of an operation."""
+        """Record an operation's span, duration and error class."""
         start, error = time.perf_counter(), ""
         try:
             with self._start_span(f"perdure.{part}.{operation}"):
@@ -158,7 +159,7 @@ class Telemetry:
     def measure_request(
         self, headers: Mapping[str, str], summary: RequestSummary
     ) -> Iterator[None]:
-        """Record a span and the duration of a request.
+        """Record a request's span and duration.
 
         The measurement ends when the response is complete.
 
@@ -183,8 +184,7 @@ class Telemetry:
     def _start_span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
         """Start a span.
 
-        If `headers` is not None, the new span is a server span that continues the trace of the
-        client.
+        If `headers` is not None, the new span is a server span that continues the client's trace.
         """
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         context = None if headers is None else extract(dict(headers))
@@ -233,7 +233,7 @@ class Telemetry:
     def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
         """Count the threads that are waiting for memory extraction, by state.
 
-        Only activity since the previous call is read.
+        Each call reads only the activity since the previous call.
         """
         from perdure.memory.extraction import DueThreads, Extraction, Pace
 

@@ -41,7 +41,7 @@ async def join_thread(
         list[ThreadMode] | None, Query(), BeforeValidator(parse_repeated_or_json_array_parameter)
     ] = None,
 ) -> Response:
-    """Stream the events of a thread's runs, from the event after Last-Event-ID if it is set."""
+    """Stream the events of a thread's runs, starting after Last-Event-ID if the client sent one."""
     await call.permit_thread(thread_id)
     frames = ThreadFrames(call, runs, request, thread_id)
     last = request.headers.get("last-event-id", "")
@@ -128,10 +128,10 @@ class ThreadFrames:
         )
 
     async def _check_access(self) -> None:
-        """Check periodically that the reader is still logged in and may still read the thread.
+        """Check periodically that the reader is still logged in and still has access to the thread.
 
         Raises:
-            Refused: The reader may no longer read the thread.
+            Refused: The reader no longer has access to the thread.
         """
         if monotonic() - self._access_checked_at >= ACCESS_CHECK_S:
             self._access_checked_at = monotonic()

@@ -273,7 +273,7 @@ class Threads:
     async def set_run_status(
         self, thread_id: str, status: RunStatus, former_row: ListedThread | None = None
     ) -> None:
-        """Store the status of a thread's last run, unless this status is already stored.
+        """Store the status of a thread's last run, unless `former_row` already contains it.
 
         Args:
             thread_id: The thread.
@@ -305,7 +305,7 @@ class Threads:
             await self.delete_while_holding_lock(thread_id, adds_removal_record=True)
 
     async def delete_while_holding_lock(self, thread_id: str, *, adds_removal_record: bool) -> None:
-        """Delete a thread and its runs. The caller holds the lock of the thread.
+        """Delete a thread and its runs. The caller must hold the thread's lock.
 
         Args:
             thread_id: The thread.
@@ -413,8 +413,8 @@ class Threads:
                     break
                 except StorageUnavailable as exc:
                     if not isinstance(exc.__cause__, TimeoutError):
-                        # The attempt to acquire the lock failed, so it is unknown whether a run
-                        # holds it.
+                        # A storage error, not a timeout, prevented the lock from being acquired, so
+                        # it is unknown whether a run holds the lock.
                         raise
                     if attempt == len(timeouts) or await table.list_live_run_ids(thread_id):
                         raise AlreadyLocked(message) from exc
@@ -434,7 +434,7 @@ class Threads:
         """Return whether a thread belongs to the given person or has no owner.
 
         If `find_person` finds no person, for example because no memories are extracted from the
-        thread, the thread belongs to the `owner` in its metadata.
+        thread, the `owner` in the thread's metadata identifies its owner.
         """
         owner = self.find_person(thread) or thread.metadata.get("owner")
         return owner is None or owner == person
@@ -476,11 +476,12 @@ class Threads:
         """Return one page of the threads that match a query.
 
         A thread search executes a single SELECT statement on the rows of all threads. The SELECT
-        statement sorts the threads, and filters them by time, by status, and by text and numbers in
-        the metadata. If the database is not encrypted, the SELECT statement also filters by the
-        search text. Conditions that SQL cannot evaluate are checked on the decrypted rows of all
-        threads, outside the event loop. A search that is sorted by status runs one SELECT per
-        status, because the status of some threads depends on their latest checkpoints.
+        statement sorts the threads, and filters them by time, by status, and by strings and numbers
+        in the metadata. If the database is not encrypted, the SELECT statement also filters by the
+        search text. Conditions that cannot be expressed in SQL are evaluated in Python on the
+        decrypted rows of all threads, without blocking the event loop. A search that is sorted by
+        status runs one SELECT per status, because the status of some threads depends on their
+        latest checkpoints.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -508,7 +509,7 @@ class Threads:
     async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool, Thread]]:
-        """Return one page of the runs of all threads that match a query, newest first.
+        """Return one page of runs, newest first, from all threads that match a query.
 
         The sort order of the query is ignored.
 
@@ -585,8 +586,8 @@ class Threads:
     async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
         """Return one page of the threads that match a query, sorted by their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
-        # A thread whose status changes during the search may be found twice, so collect the threads
-        # in a dict to remove duplicates.
+        # Collect the threads in a dict to remove duplicates, because a thread whose status changes
+        # during the search may be found twice.
         threads_by_id: dict[str, Thread] = {}
         for status in statuses if query.status is None else (query.status,):
             if len(threads_by_id) < limit + offset:
@@ -605,7 +606,8 @@ class Threads:
     def _add_permission_filter_to_query(self, query: ThreadQuery) -> ThreadQuery:
         """Return a query that finds all matching threads that the caller is allowed to access.
 
-        The query may also find other threads, unless its `is_exact` is set.
+        Unless the query's `is_exact` is set, the query may also find threads that do not match, so
+        the results must be filtered again.
         """
         metadata = {
             **(query.metadata or {}),
@@ -616,7 +618,7 @@ class Threads:
 
 
 def _copy_storable_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of metadata, after checking that it can be stored as JSON.
+    """Check that metadata can be stored as JSON, and return a copy of it.
 
     Raises:
         InvalidValue: The metadata cannot be stored as JSON.
@@ -631,13 +633,13 @@ def _unknown_thread_error(thread_id: str) -> UnknownThread:
 
 
 def already_exists_error(subject: str) -> VersionConflict:
-    """Return the error for a new object whose id is already in use."""
+    """Return the error for creating a thread or an assistant whose id is already in use."""
     message = f"{subject} exists already; choose another id, or pass if_exists='do_nothing'"
     return VersionConflict(message)
 
 
 def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
-    """Convert a filter condition to a metadata entry that all matching threads contain."""
+    """Convert a filter condition to the metadata entry that a thread must contain to match."""
     match condition:
         case name, {"$eq": value, **others} if not others:
             return name, value
@@ -649,7 +651,7 @@ def _convert_filter_condition_to_metadata(condition: tuple[str, Any]) -> tuple[s
 def _get_client_metadata_and_run_status_to_store(
     thread: ListedThread,
 ) -> tuple[ClientMetadata, RunStatus]:
-    """Return the client metadata and the run status to store in a thread's row.
+    """Return the tuple (client metadata, run status) to store in a thread's row.
 
     If the thread's first checkpoint was stored by another program, the metadata is empty and the
     run status is `"idle"`.
@@ -701,7 +703,7 @@ def _build_thread(thread: ListedThread) -> Thread:
 def _combine_head_status_and_last_run_status(
     head_status: ThreadStatus, last_run_status: RunStatus
 ) -> RunStatus:
-    """Derive a thread's status from its head status and the status of its last run on this server.
+    """Derive a thread's status from its latest checkpoint and its last run on this server.
 
     Other programs may have continued the thread since its last run on this server.
     """

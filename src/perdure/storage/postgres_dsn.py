@@ -32,8 +32,8 @@ Dsn = str | Callable[[], str] | ConnectionPool[Any]
 DatabaseAddress = tuple[str, str, str]
 
 _PORT: Final = "5432"  # The default port of Postgres
-# Parameters that are added to a DSN. With the keepalive parameters, perdure detects within a minute
-# that a host has become unreachable.
+# Default parameters that are added to a DSN. The keepalive parameters make perdure detect an
+# unreachable host within a minute.
 _DEFAULTS: Final[dict[str, Any]] = {
     "application_name": "perdure",
     "connect_timeout": 10,
@@ -93,10 +93,10 @@ def normalize_dsn(dsn: object) -> str:
 def _build_dsn_parameter_with_ascii_hosts(hosts: Any) -> dict[str, str]:
     """Return the DSN parameter `host`, with all host names converted to ASCII.
 
-    Return an empty dict if all host names in the DSN are already ASCII, because the parameter needs
-    no change. perdure encodes non-ASCII host names itself, because psycopg would encode them
-    according to IDNA 2003, which can yield a different domain. If the DSN has no parameter `host`,
-    psycopg uses the environment variable `PGHOST`. The host names are separated by commas.
+    Return an empty dict if all host names in the DSN are already ASCII. perdure encodes other host
+    names itself, because psycopg would use IDNA 2003, which can yield a different domain. If the
+    DSN has no parameter `host`, psycopg uses the environment variable `PGHOST`. The host names are
+    separated by commas.
     """
     hosts = str(hosts or os.environ.get("PGHOST", ""))
     if hosts.isascii():
@@ -191,16 +191,16 @@ class FixedDsn(DsnSource):
         return self._address
 
     def raise_if_last_dsn_call_failed_or_hangs(self, timeout_s: float) -> None:
-        """Do nothing, because a fixed DSN requires no function call that could fail."""
+        """Do nothing, because no function is called to get a fixed DSN."""
 
     def close(self) -> None:
-        """Do nothing, because a fixed DSN has no running function calls to stop."""
+        """Do nothing, because there are no pending attempts to get a fixed DSN."""
 
 
 class DsnFunction(DsnSource):
     """A function, supplied by the user, that returns the DSN for a new connection.
 
-    The function is called in a separate thread, because it may hang.
+    The function is called in a separate OS thread, because it may hang.
 
     Args:
         function: The function, which takes no arguments.
@@ -223,7 +223,7 @@ class DsnFunction(DsnSource):
         self.name = f"the database of {label}"
         self._threads = ThreadPool(_MAX_CALLS, "perdure-dsn", is_permanent=False)
         self._guard = threading.Lock()  # This lock protects `_pending`.
-        # Start times of the function calls that are still running
+        # Start times of the calls of the DSN function that are still running
         self._pending: dict[object, float] = {}
         # Reason why the most recent call of the function failed, or an empty string if it succeeded
         self._problem = ""
@@ -284,7 +284,7 @@ class DsnFunction(DsnSource):
         """
         try:
             return self._function(), ""
-        # BaseException includes SystemExit, which would end the thread.
+        # Catch BaseException, because an uncaught SystemExit would end the OS thread.
         except BaseException as exc:
             return None, f"raised {type(exc).__name__}, whose text may contain a password"
 
@@ -326,7 +326,7 @@ def _check_callable(function: Callable[[], object], label: str) -> None:
 
 
 def _describe_non_dsn_result(result: object) -> str:
-    """Describe the value that a DSN function returned instead of a DSN.
+    """Describe an invalid return value of a DSN function, for an error message.
 
     The description does not contain the value, because the value may contain a password.
 
@@ -334,7 +334,7 @@ def _describe_non_dsn_result(result: object) -> str:
     """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
-            # Close the coroutine, because Python would warn that it was never awaited.
+            # Close the coroutine, because otherwise Python would warn that it was never awaited.
             result.close()
         return "an awaitable, as an asynchronous function does"
     if isinstance(result, str):
@@ -350,7 +350,7 @@ def _build_label(function: object, argument: str) -> str:
 def _build_dsn_function_key(function: object) -> Hashable:
     """Return a key for a DSN function, so that equal functions have equal keys.
 
-    For example, accessing a bound method twice creates two objects that are equal.
+    For example, each access to a bound method creates a new object, and these objects are equal.
     """
     try:
         hash(function)

@@ -1,4 +1,4 @@
-"""Translate errors of psycopg into perdure's errors."""
+"""Translate psycopg errors into perdure errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ADVICE: Final[Sequence[tuple[type[psycopg.Error], type[StorageError], str]]] = 
 
 
 def is_connection_lost(exc: psycopg.Error) -> bool:
-    """Return whether the error means that the connection is gone.
+    """Return whether the error means that the connection was lost.
 
     After a connection is lost, it is unknown whether the server executed the last statement.
     """
@@ -50,7 +50,7 @@ def is_connection_lost(exc: psycopg.Error) -> bool:
 
 @contextmanager
 def convert_psycopg_errors(database_name: str) -> Iterator[None]:
-    """Convert errors of psycopg to `StorageError`, with the name of the database in the message."""
+    """Convert psycopg errors to `StorageError`, with the name of the database in the message."""
     try:
         yield
     except psycopg.Error as exc:
@@ -58,7 +58,7 @@ def convert_psycopg_errors(database_name: str) -> Iterator[None]:
 
 
 def translate_error(exc: psycopg.Error, name: str) -> StorageError:
-    """Build the `StorageError` for an error of psycopg.
+    """Build the `StorageError` for a psycopg error.
 
     Args:
         exc: The error of psycopg.

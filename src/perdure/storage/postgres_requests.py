@@ -40,7 +40,7 @@ def number_placeholders(sql: str) -> bytes:
     """Convert SQLite placeholders to Postgres: `?2` to `$2`, and the nth bare `?` to `$n`.
 
     There is no placeholder syntax that both SQLite and Postgres accept, because SQLite treats `$2`
-    as a named parameter. No literal in perdure's statements contains a question mark.
+    as a named parameter. No string literal in perdure's SQL statements contains a question mark.
     """
     first_part, *other_parts = sql.split("?")
     parts = (
@@ -70,7 +70,8 @@ def _add_perdure_adapters(adapters: AdaptersMap) -> AdaptersMap:
     # than once for each integer width.
     adapters.register_dumper(int, Int8BinaryDumper)
     adapters.register_dumper(TextOrBytes, _AnyTextDumper)
-    # Send lists in binary format, because in text format the integers in a list may have any width.
+    # Send lists in binary format, because in text format psycopg would choose the array's integer
+    # type according to the values in the list.
     adapters.register_dumper(list, ListBinaryDumper)
     adapters.register_loader("numeric", _IntegerLoader)
     return adapters
@@ -171,7 +172,7 @@ class Requests(ABC):
         return rows_by_statement
 
     def _bind_parameters(self, sql: bytes, row: Sequence[Any]) -> _BoundStatement:
-        """Convert the parameters of one statement execution to the form that libpq expects."""
+        """Convert a statement's parameters to the form that libpq expects."""
         if not row:
             return (sql, ()), (), ()
         transformer = self.transformer
@@ -263,17 +264,16 @@ _BORROWED_SETTINGS: Final = Statement(
 
 
 def build_transformer() -> abc.Transformer:
-    """Build a transformer that uses UTF-8 even if the session has another client encoding."""
+    """Build a psycopg transformer that uses UTF-8, whatever the session's client encoding."""
     return Transformer(_ADAPTERS)
 
 
 class Borrowed(Requests):
     """A connection from a pool that the user owns.
 
-    The session settings of the connection are not changed, and psycopg's connection object is
-    neither changed nor used. Statements are sent through the libpq connection that the psycopg
-    connection wraps. The settings that perdure needs are set only for the current transaction. No
-    statement is prepared.
+    Neither the session settings nor psycopg's connection object is changed. Statements are sent
+    directly over the libpq connection that the psycopg connection wraps. The settings that perdure
+    needs are set only for the current transaction. No statement is prepared.
 
     Args:
         conn: The connection. If it is in a transaction, that is rolled back.
@@ -291,8 +291,8 @@ class Borrowed(Requests):
 
     def discard_connection(self) -> None:
         """See `Requests.discard_connection`."""
-        # Do not call `close()`, because a pool with `close_returns` would then keep the connection
-        # open.
+        # Do not call `close()`. If the pool was created with `close_returns=True`, `close()` would
+        # return the connection to the pool instead of closing it.
         self.pgconn.finish()
 
     def end_transaction(self) -> None:
@@ -307,7 +307,7 @@ class Borrowed(Requests):
             self.discard_connection()
 
     def _is_idle(self) -> bool:
-        """Return whether the connection is neither in a transaction nor in pipeline mode."""
+        """Return True if the connection is in neither a transaction nor pipeline mode."""
         status = self.pgconn.transaction_status
         is_off = self.pgconn.pipeline_status == pq.PipelineStatus.OFF
         return is_off and status == pq.TransactionStatus.IDLE

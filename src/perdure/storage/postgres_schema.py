@@ -2,9 +2,9 @@
 
 With tenants, each table has the column `tenant`, which is the first column of all keys and indexes.
 A row-level security policy allows a transaction to read and write only the rows of the tenant that
-the transaction has set. A transaction that has not set a tenant sees none of the rows in these
-tables. The same SQL statements work for tables with and without the column `tenant`, except
-statements that list key columns.
+the transaction has set. A transaction that has not set a tenant sees no rows in these tables. The
+same SQL statements work for tables with and without the column `tenant`, except statements that
+list key columns.
 
 The PostgreSQL documentation describes row-level security:
 https://www.postgresql.org/docs/current/ddl-rowsecurity.html
@@ -52,8 +52,8 @@ _SETTINGS_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
     "PRIMARY KEY ({tenant}name));"
 )
-# Once a transaction that has set `perdure.tenant` ends, Postgres returns an empty string for this
-# setting in the rest of the session.
+# After the first transaction that sets `perdure.tenant` has ended, `current_setting` returns an
+# empty string instead of NULL for the rest of the session.
 _CURRENT_TENANT: Final = "nullif(current_setting('perdure.tenant', true), '')"
 _TENANT_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_CURRENT_TENANT}, '
 _POLICY: Final = f"""
@@ -122,8 +122,8 @@ def create_tables(
     lock = Statement("SELECT pg_advisory_xact_lock(?)", (compute_lock_key(schema, "schemas"),))
     with _transaction_block(conn):
         _run_statements(conn, lock)
-        # Check explicitly, because CREATE SCHEMA IF NOT EXISTS could use catalog data that the
-        # server had cached before the lock was acquired.
+        # Check explicitly whether the schema exists, because CREATE SCHEMA IF NOT EXISTS could rely
+        # on catalog data that the server cached before the lock was acquired.
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
         if not _run_statements(conn, Statement(exists, (schema,))):
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))
@@ -139,7 +139,7 @@ def create_tables(
 
 
 def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
-    """Run statements without preparing them, and return the rows of the last one."""
+    """Execute statements without preparing them, and return the rows of the last statement."""
     return conn.send_request([*conn.settings, *statements], prepare=False)[-1]
 
 
@@ -181,7 +181,7 @@ def _schema_has_tables_of_component(
 
 
 def check_tenant_name(tenant: Any) -> str | None:
-    """Check the name of a tenant, which may be None, and return it.
+    """Validate a tenant name, or None for no tenant, and return it.
 
     Raises:
         ConfigurationError: The name is empty, contains NUL, or is not text.
@@ -192,9 +192,10 @@ def check_tenant_name(tenant: Any) -> str | None:
 
 
 def _check_schema_and_role_fit_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
-    """Check that the schema's tables and the current role are suitable for a tenant, or for none.
+    """Check that the tables have row-level security if and only if `tenant` is set.
 
-    If the schema does not contain perdure's tables yet, nothing is checked.
+    If the tables have row-level security, also check that it applies to the current role. If the
+    schema does not contain perdure's tables yet, nothing is checked.
 
     Raises:
         ConfigurationError: The tables are for tenants and `tenant` is None, or the reverse, or the

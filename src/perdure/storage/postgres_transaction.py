@@ -1,4 +1,4 @@
-"""Execute a flow's requests in one Postgres transaction."""
+"""Execute the requests that a flow yields, in one Postgres transaction."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ROLLBACK: Final = Statement("ROLLBACK")
 _STATUS: Final = """
 SELECT CASE WHEN pg_is_in_recovery() THEN 'in progress' ELSE pg_xact_status(?::xid8) END
 """
-# Number of seconds to wait for the outcome of a transaction whose connection was lost during the
-# commit
+# Maximum number of seconds to wait for the outcome of a transaction whose connection was lost
+# during the commit
 _SETTLED_S: Final = 30.0
 
 
@@ -88,7 +88,7 @@ class Transaction:
 
         The first request begins with BEGIN, and the last ends with COMMIT.
         """
-        # Without BEGIN, the request is its own transaction.
+        # Without BEGIN, the statements of a request form an implicit transaction.
         single = is_last and not self._conn.needs_transaction
         begin = () if single else self._begin
         opening_statements = [] if self._is_open else [*begin, *self._function_calls]
@@ -125,11 +125,11 @@ class Transaction:
             self._conn.send_request([_ROLLBACK])
 
     def _was_committed(self) -> bool:
-        """After a lost connection, ask the server whether the transaction was committed.
+        """Ask the server, over another connection, whether the transaction was committed.
 
         After a server crash or a failover to a standby, the server may reuse the ID of the lost
-        transaction for another transaction. After a crash or failover, a status of "committed" may
-        therefore describe another transaction, and only the status "aborted" is reliable.
+        transaction for another transaction. After a crash or failover, the status "committed" may
+        therefore refer to another transaction, so only the status "aborted" is reliable.
 
         Raises:
             StorageUnavailable: It cannot be determined whether the transaction was committed.
@@ -162,5 +162,5 @@ class Transaction:
                 conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]
             )
         except errors.InvalidParameterValue:
-            # The server has not assigned this transaction ID yet.
+            # The server has not assigned this transaction ID yet, so the transaction was lost.
             return "aborted"

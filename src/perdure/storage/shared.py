@@ -1,9 +1,9 @@
-"""Files and server connections, shared by all databases in a process that have the same path.
+"""Let `Database` objects with the same path share an open file or a set of server connections.
 
-A file or a server is opened when the first `Database` object with its path is opened. The file or
-the server connections are closed when the last `Database` object with this path is closed. All
-remaining files and connections are closed when the process exits. A forked process cannot use the
-files and connections that it inherited from its parent.
+The file or the server connections are opened when the first `Database` object with the path is
+opened, and closed when the last one is closed. All remaining files and connections are closed when
+the process exits. A forked process cannot use the files and connections that it inherited from its
+parent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ S = TypeVar("S", bound="SharedResource")
 
 
 class SharedResource(ABC):
-    """An open file or a set of server connections, which databases in this process share.
+    """A resource that databases in this process share: an open file or a set of server connections.
 
     Args:
         name: The name of the database in error messages.
@@ -82,9 +82,9 @@ class SharedResource(ABC):
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
     def decrement_user_count_and_shut_down_if_unused(self) -> None:
-        """Decrement the number of databases that use the resource.
+        """Decrement the resource's reference count.
 
-        If no database uses the resource any longer, shut it down.
+        If no database uses the resource anymore, shut it down.
         """
         with self.class_lock:
             self.user_count -= 1
@@ -101,7 +101,8 @@ class SharedResource(ABC):
         """Finish all submitted work, then close all connections. A second call does nothing."""
 
 
-# The open files and servers, by key. All databases with the same key share one open file or server.
+# The open resources (files and server connections), by key. All databases with the same key share
+# one resource.
 _resources_by_key: Final[dict[Any, Any]] = {}
 _all_resources: Final[WeakSet[SharedResource]] = WeakSet()
 _class_locks: Final = list[threading.RLock]()  # see `SharedResource.class_lock`
