@@ -415,33 +415,88 @@ def test_user_id_in_context_of_run_does_not_change_person(desk: Desk) -> None:
     assert desk.memories("boss") == [SECRETS["boss"]]
 
 
-@pytest.mark.parametrize("author", ["boss", "tom"])
-def test_cron_uses_memories_of_threads_person_not_of_its_author(
-    author: str, settings: Settings, tmp_path: Path, model: Model
+# Sam is a colleague with the permission to act for others.
+ACTING_TEAM_AUTH_FILE = TEAM_AUTH_FILE.replace(
+    """    return {"identity": (authorization or "").removeprefix("Bearer "), "org": "acme"}""",
+    """    name = (authorization or "").removeprefix("Bearer ")
+    permissions = ["perdure:act"] if name == "sam" else []
+    return {"identity": name, "org": "acme", "permissions": permissions}""",
+)
+
+
+@pytest.mark.parametrize("author", ["boss", "sam"])
+def test_cron_uses_memories_of_threads_person_if_its_author_may_act_for_person(
+    author: str, db: Settings, tmp_path: Path, model: Model
 ) -> None:
     """The author is an admin with a key, or a colleague under an Auth file."""
-    is_team = author == "tom"
+    is_team = author == "sam"
     person = "mia" if is_team else "dora"
     access: Access = (
-        AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE)) if is_team else keys(tmp_path)
+        AuthFileAccess(write_auth_file(tmp_path, ACTING_TEAM_AUTH_FILE))
+        if is_team
+        else keys(tmp_path)
     )
-    with serve_desk(settings, access, model) as desk:
-        thread_id = start_thread_awaiting_approval(desk, person)
-        answer_by_sdk(desk, person, thread_id)
-        before, client = len(model.requests), desk.client(author)
-        made: Any = client.crons.create_for_thread(
-            thread_id, "desk", schedule="0 0 1 1 *", input=FOLLOW_UP
-        )
-        make_due(settings, made["cron_id"])
-        wait_until(lambda: len(client.runs.list(thread_id)) == 3)
-        wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
+    with serve_desk(db, access, model) as desk:
+        thread_id, before = run_cron_on_thread(desk, person, author)
 
         shown, head = desk.prompts(before), desk.head(thread_id)
-        known = {user: secret.split()[-1] for user, secret in SECRETS.items()}
-        assert (known[person] in shown, known[author] in shown) == (True, False)
+        assert SECRETS[person].split()[-1] in shown
+        assert "Walrus" not in shown
         assert head["user_id"] == person
-        assert desk.memories(author) == [SECRETS[author]]
+        assert any("Kayak" in text for text in desk.memories(person))
+        assert not any("Kayak" in text for text in desk.memories(author))
         assert f"scheduled by {author}" in desk.page(person, f"/ui/thread?id={thread_id}")
+
+
+def test_cron_of_colleague_neither_recalls_nor_stores_memories(
+    db: Settings, tmp_path: Path, model: Model
+) -> None:
+    """The message of a cron counts as a message of the cron's author, also in later runs."""
+    access = AuthFileAccess(write_auth_file(tmp_path, TEAM_AUTH_FILE))
+    with serve_desk(db, access, model) as team:
+        thread_id, before = run_cron_on_thread(team, "mia", "tom")
+
+        shown, head = team.prompts(before), team.head(thread_id)
+        assert ("Magpie" in shown, "Toad" in shown) == (False, False)
+        assert head["user_id"] == "mia"
+        assert "scheduled by tom" in team.page("mia", f"/ui/thread?id={thread_id}")
+        team.client("mia").runs.wait(thread_id, "desk", input=build_input("Thank you, says Otter."))
+
+        assert "Magpie" in team.prompts(before + 1)
+        later = "\n".join(team.memories("mia"))
+        assert ("Kayak" in later, "Otter" in later) == (False, True)
+        assert team.memories("tom") == [SECRETS["tom"]]
+
+
+def test_persons_own_cron_that_colleague_changes_is_colleagues(team: Desk) -> None:
+    """A cron has the rights of the user who last changed it."""
+    thread_id, before = run_cron_on_thread(team, "mia", "mia", changed_by="tom")
+
+    shown = team.prompts(before)
+    assert ("Magpie" in shown, "Toad" in shown) == (False, False)
+    assert not any("Kayak" in text for text in team.memories("mia"))
+    assert "scheduled by tom" in team.page("mia", f"/ui/thread?id={thread_id}")
+
+
+def run_cron_on_thread(
+    desk: Desk, person: str, author: str, changed_by: str | None = None
+) -> tuple[str, int]:
+    """Run a cron on a thread of a person, and return the thread's id and the model's requests.
+
+    The number of requests is that before the run of the cron.
+    """
+    thread_id = start_thread_awaiting_approval(desk, person)
+    answer_by_sdk(desk, person, thread_id)
+    before, client = len(desk.model.requests), desk.client(author)
+    cron: Any = client.crons.create_for_thread(
+        thread_id, "desk", schedule="0 0 1 1 *", input=FOLLOW_UP
+    )
+    if changed_by is not None:
+        desk.client(changed_by).crons.update(cron["cron_id"], input=FOLLOW_UP)
+    make_due(desk.settings, cron["cron_id"])
+    wait_until(lambda: len(client.runs.list(thread_id)) == 3)
+    wait_until(lambda: client.threads.get(thread_id)["status"] == "idle")
+    return thread_id, before
 
 
 @pytest.mark.parametrize("sends_message", [False, True])

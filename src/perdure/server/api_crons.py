@@ -2,8 +2,8 @@
 
 A cron's runs have the permissions of the user who last changed the cron. A user may change a cron
 only if the cron's metadata matches the user's authorization filter. The person to whom a thread
-belongs may also see and delete any cron on that thread, because the cron's runs use the person's
-memories.
+belongs may also see and delete any cron on that thread, because the cron's runs write to the
+person's thread.
 """
 
 from __future__ import annotations

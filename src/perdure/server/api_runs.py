@@ -514,13 +514,16 @@ def _build_sender(
 ) -> Sender:
     """Return the sender of a run.
 
-    A run that was started by a cron has no message author, because nobody sent a new message.
+    The author of a cron's message is the user who last changed the cron, or the person for whom
+    that user acts.
     """
-    message_author = author or identity.person if body.has_message and due is None else None
+    message_author = author or identity.person if body.has_message else None
     is_answer = body.command is not None and body.command.resume is not None
-    deed = "scheduled" if due else "answered" if is_answer else "continued"
+    deed = "answered" if is_answer else "continued"
     if message_author is not None:
         deed = "said" if identity.acting_for is None else "sent"
+    if due is not None:
+        deed = "scheduled"
     return Sender(
         identity.user, identity.acting_for, identity.may_act_for_others, message_author, deed
     )
