@@ -17,7 +17,7 @@ from perdure.errors import CorruptRecord, InvalidNamespace
 
 # first label of the namespaces that langgraph reserves, into which users cannot put items
 RESERVED = "langgraph"
-# maximum size in bytes of a key, and of a whole path
+# maximum size in bytes of a key, and of an encoded path
 MAX_KEY = 4096
 _RESERVED_PATH = f"{RESERVED}\0".encode()
 # range that contains every path, since UTF-8 text never contains the byte 0xff
@@ -181,7 +181,7 @@ def check_match_condition(condition: MatchCondition) -> None:
 
 
 def find_literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
-    """Return the longest path prefix that the conditions require of every namespace."""
+    """Return the longest path prefix that a namespace must have to meet the conditions."""
     longest = b""
     for condition in conditions:
         if condition.match_type == "prefix":

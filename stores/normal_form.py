@@ -1,8 +1,8 @@
-"""Normal forms of texts, which are equal if the texts consist of the same words in the same order.
+"""Compute normal forms. Texts with the same words in the same order have equal normal forms.
 
 The normal form ignores case, punctuation, white space and letter variants. A tombstone stores the
-hash of a text's normal form. The computation of normal forms must not change. Otherwise, the hashes
-in existing tombstones would no longer match any text.
+hash of a text's normal form. The computation of normal forms must not change between releases. If
+the computation changed, the hashes in existing tombstones would no longer match any text.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _SIGNS_AT_WORD_ENDS: Final = re.compile(
 _SIGN_REPLACEMENTS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
 _EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
 _SUPERSCRIPTS: Final = re.compile(
-    # Superscripts are replaced with ^ and digits, as in x^2, except after a unit of length, where
-    # they become plain digits: m² becomes m2.
+    # Superscript digits are replaced with ^ and digits, as in x^2, except after a unit of length,
+    # where they become plain digits: m² becomes m2.
     "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"
 )
 # Matches a run of 30 combining marks after one letter. Sorting a longer run would take quadratic
@@ -67,11 +67,11 @@ def normalize_text_for_comparison(text: str) -> str:
 
 
 def unify_letter_variants(text: str) -> str:
-    """Replace the variants of each letter with a single form, using Unicode normalisation.
+    """Convert the variants of each letter to a single form by Unicode normalisation.
 
     The returned text still contains punctuation, which the callers remove. Punctuation that is
     significant at the start or end of a word, such as the asterisk in `5*`, is replaced with a
-    special character, so that callers do not remove it.
+    special character, so that callers do not strip it.
     """
     if not text.isascii():
         plain = _MARK_RUN.sub(

@@ -38,16 +38,17 @@ _UNKNOWN_ID = 1
 _MAX_WORD_LENGTH = 100
 # maximum number of words in each of the two token id caches, which together take at most 10 MB
 _MEMO_SIZE = 1 << 16
-# maximum length of a run of characters whose token ids are cached; longer runs are URLs or text in
-# scripts without spaces, and seldom recur
+# maximum length of a run of characters whose token ids are cached; longer runs are usually URLs or
+# text in scripts without spaces, and seldom recur
 _MAX_MEMO_LENGTH = 32
-# Minimum average length, in letters, of the word pieces of a known word. A word with shorter pieces
-# counts as unknown.
+# Minimum average length, in letters, of the word pieces of a known word. Words that split into
+# shorter pieces count as unknown.
 _MIN_PIECE_LENGTH = 3
-# Minimum share of a query's letters that must be in known words. The share is 0.7 or more for
-# English queries, and 0 for "xyzzy plugh".
+# Minimum fraction of a query's letters that must belong to known words. Below this threshold, the
+# query's vector is zero. For English queries, the fraction is 0.7 or more; for "xyzzy plugh", it is
+# 0.
 _MIN_KNOWN_SHARE = 0.5
-# maximum number of token vectors to sum at a time, which limits memory use to 1 MB
+# maximum number of token vectors that are summed in one step, which limits memory use to 1 MB
 _TOKENS_AT_ONCE = 4096
 
 # Control characters that Python's str.split() treats as white space. BERT's tokenizer drops them,
@@ -61,7 +62,7 @@ _CJK = re.compile(
 
 
 class _FoldedCharacters(dict[int, str]):
-    """A mapping for `str.translate` from each decomposed character to its replacement.
+    """A `str.translate` table that maps each decomposed character to its replacement.
 
     Entries are added on demand.
     """
@@ -90,8 +91,8 @@ def _normalize_character_for_wordpiece(char: str) -> str:
 class _TokenMemo(dict[str, tuple[int, ...]]):
     """A cache of the token ids of words.
 
-    Token ids are computed the first time a word is looked up. Token ids of long words are not
-    cached, because long words seldom recur.
+    A word's token ids are computed the first time the word is looked up. Token ids of long words
+    are not cached, because long words seldom recur.
     """
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
@@ -110,9 +111,10 @@ class WordPieceTokenizer:
     """Splits text into token ids as BERT's uncased tokenizer does.
 
     The tokenizer adds no [CLS] and [SEP] tokens and does not truncate texts. The strings `[UNK]`
-    and `[PAD]` in a text are treated like any other text. Character classes come from Python's
-    Unicode tables, which are newer than those of BERT's own tokenizer. The two versions of the
-    tables give different results only for writing systems that have no tokens in BERT's vocabulary.
+    and `[PAD]` have no special meaning in a text. Character classes come from Python's Unicode
+    tables, which are newer than those of BERT's own tokenizer. The difference between the two
+    versions of the Unicode tables affects only writing systems that have no tokens in BERT's
+    vocabulary.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
@@ -136,10 +138,9 @@ class WordPieceTokenizer:
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
     def compute_share_of_letters_in_known_words(self, text: str) -> float:
-        """Return the share of a text's letters that are in known words.
+        """Return the fraction of a text's letters that belong to known words.
 
-        A word counts as known if it, or its stem, can be split into word pieces that are long
-        enough.
+        A word counts as known if the word or its stem splits into sufficiently long word pieces.
         """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown_words = [word for word in words if not self._has_long_pieces(word)]
@@ -192,13 +193,14 @@ class StaticEmbedder:
     On one core, it embeds 12,000 texts of 50 words per second.
 
     A text's vector is the normalised mean of the table rows of its tokens. A text has a zero vector
-    if it is in a language other than English (see `perdure.stores.text.detect_language`), or if all
-    its tokens have zero rows in the table. A zero vector is not similar to any other vector. The
-    table also has rows for word pieces of other languages, but these vectors carry no meaning. The
-    rows of the most frequent punctuation marks are zero, so these marks have no effect. A text's
-    vector does not depend on any other text, and it does not depend on the order of words. Long
-    texts are not truncated, but their vectors are averages that carry little meaning. Therefore,
-    split long texts into chunks (see `perdure.stores.text`), and embed each chunk.
+    if it is in a language other than English (see `perdure.stores.text.detect_language`), or if the
+    table rows of all its tokens are zero vectors. A zero vector is not similar to any other vector.
+    The table also has rows for word pieces from other languages, but the vectors in these rows
+    carry no meaning. The table rows of the most frequent punctuation marks are zero vectors, so
+    these marks do not affect a text's vector. A text's vector is independent of all other texts and
+    of word order. Long texts are not truncated, but their vectors are averages that carry little
+    meaning. Therefore, split long texts into chunks (see `perdure.stores.text`), and embed each
+    chunk.
 
     The table is loaded once per process, on first use, in about 15 ms. An embedder can be shared
     between OS threads.
@@ -227,8 +229,8 @@ class StaticEmbedder:
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query.
 
-        The vector is zero if `embed` would return zero for the text, or if most of the query's
-        letters are in words that are not in the vocabulary.
+        The vector is zero if `embed` would return a zero vector for the text, or if most of the
+        query's letters belong to unknown words.
         """
         is_known = (
             detect_language(text) == ENGLISH
@@ -261,7 +263,7 @@ def _load_vector_table_tokenizer_and_non_english_ids() -> tuple[
 
     The table and vocabulary files are read once per process. Non-English tokens are stop words of
     other languages and letters of other writing systems. A text that contains none of these tokens
-    counts as English without further checks.
+    is treated as English without further checks.
 
     Returns:
         The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.

@@ -1,17 +1,17 @@
-"""The components of an open store, its checked options, and the runner of its operations.
+"""The components of an open store, its validated options, and the runner of its operations.
 
 The options of a store are checked before its database is opened. When the database is opened, the
 options are compared with the settings recorded in it.
 
-Putting an item is implemented as a coroutine that awaits effects (see `perdure.effects`). An effect
-is a step that blocking and async callers perform in different ways. The coroutine awaits one effect
-for each read, each write and each embedder call. A database snapshot is held open only while
-reading, never while waiting for the embedder. Reading from a store is a blocking call. If the
-caller is a coroutine, the call runs in a worker thread.
+A put is implemented as a coroutine that awaits effects (see `perdure.effects`). An effect is a step
+that blocking and async callers perform in different ways. The coroutine awaits one effect for each
+read, each write and each embedder call. A database snapshot is held open only while reading, never
+while waiting for the embedder. Store reads are blocking calls. A coroutine runs a store read in a
+worker thread.
 
-Requests that coroutines make in the same event loop iteration are executed as one batch, because
-switching to a worker thread and back costs more than a small read, and a transaction costs more
-than a small write.
+Requests that coroutines make in the same event loop iteration are executed as one batch. Batching
+saves time, because switching to a worker thread and back costs more than a small read, and a
+transaction costs more than a small write.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _Request = tuple[Any, Promise[Any]]
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
 """Prefix of the names of tables with transcripts of threads, in place of `store_`."""
-# name of the setting that records how words are stored
+# name of the setting that records how words are stored ("clear", "sealed" or "keyed")
 _WORDS_SETTING: Final = "words"
 _WORD_STORAGE: Final = ("clear", "sealed", "keyed")
 
@@ -184,9 +184,9 @@ def resolve_and_record_searched_json_paths(
 ) -> Flow[list[str]]:
     """Return the JSON paths whose text is searched, and record them in the database.
 
-    Paths chosen by the caller take precedence over the recorded paths. If the stored indexes were
-    built with other paths or another analyzer, they are dropped, and the next search builds them
-    again.
+    JSON paths passed by the caller override the paths recorded in the database. If the stored
+    indexes were built with other paths or another analyzer, they are dropped, and the next search
+    builds them again.
 
     Args:
         sql: The statements of the store.
@@ -217,7 +217,7 @@ def resolve_and_record_searched_json_paths(
 
 
 def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
-    """Return whether the recorded setting for the storage of words is valid."""
+    """Return whether the recorded setting for how words are stored is valid."""
     fields = words.get("fields")
     return (
         words.get("kept") in _WORD_STORAGE
@@ -233,8 +233,8 @@ def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
 def add_transcript_tables_to_script(script: str) -> str:
     """Return a schema script that creates a store's tables and the transcript tables.
 
-    The transcript tables have the same columns as the tables of the store, and searches of the
-    store do not read them.
+    The transcript tables have the same columns as the store's tables, but searches of the store do
+    not cover them.
     """
     return f"{script};\n{script.replace('store_', TRANSCRIPT_PREFIX)}"
 
@@ -360,8 +360,8 @@ class StoreParts:
     def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
         """Return the components of a store whose table names begin with `table_prefix`.
 
-        The tables must have the same columns as the tables of this store, whose names begin with
-        `store_`. Items in these tables have no vectors, so searches use keywords only.
+        The tables must have the same columns as this store's own tables, whose names begin with
+        `store_`. Items in these tables have no embeddings, so they can be searched only by keyword.
 
         Args:
             table_prefix: The prefix of the table names that replaces `store_`.
@@ -380,8 +380,8 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             write_in_background=None if database.read_only else database.write_later,
-            # No cache has to be cleared after an erasure, because only the index holds parts of
-            # texts.
+            # No caches need to be cleared after an erasure, because only the index holds fragments
+            # of texts.
             on_erasure=lambda: None,
         )
         runner = OperationRunner(database, writer)
@@ -425,7 +425,7 @@ class StoreParts:
     def prepare_put(
         self, row_key: tuple[bytes, str], value: Any, index: IndexOption, ttl: TTL, *options: Any
     ) -> Put:
-        """Validate and encode a put, or a delete if the value is None.
+        """Validate and encode a put (or a delete, if the value is None).
 
         See `PutPreparer.prepare_put`.
         """
@@ -492,7 +492,7 @@ def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
 
 
 def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
-    """Build a store's embedder from its options."""
+    """Create a store's embedder from the store's options."""
     if index is None:
         return StoreEmbedder()
     embed = index["embed"]
@@ -529,7 +529,7 @@ class ReadingThreadCaller(Protocol):
 
 
 class _WriteRequest(NamedTuple):
-    """The puts and deletes of one caller, which are written atomically."""
+    """Puts and deletes from a single caller, which are written atomically."""
 
     puts: Sequence[Put]
     now: int
@@ -540,7 +540,7 @@ class OperationRunner:
     """Runs the operations of a store, which are coroutines that await effects.
 
     An effect is a step, such as a database write, that blocking and async callers perform in
-    different ways. The methods `read`, `write` and `put` build effects.
+    different ways. The methods `read`, `write` and `put` return effects.
     """
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
@@ -553,8 +553,8 @@ class OperationRunner:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
         with closing(operation):
-            # Open the database before a put is checked, because the check needs the searched JSON
-            # paths, which are recorded in the database.
+            # Open the database before running the operation, because preparing a put requires the
+            # searched JSON paths, which are recorded in the database.
             self.database.connect()
             return run(operation)
 
@@ -575,7 +575,8 @@ class OperationRunner:
     def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
         """Return the effect of a slow call.
 
-        A blocking caller runs the function directly, and a coroutine runs it in a worker thread.
+        In blocking code, the function is called directly; in a coroutine, it is called in a worker
+        thread.
         """
         return Effect(call, lambda: self.call_reader(call))
 
@@ -584,7 +585,7 @@ class OperationRunner:
         return self.call_in_thread(lambda: self.database.read(make_flow))
 
     def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """Return an effect that runs the SQL statements of a flow in a single transaction."""
+        """Return an effect that runs all statements of an SQL flow in a single transaction."""
         return Effect(
             lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
         )
@@ -611,7 +612,7 @@ class OperationRunner:
     def _write_puts_one_request_per_namespace(
         self, write: Callable[..., Any], request: _WriteRequest
     ) -> Any:
-        """Write the puts of a request by calling `write`, a method of the database.
+        """Write a request's puts with `write`, which is `Database.write` or `Database.awrite`.
 
         Writes to the same namespace, or to scopes that share a limit, are serialized.
         """
@@ -624,11 +625,11 @@ class OperationRunner:
         )
 
     async def _write_batch(self, requests: list[_Request]) -> None:
-        """Write the requests of several callers in one transaction.
+        """Write the requests of several callers in a single transaction.
 
-        None of the puts has a required version or a limit, so they fail only if the database fails.
-        If the transaction fails, or if two puts have the same key, each request runs in its own
-        transaction, so that one caller's request cannot make another caller's request fail.
+        None of the puts has a required version or a limit, so only a database error can make them
+        fail. If the transaction fails, or if two puts have the same key, each request runs in its
+        own transaction, so that one caller's request cannot make another caller's request fail.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]

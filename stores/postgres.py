@@ -24,8 +24,8 @@ _SQL: Final = {
     tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
-# maximum number of values that a condition passes as separate parameters; more values are passed as
-# one JSON array
+# maximum number of values that a condition passes as individual parameters; longer lists are passed
+# as a single JSON array
 _MAX_INLINE_VALUES: Final = 4
 _READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
 _IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
@@ -43,11 +43,11 @@ class JSONBLocation(JSONLocation):
 
     @property
     def supports_indexes(self) -> bool:
-        """Whether JSON paths of the column can be indexed."""
+        """Whether indexes can be created on JSON paths in the column."""
         return False
 
     def build_row_condition_that_parses_json_once(self, json_condition: Condition) -> Condition:
-        """Convert a condition on a JSON document to an SQL condition on the row that contains it.
+        """Convert a condition on a JSON document to an SQL condition on the document's table row.
 
         The returned SQL condition parses each row's JSON document only once. A row whose document
         cannot be parsed always meets the condition.
@@ -62,10 +62,10 @@ class JSONBLocation(JSONLocation):
         return json_condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[tuple[str, ...]]:
-        """Return the path suffixes that may lead from this location to the value of `key`.
+        """Return the possible relative paths (suffixes) from this location to the value of `key`.
 
-        In a Postgres path, the label "0" and the array index 0 look the same, so a condition on the
-        path may select too many rows.
+        Postgres paths do not distinguish between the label "0" and the array index 0, so a
+        condition on the path may select too many rows.
         """
         step_lists = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_path(key)))
         if any(
@@ -77,7 +77,7 @@ class JSONBLocation(JSONLocation):
         return [tuple(map(str, steps)) for steps in step_lists]
 
     def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
-        """Build the SQL condition that the value at this location equals one of `keys`.
+        """Build an SQL condition that holds if the value at this location equals one of `keys`.
 
         As in SQLite, a 1 in `keys` also matches the JSON value `true`, and a 0 also matches
         `false`.
@@ -93,7 +93,7 @@ class JSONBLocation(JSONLocation):
         )
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """Return the SQL condition that a JSON value lies between two inclusive bounds.
+        """Return an SQL condition that holds if a JSON value lies between two inclusive bounds.
 
         Either bound may be None, which leaves the range open at that end.
         """
@@ -115,12 +115,12 @@ class JSONBLocation(JSONLocation):
         )
 
     def _build_path_condition(self, text: str, *params: Any) -> Condition:
-        """Return a condition that holds if an SQL expression is true for at least one JSON path."""
+        """Build an SQL condition that holds if an expression is true for at least one JSON path."""
         return join_with_or([Condition(text, (list(path), *params)) for path in self.paths])
 
 
 class PostgresStore(PostgresOwner, WholeStore):
-    """A langgraph store in Postgres, for asyncio and for OS threads.
+    """A langgraph store backed by Postgres, for use from asyncio and from OS threads.
 
     A database can be shared by any number of processes and machines. A store and a
     `PostgresCheckpointer` can share a database. Use the store with `with` or `async with`, or call

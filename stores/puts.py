@@ -1,6 +1,6 @@
-"""Validation and encoding of puts and deletes, and the flows that write them.
+"""Validation and encoding of puts and deletes, and the flows that write them to the database.
 
-A put keeps the previous version of the key, and records when that version was replaced.
+A put keeps the key's previous version, and records the time at which it was replaced.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Model
 
 IndexOption = Literal[False] | list[str] | None
-# maximum number of values that are validated on the event loop; more values are validated in
+# maximum number of values that are validated on the event loop; a larger number is validated in
 # another OS thread
 _MAX_BRIEF_VALUES = 16
-# maximum total cost of values to validate on the event loop, so that the loop is blocked for at
-# most 0.2 ms; the cost grows with the number of characters and elements
+# maximum total cost of validating values on the event loop, chosen so that the loop is blocked for
+# at most 0.2 ms; the cost grows with the number of characters and elements
 _BRIEF_COST = 20_000
-# base cost of validating a list or dict, to which each element adds 1
+# base cost of validating a list or dict; each element adds 1 to this cost
 _CONTAINER_COST = 100
 _CONTAINERS = (dict, list, tuple)
 _MINUTE = 60_000_000  # microseconds in a minute
@@ -76,8 +76,8 @@ class Put:
     text: str | None  # the value as JSON; None for a delete
     # TTL in microseconds after the last put or read; None means that the item never expires
     ttl: int | None = None
-    # Version number that the key must currently have for the put to succeed. 0 means that the key
-    # must not exist.
+    # Version number that the key's current version must have for the put to succeed. 0 means that
+    # the key must not exist.
     if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
     # whether the item can be found by searches with a query
@@ -87,17 +87,18 @@ class Put:
     chunks: Sequence[str] = ()  # the chunks of text to embed
     # encoded vectors of the text, or None if they have not been computed
     vectors: bytes | None = None
-    embedding_error: str | None = None  # error message if the vectors could not be computed
-    # paths of the value that are searched, or None for the store's default paths
+    # error message if embedding failed
+    embedding_error: str | None = None
+    # JSON paths in the value whose text is searched, or None for the store's default paths
     fields: list[str] | None = None
-    # limits on the number of items and bytes in scopes, which the put must not exceed
+    # limits on the item count and total size of scopes, which the put must not exceed
     limits: Sequence[Limit] = ()
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the put has no required version (`if_version`) and no limits.
+        """Whether the put has neither a required version (`if_version`) nor limits.
 
-        An unconditional put fails only if the database fails.
+        An unconditional put can fail only because of a database error.
         """
         return self.if_version is None and not self.limits
 
@@ -109,7 +110,7 @@ class Put:
 
 @dataclass(slots=True)
 class PutPreparer:
-    """Validates puts, and computes all data of a put that does not depend on the database."""
+    """Validates puts, and computes everything about a put that does not depend on the database."""
 
     fields: list[str]  # default paths whose text is searched
     max_bytes: int
@@ -132,7 +133,7 @@ class PutPreparer:
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Put:
-        """Validate and encode a put, or a delete if the value is None.
+        """Validate and encode a put (or a delete, if the value is None).
 
         Args:
             row_key: The path and the key, from `check_row_key`.
@@ -166,7 +167,7 @@ class PutPreparer:
         return self.add_scope_limits_and_text_chunks_to_put(put)
 
     def add_scope_limits_and_text_chunks_to_put(self, put: Put) -> Put:
-        """Add to a put the scope limits to check and the text chunks to embed."""
+        """Set the scope limits that a put must not exceed, and the chunks of its text to embed."""
         put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
         if put.is_searched and put.stores_vectors:
             put.chunks = self.embeddings.split_texts(
@@ -193,7 +194,7 @@ class PutPreparer:
         return words, ends_with_question(texts[-1])
 
     def build_fingerprint_of_index_computation(self, file_model: Model | None) -> list[Any]:
-        """Return a description of how the words and vectors of an index are computed.
+        """Return a description of how the terms and vectors in an index are computed.
 
         A stored index can be used only if its description equals the current one.
         """
@@ -205,7 +206,7 @@ class PutPreparer:
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]
 
     def parse_fields(self, stored: str | None) -> Sequence[str]:
-        """Parse the stored list of JSON paths at which an item's text is searched."""
+        """Parse the stored list of JSON paths whose text is searched."""
         return self.fields if stored is None else json.loads(stored)
 
     def derive_vectors(
@@ -213,7 +214,7 @@ class PutPreparer:
         values_and_field_lists: Sequence[tuple[Mapping[str, Any], str | None]],
         file_model: Model | None,
     ) -> list[bytes | None]:
-        """Embed values whose vectors are not stored.
+        """Embed values that have no stored vectors.
 
         Args:
             values_and_field_lists: Each value, and the stored paths that it is searched by.
@@ -271,7 +272,7 @@ def _check_index_fields(index: Literal[False] | list[str]) -> list[str]:
 
 
 class VersionTimes(NamedTuple):
-    """When an item was first stored, when this version was stored, and when it expires.
+    """The creation time of an item, and the start time and expiry time of one of its versions.
 
     All times are Unix timestamps in microseconds.
 
@@ -296,25 +297,25 @@ class NewVersion(NamedTuple):
 
 @dataclass(slots=True)
 class WriteTotals:
-    """Data that is collected from all puts of a transaction, such as the growth of each namespace.
+    """Data accumulated from all puts of a transaction, such as the growth of each namespace.
 
-    `ItemWriter.write_totals_and_check_scope_limits` writes the collected data at the end of the
+    `ItemWriter.write_totals_and_check_scope_limits` writes the accumulated data at the end of the
     transaction.
     """
 
     model: int | None = None  # number of the model of the vectors
-    # Puts whose new version needs a row in the table `store_search_data`, each paired with the id
-    # of the version.
+    # Pairs of a put and the id of its new version, for versions that need a row in the table
+    # `store_search_data`.
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
     # net growth of each namespace, in items
     items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
-    # net growth in the number of unexpired items across all namespaces
+    # net change in the number of unexpired items across all namespaces
     item_growth: int = 0
     byte_growth: int = 0
 
     def add_growth(self, namespace_key: int, items: int, size: int) -> None:
-        """Add to the item and byte counts of a namespace. Negative numbers mean removals."""
+        """Increase a namespace's item and byte counts. Negative numbers mean removals."""
         self.items_by_namespace[namespace_key] += items
         self.bytes_by_namespace[namespace_key] += size
         self.item_growth += items
@@ -333,8 +334,8 @@ class ItemWriter:
 
         One round trip to the database reads the current versions of all keys, and a second one
         writes all changes. On Postgres, deletes that have neither a required version nor limits are
-        executed as a single statement. This statement is idempotent, so it can be retried if the
-        connection was lost and it is unknown whether the first attempt was committed.
+        executed as a single statement. This statement is idempotent, so it can safely be retried if
+        the connection is lost before the outcome of the commit is known.
 
         Args:
             puts: The puts and deletes.
@@ -379,7 +380,7 @@ class ItemWriter:
     def _build_index_error_and_size_statements(self, totals: WriteTotals) -> list[Statement]:
         """Build the statements that write the collected data of all puts in a transaction.
 
-        The statements write index rows, embedding errors and namespace sizes.
+        The statements write index rows, record embedding errors and update namespace sizes.
         """
         statements, rows = [], []
         for put, row in totals.index_rows:
@@ -460,7 +461,7 @@ class ItemWriter:
     def build_close_statements(
         self, end_times_and_ids: Sequence[tuple[int, int]]
     ) -> list[Statement]:
-        """Build the statements that end current versions.
+        """Build the statements that close current versions by setting their end times.
 
         A version ends when it is replaced or deleted, or when it expires. `end_times_and_ids`
         contains pairs of an end time and a version id.
@@ -479,8 +480,8 @@ class ItemWriter:
     ) -> Flow[list[Statement]]:
         """Build the statements that insert new versions.
 
-        The transaction must first close the current version of each key with
-        `build_close_statements`.
+        Each key's current version must already have been closed with `build_close_statements`, in
+        the same transaction.
 
         Args:
             additions: The versions.
@@ -525,7 +526,7 @@ class ItemWriter:
     def _measure_and_encode_value_and_provenance(
         self, put: Put, version: int
     ) -> tuple[int, str | bytes, str | bytes | None]:
-        """Return the size of a value in bytes, the encoded value, and its encoded provenance."""
+        """Return a value's size in bytes, its encoded form, and the encoded provenance."""
         text = put.text
         assert text is not None
         provenance = None
@@ -561,7 +562,7 @@ class ItemWriter:
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
-        # The limit belongs to an enclosing scope, and the error message must not reveal the size of
+        # The limit is set on an enclosing scope, so the error message must not disclose the size of
         # that scope to the caller.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
@@ -593,7 +594,7 @@ class ItemWriter:
     def _record_model_and_get_its_number(
         self, model: Model, setting_rows: list[Row], *, replace: bool = False
     ) -> Flow[int]:
-        """Record a model if it differs from the recorded model, and return its number.
+        """Record an embedding model unless it is already recorded, and return the model's number.
 
         `setting_rows` is the recorded setting.
         """
@@ -610,7 +611,7 @@ class ItemWriter:
     def store_vectors(
         self, vectors_of_rows: Sequence[tuple[int, bytes | None]], model: Model
     ) -> Flow[None]:
-        """Store vectors for versions that were stored without any."""
+        """Store vectors for versions that have none."""
         number = None
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)
@@ -643,16 +644,16 @@ class ItemWriter:
     def restart_ttls(
         self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]
     ) -> Flow[None]:
-        """Refresh the TTL of items, counted from the current time."""
-        # The current time is read inside the transaction, because items may expire before the
-        # transaction starts.
+        """Restart the TTL of items from the current time."""
+        # The current time is read inside the transaction, because items may expire while the
+        # transaction waits to start.
         now = clock()
         yield Statement(self.sql["restart_ttl"], [(now, *key) for key in keys], execute_many=True)
 
     def close_and_count_expired_items(
         self, now: int, limit: int, namespace_paths: Container[bytes]
     ) -> Flow[int]:
-        """End the current versions of at most `limit` expired items, and return how many ended.
+        """Close the current versions of up to `limit` expired items, and return the number closed.
 
         Items outside `namespace_paths` are skipped.
         """

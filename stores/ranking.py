@@ -1,7 +1,7 @@
 """Score the rows of a search by keywords, vectors, and context within the thread.
 
-The module uses only numpy, with dense arrays that have one element for each of the n rows in scope.
-A score is a sum of parts:
+The module depends only on numpy. Its arrays are dense, with one element for each of the n rows in
+the scope. A score is a sum of parts:
 
     text         BM25 over the query's words, as a share of the best row's; words that are rare in
                  the language count more
@@ -14,16 +14,16 @@ A score is a sum of parts:
     question     a row that is only a question loses a share, as it seldom is an answer
 
 A word of the query counts once in each row. Each row that contains a word of the query receives the
-word's score. If only a neighbour of a row contains the word, the row receives a share of the word's
-score, so a query with the words of a message also finds the reply to it. If several neighbours of a
-row contain the word, only the highest share counts, regardless of how many neighbours match. A
-longer row gains less from the words of its neighbours, because it contains enough words of its own.
-The constants that weight the parts of a score were tuned with `benchmarks/recall.py`.
+word's score. If a row lacks the word but one of its neighbours contains it, the row receives a
+share of the word's score, so a query that uses the words of a message also finds the reply to that
+message. If several neighbours of a row contain the word, only the largest share counts, however
+many neighbours match. The longer a row is, the less it gains from the words of its neighbours,
+because a long row contains enough words of its own. The weights of the components of a score were
+tuned with `benchmarks/recall.py`.
 
-The score of the best row is derived from evidence, which says how strongly words and vectors
-indicate that the row is relevant. Scores are therefore comparable between searches, whatever the
-length of the query and the size of the scope (from one row to 100,000 rows). Evidence is counted in
-nats:
+The best row's score is derived from its evidence, which measures how strongly words and vectors
+indicate that the row is relevant. Scores are therefore comparable between searches, regardless of
+query length and scope size (from one row to 100,000 rows). Evidence is counted in nats:
 
     words     the sum of -ln of the share of messages in the language that contain a word of the
               query which the row has, multiplied by the share of this sum in the sum over all the
@@ -35,11 +35,11 @@ The last term is the correction for the number of comparisons of Karlin and Alts
 (1990). The constants in the computation of evidence were tuned with `benchmarks/quiet.py`.
 
 The score of each row is capped according to the evidence of that row alone. This evidence is
-computed from the query's words in the row and in its neighbours, and from the nearest vector of the
-row and its neighbours. A share of ln n is subtracted. A row that neither words nor vectors show to
-be relevant scores below the minimum score of `recall`, and ranks behind all rows with evidence. The
-cap on a row's score does not depend on which other rows match the query. Decision 0033 has the
-measurements.
+computed from the query words that occur in the row or its neighbours, and from the nearest vector
+among those of the row and its neighbours. A share of ln n is subtracted. A row for which neither
+words nor vectors provide evidence scores below the minimum score of `recall`, and ranks behind all
+rows with evidence. A row's score cap is independent of which other rows match the query. Decision
+0033 has the measurements.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ Bools = NDArray[np.bool_]
 # third number is the length up to which a row that ends with a question mark counts as only a
 # question.
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-# Half-life of a row's recency, as a share of the scope's rows. The newest row has a recency of 1,
-# and the recency of an older row halves for each fifth (0.2) of the scope's rows that are newer.
+# Half-life of a row's recency, as a fraction of the number of rows in the scope. The newest row has
+# a recency of 1. A row's recency halves for every 20% of the scope's rows that are newer than it.
 _RECENCY_HALF_LIFE: Final = 0.2
-# Number of hypothetical, unrelated rows that are included in the mean cosine of a scope. Without
-# them, the mean of a one-row scope would equal that row's own cosine.
+# Number of hypothetical unrelated rows that are included when a scope's mean cosine is computed.
+# Without them, the mean of a one-row scope would equal that row's own cosine.
 _PRIOR_ROWS: Final = 4
 # maximum number of term frequencies to compute at a time; an array of this many takes 512 kB
 _BLOCK_COUNTS: Final = 1 << 17
@@ -77,49 +77,50 @@ _BLOCK_COUNTS: Final = 1 << 17
 # `_THREAD_VECTOR_WEIGHT` and `_NEAREST_PER_THREAD` were chosen with benchmarks/recall.py; see
 # decision 0037.
 _GAIN_WEIGHT: Final = 0.6
-# Weight of the score that a row gains from the vectors of its thread, relative to the weight of the
-# row's own vectors.
+# Weight of the thread's vector score in a row's score, relative to the weight of the row's own
+# vectors.
 _THREAD_VECTOR_WEIGHT: Final = 0.6
-# Maximum number of rows that count towards a thread's vector score. The rows with the highest
-# vector scores are used.
+# Maximum number of rows of a thread that count towards its vector score, which are the rows with
+# the highest vector scores.
 _NEAREST_PER_THREAD: Final = 3
-# Amount that is subtracted from a row's score to rank the row last. It is larger than any score.
+# Penalty that is subtracted from a row's score to rank the row last. The penalty is larger than any
+# score.
 _BELOW_ALL: Final = 2.0
-# Minimum length penalty of a row, which prevents a division by zero.
+# Lower bound on a row's length penalty, to avoid division by zero.
 _MIN_PENALTY: Final = np.float32(1e-6)
-# Assumed share of messages that contain a word that is in no frequency list. This constant and the
-# following constants were tuned with benchmarks/quiet.py.
+# Assumed fraction of messages that contain a word, for words that appear in no frequency list. This
+# constant and the following constants were tuned with benchmarks/quiet.py.
 _UNLISTED_FREQUENCY: Final = 2.4e-6
-# Number of hypothetical messages that are added to a scope's rows when the share of messages that
-# contain a word is estimated. The word occurs in the hypothetical messages at the frequency
+# Number of hypothetical messages that are added to a scope's rows to smooth the estimated fraction
+# of messages that contain a word. The word is assumed to occur in them at the frequency
 # `_UNLISTED_FREQUENCY`.
 _PRIOR_MESSAGES: Final = 30.0
-# Exponent that reduces the word evidence of rows that contain only some of the query's words. The
-# evidence is multiplied by the row's share of the query's total information, raised to this power.
+# Exponent that controls how strongly a row's word evidence is reduced if the row contains only some
+# of the query's words. The evidence is multiplied by the fraction of the query's total information
+# that the row contains, raised to this power.
 _COVERAGE_POWER: Final = 0.35
 _NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
-# evidence, in nats, that increases the logit of a score by 1 and so multiplies the odds by e
+# amount of evidence, in nats, that raises the logit of a score by 1 and so multiplies the odds by e
 _NATS_PER_LOGIT: Final = 4.0
 # Maximum logit of a score. The exponential of a much larger logit would overflow a 32-bit float.
 _MAX_LOGIT: Final = 80.0
 # Exponent to which `compute_word_weight` raises the rarity of a word.
 _RARITY_POWER: Final = 1.5
-# Evidence, in nats, that is added to the best row's evidence if the query and the rows are about
-# the same person.
+# Extra evidence, in nats, for the best row if the query and the rows are about the same person.
 _PERSON_NATS: Final = 2.25
-# If at least this share of the rows contain a word, the word counts as no evidence, because it does
-# not distinguish relevant rows from the others.
+# Threshold for common words. A word contained in at least this fraction of the rows does not count
+# as evidence, because it does not help to distinguish relevant rows from others.
 _NEARLY_ALL: Final = 0.85
-# Minimum number of rows in a scope for `_NEARLY_ALL` to apply. In a smaller scope, every word
-# counts as evidence.
+# Minimum number of rows in a scope for the `_NEARLY_ALL` threshold to apply. In a smaller scope,
+# every word counts as evidence, however common it is.
 _MIN_ROWS_NEARLY_ALL: Final = 5
-# Share of ln n (n is the number of rows) that is subtracted from a row's evidence when the upper
-# limit of its score is computed.
+# Fraction of ln n (n is the number of rows) that is subtracted from a row's evidence to compute the
+# upper limit of its score.
 _CHANCE_SHARE: Final = 0.25
-# Threshold of evidence, in nats. A row with less evidence than this scores below MIN_SCORE.
+# Threshold of evidence, in nats. Rows with less evidence than this score below MIN_SCORE.
 _SLIGHT_NATS: Final = 1.45
-# Slope of the score limit above `_SLIGHT_NATS`. Each nat of evidence above that threshold raises
-# the limit by 15 nats in addition to the nat itself.
+# Additional slope of the score limit above `_SLIGHT_NATS`. Above that threshold, each nat of
+# evidence raises the limit by 16 nats (1 + 15).
 _LIMIT_SLOPE: Final = 15.0
 
 
@@ -158,21 +159,22 @@ DEFAULT: Final = Weights()
 
 
 class Term(NamedTuple):
-    """A query term, and the rows in scope that contain it."""
+    """A query term, together with the rows in the scope that contain it."""
 
-    rows: Ints  # rows that contain the word, without duplicates
+    # distinct rows that contain the word
+    rows: Ints
     # term frequency of the word in each of `rows`
     tf: Floats
     # For each synonym of the word, the rows that contain the synonym, and its similarity to the
     # word.
     synonyms: Sequence[tuple[Ints, float]] = ()
     message_frequency: float = (
-        # share of all messages in the query's language that contain the word; 0 if unknown
+        # fraction of all messages in the query's language that contain the word; 0 if unknown
         0.0
     )
     # whether the word is part of a speaker's name
     names_actor: bool = False
-    # whether nearly all rows of the scope are about the person whom the word names
+    # whether the word is the name of the person whom nearly all rows in the scope are about
     names_subject: bool = False
 
 
@@ -185,7 +187,7 @@ class Ranked:
     All arrays are float32[n].
     """
 
-    # Each row's score. Scores from different searches are not comparable until
+    # Each row's score. Scores are not comparable across searches until
     # `with_scores_comparable_between_searches` has mapped them to the range 0 to 1.
     scores: Scores
     parts: Mapping[str, Scores] = field(default_factory=dict)
@@ -193,12 +195,12 @@ class Ranked:
     # n random rows would have by chance is already subtracted. If the query has no words, the field
     # is the highest nearness of a vector to the query, from 0 to 1; see `_compute_nearness`.
     evidence: float = 0.0
-    # Each row's odds of being relevant, relative to those of the best row. None if the query has no
+    # Odds that each row is relevant, relative to the odds of the best row. None if the query has no
     # words.
     odds: Scores | None = None
     # Sort key of each row. If None, the rows are ranked by their scores.
     order: Floats | None = None
-    # maximum evidence of each row, in nats, which caps the row's score
+    # upper limit of each row's evidence, in nats, which caps the row's score
     limits: Scores | None = None
 
     @classmethod
@@ -226,22 +228,23 @@ class Ranked:
         return self.scores if self.order is None else self.order
 
     def explain_row(self, row: int) -> dict[str, float]:
-        """Return the parts that add up to the score of one row, keyed by name."""
+        """Return the components that add up to a row's score, keyed by name."""
         total = sum(float(part[row]) for part in self.parts.values())
         scale = float(self.scores[row]) / total if total else 0.0
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
     def with_scores_comparable_between_searches(self) -> Ranked:
-        """Return the ranking, with scores normalised so that different searches can be compared.
+        """Return the ranking with scores normalised so that they are comparable across searches.
 
         A score is odds / (1 + odds), where `odds` are the odds that the row is relevant to the
         query. The odds that the best row is relevant are `exp(evidence / _NATS_PER_LOGIT)`. If the
-        best row is no better than the best of n random rows would be, its expected evidence is 0,
-        which gives a score of 0.5. The odds of every other row are the best row's odds multiplied
-        by `sqrt(score / best_score)`. The odds of a row are capped at `exp(limit /
-        _NATS_PER_LOGIT)`, where `limit` is the row's element of `limits`. If the cap lowers a row's
-        score, the row is ranked by the lowered score. If the query has no words, the best row's
-        score is the nearness of its vector to the query, from 0 to 1; see `_compute_nearness`.
+        best row's evidence is only what the best of n random rows would have by chance, the net
+        evidence is 0, which gives a score of 0.5. The odds of every other row are computed as
+        `sqrt(score / best_score)` times the odds of the best row. A row's odds are capped at
+        `exp(limit / _NATS_PER_LOGIT)`, where `limit` is the row's entry in `limits`. If the cap
+        lowers a row's score, the lowered score determines the row's rank. If the query has no
+        words, the best row's score is the nearness of its vector to the query, from 0 to 1; see
+        `_compute_nearness`.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -282,8 +285,8 @@ def rank_rows(
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    # If the query has no words, rows are ranked by vectors alone. Their measured weight then does
-    # not matter, and `USUAL` gives them their usual weight.
+    # If the query has no words, rows are ranked by vectors alone, so the measured calibration is
+    # irrelevant and the default `USUAL` is used.
     calibration = calibration if terms else USUAL
     nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
@@ -356,8 +359,8 @@ def _compute_vector_weight(
 
     The weight of words is the rest.
 
-    If no row contains a word of the query, only vectors can rank the rows, so the measured trust is
-    ignored and a trust of 1 is used.
+    If no row contains any word of the query, the rows can be ranked only by vectors, so a trust of
+    1 is used in place of the measured trust.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -371,8 +374,8 @@ def _score_threads_by_vectors(
 ) -> Scores:
     """Return how much each row's score gains from the vectors of all rows in its thread.
 
-    A thread's vector score is the sum of the `_NEAREST_PER_THREAD` highest vector scores among its
-    rows, divided by the highest such sum of any thread.
+    A thread's vector score is the sum of the `_NEAREST_PER_THREAD` highest vector scores of its
+    rows, scaled so that the best thread's score is 1.
     """
     starts, run_of_row, remaining = (
         row_contexts.run_starts,
@@ -384,8 +387,8 @@ def _score_threads_by_vectors(
         highest = np.maximum.reduceat(remaining, starts)
         thread_values += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
-        # If several rows of a thread share the highest score, only the first is removed, so that
-        # the others can count in the next iteration.
+        # If several rows of a thread are tied for the highest score, only the first of them is
+        # removed, so that the others can count in the next iteration.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * row_contexts.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * gain * weights.vector
@@ -399,8 +402,8 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
     Cosine similarities that are NaN or below the mean become 0.
 
     With many embedders, even unrelated texts have a high cosine similarity. Subtracting the mean
-    over all rows makes the results comparable between embedders and between scopes. If all cosines
-    are nearly equal, they are returned unscaled.
+    similarity over all rows makes the results comparable across embedders and scopes. If all
+    cosines are nearly equal, they are returned unscaled.
     """
     has_vector = np.isfinite(cosines)
     if not has_vector.any():
@@ -417,11 +420,11 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
 def _compute_nearness(
     cosines: Floats | None, row_count: int, calibration: VectorCalibration
 ) -> Scores:
-    """Return the nearness of each row's vector to the query, scaled to the range 0 to 1.
+    """Return how near each row's vector is to the query, on a scale from 0 to 1.
 
     Rows without a vector (NaN), and rows whose cosine is at most the scope's mean cosine, have a
     nearness of 0. A cosine of 1 gives the nearness 1. Each nearness is multiplied by
-    `VectorCalibration.trust`, a measure of how useful the vectors are, from 0 to 1.
+    `VectorCalibration.trust`, which measures on a scale from 0 to 1 how useful the vectors are.
     """
     if cosines is None:
         return np.zeros(row_count, np.float32)
@@ -452,13 +455,14 @@ def inverse_document_frequency(count: int, rows: int) -> float:
 def compute_word_information(term: Term, row_count: int) -> float:
     """Return the information content of a word in nats.
 
-    The information content is -ln(share), where `share` is the share of messages that contain the
-    word.
+    The information content is -ln(share), where `share` is the fraction of messages that contain
+    the word.
 
-    The share is the word's frequency in all messages in the query's language. If that frequency is
-    unknown and the word is not part of a speaker's name, the share is estimated from the rows of
-    the scope. The estimate leaves out one row that contains the word, so that a word found in a
-    single row counts as rare. A word that occurs in most messages carries little information.
+    The share is the fraction of all messages in the query's language that contain the word, if that
+    is known. If it is unknown and the word is not part of a speaker's name, the share is estimated
+    from the rows in the scope. The estimate excludes one of the rows that contain the word, so that
+    a word that occurs in only one row counts as rare. A word that occurs in most messages carries
+    little information.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -472,21 +476,21 @@ def compute_word_information(term: Term, row_count: int) -> float:
 def _compute_evidence_in_nats_by_word(
     terms: Sequence[Term], row_count: int, row_contexts: RowContexts | None
 ) -> list[float]:
-    """Return how strongly each word of a query indicates that a row with the word is relevant.
+    """Return how strongly each query word indicates that a row containing the word is relevant.
 
     This evidence is measured in nats. The evidence of a word is its information content (see
     `compute_word_information`), with two exceptions.
 
     First, if a word's frequency in the language is unknown, its information content is estimated
-    from the rows of the scope and doubled, up to a maximum. Without doubling, the evidence of a
-    word that two of n rows contain would be only about ln n. The word would then have no effect,
-    because ln n is subtracted from the evidence of a search, as the best of n random rows reaches
-    that much by chance.
+    from the rows in the scope and then doubled, up to a maximum. Without doubling, a word contained
+    in two of n rows would provide only about ln n nats of evidence. Evidence of ln n nats would
+    have no effect, because ln n is subtracted from the evidence of a search to correct for the
+    evidence that the best of n random rows has by chance.
 
-    Second, a word that nearly all rows contain has an evidence of 0, unless nearly all rows contain
-    every word of the query.
+    Second, a word that occurs in nearly all rows has an evidence of 0, unless every word of the
+    query occurs in nearly all rows.
 
-    Rows that consist only of a question are ignored when information content is computed.
+    Rows that consist only of a question are ignored when a word's information content is computed.
     """
     is_only_question = (
         np.zeros(row_count, bool) if row_contexts is None else row_contexts.is_only_question
@@ -509,7 +513,7 @@ def _compute_evidence_in_nats_by_word(
 def is_in_nearly_all(count: int, n: int) -> bool:
     """Return whether a word is too common to indicate which rows are relevant.
 
-    `count` of the `n` rows contain the word.
+    `count` is the number of rows, out of `n`, that contain the word.
     """
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
@@ -526,7 +530,7 @@ def compute_word_weight(term: Term, row_count: int) -> float:
 
 
 def _count_rows_with_word(term: Term, row_count: int) -> int:
-    """Return the number of rows that contain a word, or one of its synonyms if no row does."""
+    """Return the number of rows that contain a word or, if there are none, its synonyms."""
     return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), row_count)
 
 
@@ -535,9 +539,9 @@ def iter_blocks_of_word_counts(
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
     """Yield the words of a query in blocks, with the term frequencies of each word in all rows.
 
-    A block is a group of words. The term frequencies of a block are an array float32[words, n] that
-    is small enough for the CPU cache. Words that no row contains are left out. The Okapi BM25 score
-    of a block is `weights @ (counts / (counts + compute_length_penalty(...)))`.
+    A block is a group of words. The term frequencies of a block are a float32[words, n] array that
+    is small enough to fit in the CPU cache. Words that no row contains are left out. The Okapi BM25
+    score of a block is `weights @ (counts / (counts + compute_length_penalty(...)))`.
 
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) of the BM25
     formula is omitted, as in Lucene 8 and later, because it does not affect the ranking.
@@ -569,7 +573,7 @@ def compute_length_penalty(
 
 
 class _WordScores(NamedTuple):
-    """The scores and the evidence that rows receive for the words of a query.
+    """Each row's scores and evidence for the words of a query.
 
     Attributes:
         own: The score of the row's own words; float32[n].
@@ -628,8 +632,8 @@ def _score_rows_by_words(
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )
-    # With a term frequency of 1, BM25 yields only `1 / (1 + penalty)`. Multiply by `1 + penalty`,
-    # so that a word that occurs once in a row counts in full.
+    # For a term frequency of 1, BM25 yields only `1 / (1 + penalty)`. The factor `1 + penalty`
+    # compensates for this, so that a single occurrence of a word counts in full.
     evidence_of_rows *= 1 + penalty
     if row_contexts is None:
         return _WordScores(own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows)
@@ -648,18 +652,19 @@ def _score_rows_by_words(
 
 @dataclass(frozen=True)
 class RowContexts:
-    """The neighbours of each row in its thread, and the recency of each row.
+    """Each row's neighbours in its thread, and each row's recency.
 
-    `compute_neighbours_and_score_shares_of_rows` computes this object once for the rows of a scope,
-    and many searches reuse it.
+    This object is computed once for the rows of a scope by
+    `compute_neighbours_and_score_shares_of_rows`, and reused by many searches.
 
     Each row receives a share of the score of each neighbour in its thread. Rows i and i + k are
-    neighbours at distance k. `share_from_previous[k - 1][i]` is the share of row i's score that is
-    passed on to row i + k. `share_from_next[k - 1][i]` is the share of row i + k's score that is
-    passed on to row i. Both shares are 0 if rows i and i + k belong to different threads.
+    neighbours at distance k. `share_from_previous[k - 1][i]` is the fraction of the score of row i
+    that is passed on to row i + k. `share_from_next[k - 1][i]` is the fraction of the score of row
+    i + k that is passed on to row i. Rows of different threads receive no share of each other's
+    scores (both fractions are 0).
     """
 
-    # Index of the first row of each run. A run consists of all rows of one thread, or of
+    # Index of the first row of each run. A run is either all rows of one thread, or a sequence of
     # consecutive rows that belong to no thread.
     run_starts: NDArray[np.intp]
     # for each row, the index of the run it belongs to
@@ -667,7 +672,7 @@ class RowContexts:
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]
-    # For each row, the factor that scales the score of the row's thread before it is added to the
+    # Per-row factor by which the score of the row's thread is multiplied before it is added to the
     # row's score.
     thread_share: Scores
     is_only_question: Bools  # whether the row is only a question
@@ -677,7 +682,7 @@ class RowContexts:
 def compute_neighbours_and_score_shares_of_rows(
     thread_codes: Ints, lengths: Floats, ends_with_question: Bools, sent_at: Floats
 ) -> RowContexts:
-    """Find the neighbours of each row, and the shares of their scores that the row receives.
+    """Find each row's neighbours, and the share of each neighbour's score that the row receives.
 
     Args:
         thread_codes: A code for each row's thread, negative for none; int[n]. The rows of a thread
@@ -718,9 +723,7 @@ def compute_neighbours_and_score_shares_of_rows(
 def _raise_scores_by_neighbours(
     scores: Scores, row_contexts: RowContexts, weights: Weights
 ) -> Scores:
-    """Raise each row's score to the highest weighted score among its neighbours.
-
-    A row whose own score is higher keeps it.
+    """Raise each row's score to the highest weighted score of its neighbours, if that is higher.
 
     The result is float32[..., n].
     """

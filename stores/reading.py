@@ -39,10 +39,10 @@ from perdure.stores.values import decode_json_value
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# number of rows to read per page when namespaces or past versions are read
+# page size, in rows, for reading namespaces or past versions
 _PAGE_ROWS = 256
-# maximum number of matching rows for which an index is used; for more rows, a scan in order is
-# faster
+# maximum number of matching rows for which an index is used; if more rows match, scanning the rows
+# in sort order is faster
 _MAX_INDEX_ROWS = 2_000
 _INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
@@ -226,8 +226,8 @@ class Selection:
     now: int  # current time in microseconds; items that have expired by this time are excluded
     filter: Filter | None = None
     provenance: Filter | None = None
-    # Point in time in microseconds. The versions that were current at this time are selected. If
-    # None, the current versions are selected.
+    # Point in time in microseconds, which selects the versions that were current at that time. None
+    # selects the versions that are current now.
     as_of: int | None = None
     newest_first: bool = False  # order within a namespace
 
@@ -243,16 +243,16 @@ class ItemReader:
 
     sql: NamedSQL
     records: RecordCodec
-    # column that contains the JSON values of items, used in the SQL conditions of filters
+    # location of the items' JSON values in a table row, for use in the SQL conditions of filters
     values: JSONLocation
 
     # -- one key
 
     def read_row(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
-        """Return the row of a key's current or past version, or None if no version existed then.
+        """Return the row of a key's version at a given time, or None if the key did not exist then.
 
-        If `as_of` is None, the version that is current at `now` is returned. If `as_of` is a time
-        in the past, the version that was current at `as_of` is returned.
+        If `as_of` is None, return the version that is current at `now`. If `as_of` is a time in the
+        past, return the version that was current at that time.
         """
         name, moment = ("get", now) if as_of is None else ("get_as_of", as_of)
         rows = yield self.sql(name, path, key, moment)
@@ -324,7 +324,7 @@ class ItemReader:
         ]
 
     def read_closed_versions(self, selection: Selection) -> Flow[list[Row]]:
-        """Return the non-current versions that a search as of a past time must rank.
+        """Return the non-current versions that a search at a past time must include in its ranking.
 
         These are the versions that match the filters and were current at `selection.as_of`, but
         have since been replaced or deleted.
@@ -344,14 +344,14 @@ class ItemReader:
     # -- conditions and indexes
 
     def read_path_indexes(self) -> Flow[list[str]]:
-        """Return the JSON paths that have an index, sorted."""
+        """Return the indexed JSON paths in sorted order."""
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX_PREFIX).replace("^", "") for (name,) in rows)
 
     def _choose_sql_condition_and_index_hint(
         self, selection: Selection
     ) -> Flow[tuple[Condition, str]]:
-        """Return the SQL condition for a selection's filter, and an `INDEXED BY` clause.
+        """Return a selection's filter as an SQL condition, and an `INDEXED BY` clause to use.
 
         The `INDEXED BY` clause is empty if no index is selective enough.
         """
@@ -373,7 +373,7 @@ class ItemReader:
     def _build_matching_statement(
         self, selection: Selection, condition: Condition, index_hint: str, columns: str, limit: int
     ) -> Statement:
-        """Build the statement that selects the current items that may match an SQL condition."""
+        """Build the statement that selects the current items that satisfy an SQL condition."""
         sql = self.sql["matching"].format(
             columns=columns, condition=condition.with_numbered_parameters(5), indexed=index_hint
         )
@@ -392,7 +392,7 @@ class ItemReader:
         return sql, condition.params
 
     def read_query_plan(self, selection: Selection) -> Flow[QueryPlan]:
-        """Return the query plan that the database uses for a search without query text."""
+        """Return the database's query plan for a search without query text."""
         sql, params = yield from self._build_page_statement(selection)
         bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
         plan_rows = yield Statement(self.sql["explain"].format(query=sql), bounds)
@@ -479,7 +479,7 @@ def build_path_index_name(path: str) -> str:
 def set_end_time_of_expired_version(version_row: Row, now: int) -> Row:
     """Return the row of a version.
 
-    If the version has expired, its end time is set to its expiry time.
+    If the version has already expired, its expiry time becomes its end time.
     """
     is_alive = version_row[7] is None or version_row[7] > now
     return version_row if is_alive else (*version_row[:6], version_row[7], *version_row[7:])

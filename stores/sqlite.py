@@ -26,7 +26,7 @@ SCHEMA: Final = Schema("stores", add_transcript_tables_to_script(_SQL["schema"])
 
 
 class SQLiteStore(WholeStore):
-    """A langgraph store in one SQLite file, for asyncio and for OS threads.
+    """A langgraph store in one SQLite file, for use from asyncio and from OS threads.
 
     The store and a `SQLiteCheckpointer` can share a file. Use the store with `with` or `async
     with`, or call `close`. The first use opens the file.
