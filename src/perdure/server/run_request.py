@@ -132,15 +132,15 @@ class CommandFields(WithoutNulls):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the command has none of `resume`, `update` and `goto`."""
+        """Return True if the command sets none of `resume`, `update` and `goto`."""
         return self.resume is None and not self.update and not self.goto
 
     @property
     def interrupt_answers(self) -> list[Any]:
         """Return the answers to interrupts.
 
-        If the resume value is a dict keyed by interrupt id, its values are the answers. Otherwise,
-        the resume value itself is the only answer.
+        If the resume value is a dict keyed by interrupt id, its values are the answers. Any other
+        resume value is itself the only answer.
         """
         by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT_ID.fullmatch, self.resume))
         return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]

@@ -1,4 +1,4 @@
-"""Start, cancel and read the runs of a server for all of its tenants."""
+"""Start, cancel and read a server's runs, for all tenants."""
 
 from __future__ import annotations
 
@@ -606,7 +606,7 @@ class Runs:
 
 
 def convert_login_to_mapping(login: Any) -> Mapping[str, Any] | None:
-    """Convert a user returned by an authentication handler to a mapping that can be stored.
+    """Convert the user that an authentication handler returned to a mapping, for storage.
 
     Return None if the user has no fields. The user is stored so that another process can continue
     the user's runs.

@@ -50,7 +50,7 @@ class Sessions:
         now = monotonic()
         sessions = [*self._logins.items()]
         live_ids = [name for name, (_, expires_at) in sessions if expires_at > now]
-        # Keep one session fewer than the maximum, to make room for the new session.
+        # Keep at most `_MAX_SESSIONS - 1` of the newest sessions, to make room for the new session.
         retained_ids = {*live_ids[1 - _MAX_SESSIONS :]}
         for ended_id in {name for name, _ in sessions} - retained_ids:
             self._logins.pop(ended_id, None)

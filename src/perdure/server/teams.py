@@ -1,6 +1,6 @@
 """Find a user's teams, and decide who can access a team's memory and which runs use it.
 
-The memory of a team is in the namespaces under `("teams", NAME)`. A user's teams are determined
+A team's memory is stored in the namespaces under `("teams", NAME)`. A user's teams are determined
 only by the user's API key or by the authentication handler. See docs/people.md for the rules.
 """
 
@@ -71,7 +71,7 @@ def build_team_argument(team: str | None) -> dict[str, Any]:
 
 
 def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
-    """Return whether a user may see a team's namespace.
+    """Return whether a user is allowed to see a team's namespace.
 
     The function returns True for a namespace that does not belong to a team.
 

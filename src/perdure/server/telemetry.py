@@ -231,7 +231,7 @@ class Telemetry:
         self._counted_at = time.monotonic()
 
     def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
-        """Count the threads that are waiting for memory extraction, by state.
+        """Count the threads that are waiting for memory extraction, grouped by job state.
 
         Each call reads only the activity since the previous call.
         """

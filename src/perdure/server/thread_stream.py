@@ -49,7 +49,7 @@ async def join_thread(
 
 
 class ThreadFrames:
-    """Produces the server-sent event frames of a thread's stream for one reader.
+    """Produces a thread's stream of server-sent events for one reader.
 
     The events of each run follow the events of the previous run.
 
@@ -141,7 +141,7 @@ class ThreadFrames:
     async def _iter_run_frames(
         self, run_id: str, seq: int, number: int | None, modes: Collection[str]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield one run's events as frames in the server-sent events format.
+        """Yield the events of one run, encoded as server-sent events.
 
         Args:
             run_id: The run.

@@ -442,7 +442,7 @@ class Threads:
     async def _find_thread_or_check_creation(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
-        """Return a thread's row, or None if it is missing and the caller is allowed to create it.
+        """Return a thread's row, or None if the caller is allowed to create the missing thread.
 
         Raises:
             InvalidConfig: The id is too long, or has a NUL character.

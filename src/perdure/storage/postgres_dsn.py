@@ -2,8 +2,8 @@
 
 A source is a fixed DSN, a user-supplied function that returns a DSN (for rotating passwords), or
 the connection parameters of a `psycopg_pool` pool that the user owns. No message contains a
-password. The message about an error in the user's function contains only the class of the error,
-because the error's text may contain a password.
+password. If the user's function raises an error, only the error's class is reported, because the
+error's text may contain a password.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NOT_IN_A_DSN: Final = frozenset(
 )
 # Maximum number of concurrent calls of one DSN function. A call that hangs occupies an OS thread.
 _MAX_CALLS: Final = 4
-# Interval in seconds at which a caller that is waiting for a DSN checks whether the source was
+# Polling interval, in seconds, at which callers that wait for a DSN check whether the source was
 # closed
 _POLL_S: Final = 0.1
 
@@ -348,7 +348,7 @@ def _build_label(function: object, argument: str) -> str:
 
 
 def _build_dsn_function_key(function: object) -> Hashable:
-    """Return a key for a DSN function, so that equal functions have equal keys.
+    """Return a hashable key for a DSN function. Equal functions have equal keys.
 
     For example, each access to a bound method creates a new object, and these objects are equal.
     """

@@ -121,9 +121,9 @@ class Requests(ABC):
     def send_request(
         self, statements: Sequence[Statement], *, prepare: bool = True
     ) -> list[list[Row]]:
-        """Run statements until one of them fails, and return the rows that each statement returned.
+        """Execute statements until one of them fails, and return the rows of each statement.
 
-        The statements are executed as one transaction, unless they include BEGIN.
+        If the statements do not include BEGIN, they are executed in an implicit transaction.
 
         Args:
             statements: The statements, which are sent in one request.

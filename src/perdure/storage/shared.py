@@ -128,7 +128,7 @@ class LazyDatabase(ABC, Generic[S]):
 
     @abstractmethod
     def _open_file_or_server(self) -> S:
-        """Open a resource or share an open one, and prepare the component's tables."""
+        """Open a resource or share one that is open, and prepare the component's tables."""
 
     def _share_or_create_resource(self, key: Any, create: Callable[[], S]) -> S:
         """Return the open resource with the given key, or create it.
