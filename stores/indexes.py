@@ -1,12 +1,12 @@
 """Load, update, cache and merge the search indexes of a store's namespaces.
 
-Each namespace has a counter that is incremented on every change to its items. A search first
-compares a namespace's counter with the value recorded in its index. If the counter has increased
-since the index was updated, the search adds the items that are newer than the index, and drops the
-items that have been replaced or deleted. An index that is not in memory is read from the database,
-where indexes are stored in encoded form. If the stored index lacks many items, the search stores
-the updated index in the background. If all indexes together exceed a maximum size in bytes, the
-least recently searched indexes are evicted from memory.
+Each namespace has a change counter, which is incremented on every change to its items. A search
+first compares a namespace's change counter with the value recorded in the namespace's index. If the
+counter has increased since the index was last updated, the search adds newer items to the index,
+and removes items that have since been replaced or deleted. An index that is not in memory is read
+from the database, where indexes are stored in encoded form. If the stored index lacks many items,
+the search stores the updated index in the background. If the indexes in memory exceed a limit on
+their total size, the least recently searched ones are evicted.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ from perdure.stores.separation import VectorSeparation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
-# the word that extracted facts use for the person, as in "The user likes figs"
+# the word that extracted facts use to refer to the person, as in "The user likes figs"
 USER_WORD: Final = "user"
-# Minimum fraction of a namespace's rows in which a word must occur to be considered the name of the
-# person whom the rows are about.
+# Minimum fraction of a namespace's rows that must contain a word for a search to treat the word as
+# a possible name of the person whom the rows are about.
 MIN_NAME_SHARE: Final = 0.3
-# Maximum number of rows in a namespace for which a search tries to determine the name of the person
-# whom the rows are about.
+# Maximum number of rows in a namespace. In larger namespaces, searches do not try to find the name
+# of the person whom the rows are about.
 _MAX_PERSONAL_ROWS: Final = 2_000
 _PAGE_ROWS: Final = 1 << 12  # number of rows that are read at a time
 # maximum number of query words to correct; correcting one word takes about 1 ms
 _MAX_CORRECTED_WORDS: Final = 16
-# maximum number of candidate corrections to try for one misspelt word; several are tried, because
-# some candidates may occur only in rows that the filter excludes
+# maximum number of candidate corrections to try for a misspelt word; one is not enough, because a
+# candidate may occur only in rows that the filter excludes
 _MAX_CORRECTIONS: Final = 64
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # limits; see `_is_worth_saving`
 # cache key of an index: the namespace's path, and whether the index contains past versions
 # (replaced or deleted) instead of current items
 _Key = tuple[bytes, bool]
-# the path of a namespace, and a function that loads an index view of the namespace
+# a tuple of a namespace's path and a function that loads an index view of the namespace
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]
 _ReadView = Callable[[bytes, IndexView], Any]
 
@@ -86,9 +86,9 @@ class QueryTerms(NamedTuple):
     # Whether to replace a query word that occurs in no row with the most similar word that does
     # occur.
     corrects_words: bool = True
-    # Whether the search must determine which person the rows of a namespace are about. If so, it
-    # looks up the namespace's frequent words in addition to the query's words, because one of them
-    # may be the person's name.
+    # Whether the search must identify the person whom a namespace's rows are about. If so, it looks
+    # up the namespace's frequent words in addition to the query's words, because one of the
+    # frequent words may be the person's name.
     is_personal: bool = False
 
     def compute_cosines(
@@ -137,7 +137,7 @@ class CandidatePool:
         return rows, counts
 
     def merge_threads_with_equal_names(self, thread_names: Sequence[Hashable]) -> CandidatePool:
-        """Return a copy of the pool in which threads of the same name have the same number.
+        """Return a copy of the pool in which equally named conversation threads share one number.
 
         Args:
             thread_names: The name of each thread, by its number.
@@ -171,9 +171,9 @@ class _State(NamedTuple):
     """The counters and the embedding model that all search indexes of a store depend on."""
 
     erasures: int  # counter of erasures
-    # counter that is incremented whenever vectors are stored for items that were stored without any
+    # counter that is incremented whenever vectors are stored for items that had none
     embedded: int
-    # sequence number of the latest replacement, deletion or expiry of a version in the store
+    # sequence number of the most recent replacement, deletion or expiry in the store
     closed: int
     model: Model | None
 
@@ -206,14 +206,14 @@ class _CachedIndex:
         self.index: NamespaceIndex | None = None
         self.coverage = Coverage(0, 0, -1, 0)
         self.changes = self.model_number = -1
-        # number of items that the stored index does not contain, or contains without vectors
+        # number of items whose words or vectors are missing from the stored index
         self.unsaved = 0
         self.expired_until = 0
 
 
 @dataclass(eq=False)
 class Indexes:
-    """The indexes of a store's namespaces. Several OS threads can use an instance at once."""
+    """The indexes of a store's namespaces. Instances are thread-safe."""
 
     reader: ItemReader
     preparer: PutPreparer
@@ -299,7 +299,7 @@ class Indexes:
         chosen_ids: Ints | None,
         read_view: _ReadView,
     ) -> Flow[list[Any]]:
-        """Call a function with each non-empty index view, and return the results.
+        """Call a function on each non-empty index view, and return the results.
 
         Args:
             sources: The path of each namespace, and a function that loads its view.
@@ -309,7 +309,7 @@ class Indexes:
         results = []
         total = 0
         for path, load_view in sources:
-            # Once the loaded indexes exceed the memory budget, do not cache any more of them.
+            # Stop caching indexes once the loaded ones exceed the memory budget.
             view = yield from load_view(may_cache=total <= self.budget)
             total += view.nbytes
             if chosen_ids is not None:
@@ -320,8 +320,8 @@ class Indexes:
 
     def purge_erased(self) -> Flow[None]:
         """Drop all erased data from the indexes in memory. Each search does this as well."""
-        # Ignore `SnapshotOutdated`, which means that another OS thread has already dropped the
-        # erased data from the indexes in memory.
+        # Ignore `SnapshotOutdated`. It means that another OS thread has already dropped the erased
+        # data from the indexes in memory.
         with suppress(SnapshotOutdated):
             yield from self._parse_state_and_drop_erased_data((yield self.sql("store_state"))[0])
 
@@ -330,7 +330,7 @@ class Indexes:
     def _parse_state_and_drop_erased_data(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store.
 
-        If items have been erased since the last call, drop their data from memory first.
+        If items have been erased since the last call, their data is first dropped from memory.
         """
         erasures, embedded, closed, model = state_row
         state = _State(
@@ -430,10 +430,9 @@ class Indexes:
     ) -> Flow[IndexView]:
         """Load an index view of a namespace's replaced and deleted versions.
 
-        The view is taken from a separate index of past versions, which contains all replaced or
-        deleted versions that searches in this process have loaded so far. The view has no measured
-        vector separation, because the measurement would depend on which versions earlier searches
-        happened to load.
+        The view comes from a separate index, which contains every replaced or deleted version that
+        searches in this process have loaded so far. The view carries no statistics about vector
+        separation, because they would depend on which versions earlier searches happened to load.
         """
         cached = self._get_cached_index((path, True), state, may_cache=may_cache)
         closed = np.array(version_ids, np.int64)
@@ -481,7 +480,7 @@ class Indexes:
     def _bring_up_to_date(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """Bring the index of a namespace up to date with the database, and return it.
+        """Update a namespace's index to match the database, and return the index.
 
         If the update fails, the index is discarded.
         """
@@ -542,11 +541,11 @@ class Indexes:
         namespace: _NamespaceRow,
         state: _State,
     ) -> Flow[None]:
-        """Remove from an index the items that have been replaced or deleted in the database.
+        """Remove replaced and deleted items from an index.
 
         If only a few versions have been replaced or deleted since the last update, their ids are
-        read from the database. Otherwise, the ids of all current items are read, and items with
-        other ids are removed.
+        read from the database. Otherwise, the ids of all current items are read, and all other
+        items are removed from the index.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
@@ -576,7 +575,7 @@ class Indexes:
     def _add_missing_vectors_and_count_items(
         self, index: NamespaceIndex, model_number: int
     ) -> Flow[int]:
-        """Add vectors that were stored later than their items, and count these items."""
+        """Add vectors that were stored after their items, and return the number of these items."""
         ids = index.ids_without_vectors()
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
@@ -594,12 +593,12 @@ class Indexes:
     def _refresh_expiries(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Refresh the cached expiry times of items that have expired according to the index.
+        """Refresh the expiry times of items that, according to the index, expire by `until`.
 
         An index caches each item's expiry time. An item's expiry time in the database may be later
         than the cached one, because reading the item can restart its time to live. If `until` is in
         the future, expiry times between `now` and `until` can still change, so the next search
-        refreshes them again.
+        refreshes these items again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
         if expiring := index.find_ids_expiring_between(since, until):
@@ -609,7 +608,7 @@ class Indexes:
     def _build_indexed_items(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
         """Build the search data of some versions.
 
-        Vectors that are not stored in the database are computed from the values of the items.
+        Vectors that are not stored in the database are computed from the items' values.
         """
         values = [self.records.decode_row_value(row) for row in rows]
         without_vectors = [
@@ -649,7 +648,7 @@ class Indexes:
     def _save_index(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> None:
-        """Write the index to the database, unless data is erased before the write."""
+        """Write the index to the database in the background, unless an erasure happens first."""
         assert self.write_in_background is not None
         form, coverage = (
             self.preparer.build_fingerprint_of_index_computation(state.model),
@@ -670,7 +669,7 @@ class Indexes:
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
-    """Return whether the stored index lacks so many items that it should be saved again."""
+    """Return whether the stored index is missing enough items to be worth saving again."""
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)
 
@@ -681,7 +680,7 @@ def _is_worth_saving(unsaved: int, items: int) -> bool:
 def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
     """Return a dict that maps each of `words` to the rows of an index view that contain the word.
 
-    Words that no row contains are left out.
+    Words that occur in no row are omitted.
     """
     hits = ((word, view.find_word(word)) for word in words)
     return {word: term for word, term in hits if len(term[0])}
@@ -705,7 +704,7 @@ def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
 def _find_rows_of_most_similar_words(
     read_views: Callable[[_ReadView], Flow[list[Any]]], unknown_words: Sequence[str]
 ) -> Flow[dict[str, WordHits]]:
-    """Return, for each unknown word, the rows that contain the most similar known word."""
+    """Map each unknown word to the rows that contain the most similar known word."""
     similar_words = yield from read_views(
         lambda _, view: [view.vocabulary.similar_words(word) for word in unknown_words]
     )
@@ -724,10 +723,10 @@ def _find_rows_of_most_similar_words(
 
 
 def _merge_rows_by_word(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
-    """Merge the dicts from words to rows that were built for several namespaces.
+    """Merge the dicts that map words to rows, one dict per namespace, into a single dict.
 
-    The rows of each namespace are numbered from 0. In the merged result, the numbers continue from
-    one namespace to the next, so that each row has a unique number.
+    Row numbers start at 0 in each namespace. In the merged dict, the rows of all namespaces are
+    numbered consecutively, so that each row number is unique.
 
     Args:
         parts: For each namespace, the number of its rows and the rows of its words.

@@ -1,8 +1,7 @@
-"""Computation of vectors for items that have none.
+"""Compute vectors for items that have none.
 
 An item has no vectors while it is being put, if its embedder failed, or after the embedding model
-was replaced. If an item could not be embedded, searches find it by keywords only until its vectors
-can be computed.
+was replaced. Until its vectors have been computed, an item can be found only by keyword search.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from perdure.stores.vectors import Floats, Model, encode_vector_groups
 
 # number of items embedded per batch
 BATCH_SIZE = 256
-# maximum number of failed attempts to embed an item; after that, puts no longer retry the item
+# threshold: if embedding an item has failed more often than this, puts no longer retry the item
 _MAX_RETRIED_ATTEMPTS = 3
 
 
@@ -41,7 +40,7 @@ class MissingEmbeddings:
     async def embed_puts(self, puts: Sequence[Put]) -> Model | None:
         """Compute the vectors of new items.
 
-        If the embedder fails, store the error message in each put instead.
+        If the embedder fails, the error message is stored in each put instead of the vectors.
 
         Returns:
             The model of the vectors, or None if no vectors are stored.
@@ -108,11 +107,11 @@ class MissingEmbeddings:
         return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), attempts, limit))
 
     def count_missing(self) -> Flow[int]:
-        """Return how many items lack vectors from the recorded model."""
+        """Return the number of items that have no vectors from the recorded model."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
-        # Outdated vectors can remain in the database only if the store saves vectors and had
-        # another model before. In all other cases, only pending items lack vectors.
+        # The database can contain outdated vectors only if the store saves vectors and previously
+        # used a different model. In all other cases, only pending items lack vectors.
         if (
             model is None
             or model.number < 2
@@ -124,7 +123,7 @@ class MissingEmbeddings:
         return int(rows_of_count[0][0])
 
     async def embed_missing(self, prefix: bytes) -> int:
-        """Compute missing vectors under a prefix, and return how many items were embedded."""
+        """Embed the items under a prefix that lack vectors, and return how many were embedded."""
         total = since = 0
         while rows := (
             await self._runner.read(partial(self._read_pending_rows, prefix, since, BATCH_SIZE))
@@ -161,8 +160,8 @@ class MissingEmbeddings:
                 await self._runner.write(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                # Raise the error if embedding failed for two groups of rows and succeeded for none,
-                # because the cause is then probably the embedder and not the text of one row.
+                # Raise the error if embedding has failed for two single rows and succeeded for
+                # none, because then the embedder itself is probably failing.
                 if last_error is not None and not embedded_count:
                     raise
                 last_error = exc
@@ -235,7 +234,8 @@ class MissingEmbeddings:
     async def _drop_old_vectors(self, model_number: int, progress: Progress | None) -> int:
         """Drop stored vectors that were computed with earlier models.
 
-        If searches compute the vectors with the current model, stored vectors are not needed.
+        No replacements are stored, because searches compute vectors with the current model on
+        demand.
         """
         dropped_count = 0
         while rows := (

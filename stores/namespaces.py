@@ -1,4 +1,4 @@
-"""Validate namespaces and keys, and encode namespaces as paths of bytes.
+"""Validate namespaces and keys, and encode namespaces as byte-string paths.
 
 A path is the concatenation of a namespace's labels in UTF-8, each terminated by a NUL byte. No
 label contains a NUL byte. Paths sort in the same order as the tuples of labels that they encode.

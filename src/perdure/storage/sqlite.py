@@ -1,7 +1,7 @@
 """`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
-All databases of a process with the same path share one `SQLiteFile`. A `SQLiteFile` has one writing
-connection and several read-only connections. The writing thread commits several jobs in one
+Within a process, all databases with the same path share one `SQLiteFile`. A `SQLiteFile` has one
+writing connection and several read-only connections. The writing thread commits several jobs in one
 transaction.
 """
 
@@ -46,10 +46,10 @@ _READING_THREADS: Final = 4
 _MAX_ASYNC_READS: Final = 4
 # Maximum number of seconds that a fork waits for reads to end
 _FORK_WAIT_S: Final = 2.0
-# Interval in seconds at which a new read retries while the process is preparing to fork
+# Polling interval, in seconds, of a new read that waits for a fork to finish
 _PAUSE_S: Final = 0.001
-# Number of rows that aiosqlite fetches at a time. It has no effect, because perdure always fetches
-# all rows at once.
+# Number of rows that aiosqlite fetches at a time. The value has no effect, because perdure always
+# fetches all rows at once.
 _CHUNK_ROWS: Final = 64
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
@@ -58,7 +58,7 @@ _SIZES = (
 
 
 class SQLiteFile(SharedResource):
-    """An open SQLite file, shared by all databases in this process that have its path.
+    """An open SQLite file, shared by all databases in this process that have the same path.
 
     Args:
         connector: Opens the connections.
@@ -85,8 +85,8 @@ class SQLiteFile(SharedResource):
             else:
                 self._writer = SQLiteWriter(connector, schema)
                 self.write_lock = self._writer.lock
-                # Ignore errors of the scrub, because the next process that opens the file also
-                # calls `scrub_deleted_rows`.
+                # Ignore scrub errors, because the next process that opens the file calls
+                # `scrub_deleted_rows` again.
                 with suppress(StorageError):
                     self._writer.scrub_deleted_rows()
 
@@ -102,8 +102,8 @@ class SQLiteFile(SharedResource):
     def submit(self, job: Job[T]) -> Any:
         """Submit a job to the writer, and return a future for its result."""
         writer = self._writer
-        # Check `refusal` before taking the lock, because a forked process may have inherited a
-        # locked lock.
+        # Check `refusal` before acquiring the lock, because a forked process may have inherited the
+        # lock in its locked state.
         if writer is None or self.refusal:
             writer = self.writer
         with self.submit_lock:
@@ -135,8 +135,8 @@ class SQLiteFile(SharedResource):
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`.
 
-        For a database in memory or an untrusted file, the flow is run by the blocking method `read`
-        in a separate thread.
+        For an in-memory database or an untrusted file, the blocking method `read` runs the flow in
+        a separate thread.
         """
         self.check_usable()
         if not self.connector.is_on_disk or self.connector.guard is not None:
@@ -168,8 +168,8 @@ class SQLiteFile(SharedResource):
     def close_connections_inherited_by_fork(self) -> None:
         """Close the connections to this file that a forked process inherited from its parent.
 
-        Closing the inherited connections does not write to the file. Closing them does not release
-        the locks of the parent process either, because locks are not inherited across a fork.
+        Closing the inherited connections does not write to the file. It does not release the
+        parent's file locks either, because locks are not inherited across a fork.
         """
         writers = [] if self._writer is None else [self._writer.connection]
         for conn in (*writers, *self.readers.connections, *self.async_readers.connections):
@@ -198,11 +198,11 @@ class SQLiteFile(SharedResource):
 def _close_inherited_connections(path: str) -> None:
     """Close the connections that a forked process inherited from its parent process.
 
-    A forked process calls this function before it opens a database file. SQLite assumes that the
-    process holds all file locks that its connections have acquired. In a forked process, however,
-    the inherited connections hold no locks. If the inherited connections stayed open, SQLite would
-    not take locks for new connections, and other processes could delete the WAL while the forked
-    process was still using it. See
+    A forked process calls this function before it opens a database file. SQLite assumes that a
+    process holds all file locks that were acquired through the process's connections. In a forked
+    process, however, the inherited connections hold no locks. If the inherited connections stayed
+    open, SQLite would not take locks for new connections, and other processes could delete the WAL
+    while the forked process was still using it. See
     https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_file_across_a_fork_
 
     Raises:
@@ -282,7 +282,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
 
     @property
     def path(self) -> str:
-        """The path, or `":memory:"`. The path is absolute once the database has been connected."""
+        """The path, or `":memory:"`. The path is made absolute when the database is opened."""
         return self._connector.path
 
     @property
@@ -589,11 +589,11 @@ class AsyncReaders(_PausableReads):
     """Reads the database for coroutines, using aiosqlite connections in a separate event loop.
 
     Each aiosqlite connection has its own thread, which delivers results to the event loop that
-    awaits the statement. The thread of a connection dies with an error if it has to deliver a
+    awaits the statement. A connection's thread terminates with an error if it tries to deliver a
     result to a closed event loop. The caller's event loop may already be closed, for example after
-    a task was cancelled. To prevent the error, all statements are awaited in a separate event loop
-    and never cancelled, and `close` waits until all reads have ended. All threads are daemon
-    threads, so that a process can exit without closing its database.
+    a task was cancelled. For this reason, all statements are awaited in a separate event loop and
+    are never cancelled, and `close` waits for all reads to finish. All threads are daemon threads,
+    so that a process can exit without closing its database.
     """
 
     def __init__(self, connector: Connector) -> None:
@@ -632,10 +632,10 @@ class AsyncReaders(_PausableReads):
 
     @asynccontextmanager
     async def _count_read_during_block(self) -> AsyncIterator[None]:
-        """Wait while the process is forking, then count a read as active during the `with` block.
+        """Wait for any fork in progress, then count a read as active during the `with` block.
 
-        Waiting for a fork does not block the event loop, because reads in progress must be able to
-        finish in the same event loop.
+        Waiting for a fork must not block the event loop, because reads in progress need the same
+        event loop in order to finish.
         """
         while not self._try_to_begin_read():  # noqa: ASYNC110 - across threads
             await asyncio.sleep(_PAUSE_S)
@@ -689,7 +689,7 @@ class AsyncReaders(_PausableReads):
         return [connection.raw for connection in self._idle_connections]
 
     def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the event loop until `close`, in its own thread."""
+        """Run the event loop in its own thread until `close` stops it."""
         loop.run_forever()
         loop.run_until_complete(self._wait_for_reads_and_close_connections())
         loop.close()

@@ -1,4 +1,4 @@
-"""Open connections to one SQLite file, lock it between processes, and translate errors."""
+"""Open connections to an SQLite file, provide its inter-process lock, and translate errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from perdure.storage.untrusted_sqlite import (
 )
 
 Synchronous = Literal["full", "normal"]
-# Default value of the argument `synchronous`; see docs/decisions/0004
+# Default value of the `synchronous` argument; see docs/decisions/0004
 DURABLE: Final[Synchronous] = "full"
 MEMORY: Final = ":memory:"
 # Value of SQLite's pragma `application_id`, the text "perd" in ASCII; see
@@ -90,7 +90,7 @@ _ERRORS_BY_PREFIX: dict[str, tuple[type[StorageError], str]] = {
 
 
 class DiskReserve:
-    """A file that reserves disk space for deletions while the disk is nearly full.
+    """A file that reserves disk space, so that rows can still be deleted when the disk is full.
 
     Deleting rows requires disk space before the database can shrink, because SQLite first writes
     the changed pages to the WAL, and only later moves them into the file. Without the reserve,
@@ -106,8 +106,8 @@ class DiskReserve:
     def create_or_remove_as_needed(self) -> None:
         """Create the reserve file if the disk is nearly full. Remove it if there is ample space.
 
-        If the whole reserve file does not fit on the disk, the file becomes as large as possible.
-        File system errors are ignored, because the next call of this method retries.
+        If the full-size reserve file does not fit on the disk, it is made as large as possible.
+        File system errors are ignored, because the next call to this method tries again.
         """
         if not self._path:
             return
@@ -227,7 +227,7 @@ class Connector:
             if self.guard is not None and isinstance(conn, UntrustedConnection):
                 self.guard.set_connection_limits(conn)
             conn.execute("PRAGMA mmap_size = 0")
-            # The pragma `cell_size_check` makes SQLite detect damaged pages more often; see
+            # The pragma `cell_size_check` makes SQLite more likely to detect damaged pages; see
             # https://sqlite.org/pragma.html#pragma_cell_size_check
             conn.execute("PRAGMA cell_size_check = ON")
             if self.is_on_disk:
@@ -280,7 +280,7 @@ class Connector:
         return self._configure_writer(self._open_connection())
 
     def _configure_writer(self, conn: sqlite3.Connection) -> sqlite3.Connection:
-        """Set the pragmas of a writing connection, and return it."""
+        """Set the pragmas of a writing connection, and return the connection."""
         conn.execute(f"PRAGMA synchronous = {self.synchronous}")
         conn.execute("PRAGMA secure_delete = ON")
         if self.is_on_disk and REUSES_WAL:
@@ -345,7 +345,7 @@ class Connector:
         )
 
     def _is_perdure_database(self, conn: sqlite3.Connection) -> bool:
-        """Return True if perdure created the database, or False if the database is empty.
+        """Return True for a perdure database or False for an empty one, and reject all others.
 
         Raises:
             NotADatabase: The database belongs to another application.
@@ -550,7 +550,7 @@ def _build_path_error(exc: OSError, path: str) -> StorageError:
 
 @contextlib.contextmanager
 def convert_sqlite_errors(database_path: str) -> Iterator[None]:
-    """Convert errors of sqlite3 to `StorageError`, with the path in the message."""
+    """Convert sqlite3 errors to `StorageError`, with the path in the message."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as exc:

@@ -3,9 +3,9 @@
 A write is submitted as a job. All jobs that are waiting in the queue are committed in one
 transaction. The writer also limits the size of the WAL and returns free pages to the file system.
 SQLite before 3.51.3 can damage a database if several connections write and checkpoint the WAL at
-the same time (https://sqlite.org/wal.html#walresetbug). With an SQLite version before 3.51.3, only
-the writing connection checkpoints the WAL, and an interprocess lock is held during the checkpoint.
-With SQLite 3.51.3 or later, perdure relies on SQLite's automatic WAL checkpoints.
+the same time (https://sqlite.org/wal.html#walresetbug). With SQLite versions before 3.51.3, only
+the writing connection checkpoints the WAL, while holding an inter-process lock. With SQLite 3.51.3
+or later, perdure relies on SQLite's automatic WAL checkpoints.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REQUEST_SCRUB_SQL: Final = """
 INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """
-# Minimum number of seconds between two checks that the path still leads to the open file
+# Minimum number of seconds between two checks that the path still refers to the open file
 FILE_CHECK_INTERVAL_S: Final = 1.0
 # Maximum number of seconds that `get_epoch_of_writes_by_others` waits while another thread reads
 # the epoch
@@ -101,15 +101,15 @@ class SQLiteWriter:
         self._is_broken = False  # Whether the connection was closed after an error
         self._closed = False
         self._data_version = -1  # The last value of `PRAGMA data_version`
-        # Number of times that `PRAGMA data_version` returned a new value, which means that another
-        # connection changed the database
+        # Number of times that `PRAGMA data_version` has returned a new value, which it does after
+        # another connection has changed the database
         self._foreign_changes = 0
         self._commit_counts: Counter[str] = Counter()  # Number of commits of each component
         self._epoch_requests: deque[_EpochRequest] = deque()
         self._is_vacuuming = False
         # Size of the WAL in bytes after the last attempt to checkpoint it
         self._last_wal_bytes = 0
-        # Queue of the submitted jobs. The value None ends the writing thread.
+        # Queue of submitted jobs. The value None tells the writing thread to stop.
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self.put = self._queue.put
         self._thread = threading.Thread(
@@ -123,7 +123,7 @@ class SQLiteWriter:
         return self._conn
 
     def _commit_until_end(self) -> None:
-        """Commit queued jobs until None is taken from the queue."""
+        """Commit queued jobs until the stop signal (None) is taken from the queue."""
         more = True
         while more:
             jobs, more = self._collect_jobs_and_whether_more_may_follow()
@@ -134,8 +134,8 @@ class SQLiteWriter:
                 while self._epoch_requests:
                     with self._hold_connection_lock():
                         deliver_promise_results(self._answer_and_list_waiting_epoch_requests())
-            # Delete the reference to the finished jobs, so that their results are not kept in
-            # memory until the next job.
+            # Drop the references to the finished jobs, so that their results are not kept in memory
+            # until the next job arrives.
             del jobs
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
@@ -159,13 +159,13 @@ class SQLiteWriter:
             self.lock.release()
 
     def _commit_single_statement(self, job: Job[Any]) -> bool:
-        """Execute a job that consists of one conditional statement, without BEGIN and COMMIT.
+        """Commit a job in autocommit mode if it consists of a single conditional statement.
 
-        Python releases the interpreter lock during each call to SQLite. After each call, the
-        calling thread may have to wait for up to 5 ms (`sys.getswitchinterval`) until another
-        thread releases the interpreter lock. A transaction with BEGIN and COMMIT needs four SQLite
-        calls. In autocommit mode, a single statement needs only one SQLite call. When the calling
-        thread has to wait for the interpreter lock, the statement is already committed.
+        Python releases the global interpreter lock (GIL) during each call to SQLite. After each
+        call, the calling thread may have to wait up to 5 ms (`sys.getswitchinterval`) until another
+        thread releases the GIL. A transaction with BEGIN and COMMIT needs four SQLite calls. In
+        autocommit mode, a single statement needs only one SQLite call. By the time the calling
+        thread has to wait for the GIL, the statement has already been committed.
 
         Returns:
             True if the job was committed. False if nothing was written, because the job needs more
@@ -196,7 +196,7 @@ class SQLiteWriter:
     def _collect_jobs_and_whether_more_may_follow(self) -> tuple[list[Job[Any]], bool]:
         """Wait for jobs.
 
-        Return all queued jobs, and whether the writing thread must wait for more.
+        Return all queued jobs, and a flag that is False if the stop signal was received.
         """
         jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
@@ -220,7 +220,7 @@ class SQLiteWriter:
         """Run jobs in one transaction.
 
         If the transaction fails, run each job in its own transaction. If a job that deletes rows
-        fails because the disk is full, it is retried with the reserved disk space.
+        fails because the disk is full, the reserved disk space is released and the job is retried.
         """
         running: Job[Any] | None = None
         try:
@@ -261,7 +261,7 @@ class SQLiteWriter:
         deliver_promise_results([*jobs, *self._answer_and_list_waiting_epoch_requests()])
 
     def _count_commits_by_component(self, jobs: list[Job[Any]]) -> None:
-        """Count a commit for the component of each job, and update the job's `watch`."""
+        """Increment the commit count of each job's component, and update the job's `watch`."""
         for job in jobs:
             commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
             if job.watch is not None:
@@ -271,15 +271,15 @@ class SQLiteWriter:
     def _answer_and_list_waiting_epoch_requests(self) -> list[_EpochRequest]:
         """Take all epoch requests from the queue, set their results, and return the requests.
 
-        The requests are removed from the queue before their results are set, because a coroutine
-        may stop waiting at any time. If the epoch cannot be read, the error is ignored, and the
-        result of the request is None.
+        Each request is removed from the queue before its result is set, because a coroutine that
+        stops waiting removes its own request concurrently. If the epoch cannot be read, the error
+        is ignored, and the result of the request is None.
         """
         requests: list[_EpochRequest] = []
         with suppress(IndexError):
             while True:
                 requests.append(self._epoch_requests.popleft())
-        # If the epoch cannot be read, the requests that were not answered yet keep the result None.
+        # If the epoch cannot be read, the result of each unanswered request remains None.
         with suppress(Exception):
             if requests:
                 self._count_change_by_other_connection_if_any()
@@ -307,7 +307,7 @@ class SQLiteWriter:
     def _count_change_by_other_connection_if_any(self) -> None:
         """Increment `_foreign_changes` if another connection has committed since the last call.
 
-        SQLite documents the pragma: https://www.sqlite.org/pragma.html#pragma_data_version
+        See https://www.sqlite.org/pragma.html#pragma_data_version
         """
         (version,) = self._conn.execute("PRAGMA data_version").fetchone()
         if version != self._data_version:
@@ -315,11 +315,11 @@ class SQLiteWriter:
             self._foreign_changes += 1
 
     def _build_epoch_of_writes_by_others(self, component: str, watch: Watch) -> object:
-        """Return a pair of counts that changes when anyone but the owner of `watch` writes.
+        """Return a pair of counts that changes when anyone other than the owner of `watch` writes.
 
         The first count is the number of changes made by other connections to the file. The second
-        count is the number of commits that this process made for the component, except those made
-        by the owner of `watch`.
+        count is the number of commits by this process for the component, excluding those by the
+        owner of `watch`.
         """
         return self._foreign_changes, self._commit_counts[component] - watch.own_commits
 
@@ -335,8 +335,8 @@ class SQLiteWriter:
         try:
             self._count_change_by_other_connection_if_any()
             return self._build_epoch_of_writes_by_others(component, watch)
-        # Reading the epoch fails if the connection is broken, or if a test tool forbids SQL in an
-        # event loop.
+        # Reading the epoch can fail because the connection is broken, or because a test tool blocks
+        # SQL that runs on the event loop.
         except Exception:
             return None
         finally:
@@ -401,7 +401,7 @@ class SQLiteWriter:
 
     @contextmanager
     def lend_connection(self) -> Iterator[sqlite3.Connection]:
-        """Lend the writing connection for work other than jobs during the `with` block."""
+        """Lend the writing connection to the `with` block, for work that is not a job."""
         with self._hold_connection_lock(), convert_sqlite_errors(self._connector.path):
             try:
                 yield self._get_connection()
@@ -417,7 +417,7 @@ class SQLiteWriter:
     # -- the WAL and the size of the file
 
     def _free_pages_and_empty_wal(self) -> None:
-        """Perform one step of a vacuum in progress, and empty the WAL if it has grown too large.
+        """Perform one step of a vacuum in progress, and truncate the WAL if it has grown too large.
 
         Errors are ignored, because the operation is repeated after the next commit.
         """
@@ -450,11 +450,11 @@ class SQLiteWriter:
 
     @contextmanager
     def _release_disk_reserve_during_block(self) -> Iterator[None]:
-        """Release the reserved disk space during the `with` block, then shrink the file.
+        """Release the reserved disk space during the `with` block, then shrink the database file.
 
-        Within the `with` block, SQLite overwrites deleted rows only where that writes no additional
-        pages, so that a deletion needs less disk space. The caller must request a scrub. See
-        https://sqlite.org/pragma.html#pragma_secure_delete
+        During the `with` block, SQLite overwrites deleted rows only where this requires no
+        additional page writes, so that deletions need less disk space. The caller must request a
+        scrub. See https://sqlite.org/pragma.html#pragma_secure_delete
         """
         with self._connector.reserve.release_during_block():
             with suppress(sqlite3.Error, StorageError, OSError):
@@ -477,7 +477,7 @@ class SQLiteWriter:
         """Checkpoint the WAL into the database file, and return whether the WAL is now empty.
 
         If the database file cannot grow because the disk is full, the reserved disk space is
-        released. Emptying the WAL frees enough disk space to create the reserve file again.
+        released. Truncating the WAL frees enough disk space to recreate the reserve file.
         """
         if not self._connector.is_on_disk:
             return True
@@ -506,7 +506,7 @@ class SQLiteWriter:
 
         `secure_delete` overwrites deleted rows, but not the old copies that remain when SQLite
         moves rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html)
-        while other connections can still read. The interprocess lock is held only during the WAL
+        while other connections can still read. The inter-process lock is held only during the WAL
         checkpoint after the VACUUM.
 
         Returns:

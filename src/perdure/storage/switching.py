@@ -1,9 +1,9 @@
 """Shorten Python's thread switch interval for writes that must not be delayed.
 
-A thread that is woken has to wait until the running thread releases the interpreter lock, which
-takes up to 5 ms by default (`sys.getswitchinterval`). While the thread that stores the answer to an
-interrupt waits for the interpreter lock, the program can already act on the answer, and can crash
-before the answer is stored.
+A thread that wakes up has to wait until the running thread releases the global interpreter lock
+(GIL), which takes up to 5 ms by default (`sys.getswitchinterval`). If the thread that stores the
+answer to an interrupt has to wait for the GIL, the rest of the program may act on the answer, and
+then crash before the answer is stored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 # Thread switch interval in seconds while any thread is inside a `with` block of
 # `use_short_switch_interval`
 _SHORT_INTERVAL_S: Final = 0.0001
-# One object for each `with` block of `use_short_switch_interval` that is currently running in any
-# thread
+# Contains one object for each `with` block of `use_short_switch_interval` that is currently active
+# in any OS thread
 _running_blocks = set[object]()
-# Thread switch interval in seconds to restore when the last `with` block of
-# `use_short_switch_interval` ends, or None
+# Thread switch interval, in seconds, to restore when the last `with` block of
+# `use_short_switch_interval` ends, or None if there is nothing to restore
 _former_s: float | None = None
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """The outcome of a task that another thread executes, with a future for the waiting caller.
+    """The outcome of a task that runs in another thread, and a future for the waiting caller.
 
     The thread that executes the task sets `result` or `error`, then calls
     `deliver_promise_results`.
@@ -98,8 +98,8 @@ class ThreadPool:
     """A pool of daemon threads that start tasks in submission order.
 
     A new thread is started only if all threads in the pool are busy. If a caller waits for each
-    task to end before it submits the next one, all its tasks run in the same thread and reuse the
-    thread's connection and caches.
+    task to finish before submitting the next one, all its tasks run in the same thread and can
+    reuse the thread's connection and caches.
 
     Args:
         max_threads: The maximum number of threads.
@@ -113,12 +113,12 @@ class ThreadPool:
         self._queued_tasks: deque[_Task] = deque()
         self._unfinished_count = 0
         self._threads: list[threading.Thread] = []
-        # Signals for the threads of a pool with `is_permanent`. True tells a thread to take a task,
-        # and False tells it to stop.
+        # Signals for the threads of a permanent pool. True tells a thread to take a task, and False
+        # tells it to stop.
         self._wake_signals: SimpleQueue[bool] = SimpleQueue()
 
     def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
-        """Submit a function to be called in a thread of the pool.
+        """Submit a function to run in one of the pool's threads.
 
         Args:
             work: The function.
@@ -130,7 +130,8 @@ class ThreadPool:
         """
         promise: Promise[Any] | None = None if is_async is None else Promise(is_async=is_async)
         with self._lock:
-            # Remove cancelled tasks, which would otherwise pile up while threads hang.
+            # Remove cancelled tasks, which would otherwise accumulate in the queue while all
+            # threads are blocked.
             while (
                 self._queued_tasks
                 and (first_promise := self._queued_tasks[0][0])
@@ -140,7 +141,7 @@ class ThreadPool:
                 self._unfinished_count -= 1
             if len(self._threads) < min(self._unfinished_count + 1, self._max_threads):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                # Start the thread before the task is queued, because a failed start must not leave
+                # Start the thread before queueing the task, so that a failed start does not leave
                 # the task in the queue.
                 thread.start()
                 self._threads.append(thread)
@@ -184,13 +185,13 @@ class ThreadPool:
                     return None
 
     def close(self) -> None:
-        """Finish all submitted tasks, then stop the threads that wait for further tasks."""
+        """Finish all submitted tasks, then stop the idle threads."""
         for _ in self._threads:
             self._wake_signals.put(False)
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(_JOIN_S)
-            # Send one more stop signal, because a thread that was started after the first signals
-            # may have consumed the signal of another thread.
+            # Send one more stop signal, because a thread that started after the first signals were
+            # sent may have consumed a signal meant for another thread.
             if alive[0].is_alive():
                 self._wake_signals.put(False)
 
@@ -219,7 +220,8 @@ class Ticket:
     def is_abandoned(self) -> bool:
         """Whether the event loop that was waiting for the ticket has been closed.
 
-        Nobody waits for an abandoned ticket any longer, and nobody removes it from its queues.
+        No caller waits for an abandoned ticket any longer, so no caller will remove it from its
+        queues.
         """
         return self.loop is not None and self.loop.is_closed()
 
@@ -256,8 +258,8 @@ class Queues:
         with self._lock:
             for name in ticket.names:
                 queue = self._queues.setdefault(name, deque())
-                # Remove the first ticket of the queue if its event loop was closed, because nothing
-                # else removes an abandoned ticket.
+                # Remove abandoned tickets from the front of the queue, because nothing else removes
+                # them.
                 while queue and queue[0].is_abandoned:
                     self._remove(queue[0])
                     queue = self._queues.setdefault(name, deque())

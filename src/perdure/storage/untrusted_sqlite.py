@@ -1,11 +1,11 @@
-"""Check untrusted SQLite files, for example files that are imported, and limit their reads.
+"""Check untrusted SQLite files, such as imported ones, and limit the resources that reads use.
 
-Whoever created an SQLite file controls what each table name in it refers to, and how its pages are
-linked. If the file defines a view under the name of a table that perdure reads, the view's query
-may never end. If the pages of a table form a cycle, reading the table may never end. To prevent
-endless reads, perdure checks the SQL of the tables and the links between their pages before it
-reads anything else from the file. The number of virtual machine steps per read and the size of each
-value are limited.
+The creator of an SQLite file controls what each table name in it refers to, and how its pages are
+linked. If the file defines a view with the same name as a table that perdure reads, reading the
+view may never end. If the pages of a table form a cycle, reading the table may never end. To
+prevent endless reads, perdure checks the SQL of the tables and the links between their pages before
+it reads anything else from the file. The number of virtual machine steps per read and the size of
+each value are limited.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any, Final, NamedTuple
 from perdure.errors import CorruptRecord, NotADatabase, StorageError
 from perdure.storage.database import build_error_for_prerelease_database
 
-# Default limit for the size in bytes of a value that an import reads
+# Default maximum size, in bytes, of a value that an import reads
 IMPORT_VALUE_BYTES: Final = 256 << 20
 _MB: Final = 1 << 20
 # Number of SQLite virtual machine steps between two checks of a read's step limit
 _STEP_INTERVAL: Final = 100_000
 # Maximum number of virtual machine steps for reading the schema, enough for 20,000 schema objects
 _SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL
-# Maximum number of virtual machine steps for reading a small file, which SQLite executes in about a
-# second
+# Maximum number of SQLite virtual machine steps per read, before the allowance for the size of the
+# file (`_STEPS_PER_BYTE`) is added. SQLite executes this many steps in about one second.
 _BASE_STEPS: Final = 50_000_000
-# Number of additional virtual machine steps that a read may take for each byte of the file; see
-# `_BASE_STEPS`
+# Number of additional virtual machine steps that a read may take per byte of the file and its WAL;
+# see `_BASE_STEPS`
 _STEPS_PER_BYTE: Final = 32
-# Name of the table that stores the schema versions, which is checked before the other tables
+# Name of the table that stores the schema versions. It is checked before all other tables.
 _VERSION_TABLE: Final = "schemas"
-# Tables with search indexes, whose values may be of any size. An import does not copy these tables,
-# because searches rebuild the indexes.
+# Names of the tables that store search indexes. The sizes of their values are not checked, because
+# an import does not copy these tables. Searches rebuild the indexes.
 _INDEX_TABLES: Final = {"store_search_indexes", "transcript_search_indexes"}
 # Suffixes of the additional files that SQLite opens together with a database file
 _COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-journal")
@@ -59,7 +59,7 @@ _EVALUATED_KEYWORDS: Final = {"check", "collate", "generated", "as", "references
 
 
 class TableSQL(NamedTuple):
-    """A table's definition in a normalized form, for comparing CREATE TABLE statements.
+    """A normalized table definition, used to compare CREATE TABLE statements.
 
     Attributes:
         definitions: The columns and constraints, in any order, because `ALTER TABLE` adds a column
@@ -116,7 +116,7 @@ def read_tables(script: str) -> dict[str, TableSQL]:
     return dict(table for table in tables if table is not None)
 
 
-# SQL of the table `schemas` as it was created by development versions before the first release
+# SQL of the `schemas` table as created by pre-release versions of perdure
 _TABLE_WITHOUT_HASHES: Final = read_tables(
     """
     CREATE TABLE schemas (
@@ -128,7 +128,7 @@ _TABLE_WITHOUT_HASHES: Final = read_tables(
 
 
 def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
-    """Return those of the given names that belong to a view or virtual table."""
+    """Return the given names that belong to a view or a virtual table."""
     sql = "SELECT lower(name) FROM sqlite_master WHERE type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
     return sorted({name for (name,) in conn.execute(sql)} & {*names})
 
@@ -136,7 +136,7 @@ def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
 def _check_table_has_expected_sql(
     path: str, name: str, kind: str, sql: Any, expected: TableSQL | None
 ) -> None:
-    """Check that a table or view in the file has the definition that is expected for its name.
+    """Check that a table or view in the file has the definition expected for its name.
 
     Raises:
         NotADatabase: The file has a view, a virtual table, or another table under this name.
@@ -170,7 +170,7 @@ def _check_table_has_expected_sql(
 
 
 class UntrustedConnection(sqlite3.Connection):
-    """A connection that aborts any read that takes too many SQLite virtual machine steps.
+    """A connection that aborts a read after too many SQLite virtual machine steps.
 
     Attributes:
         steps: The number of steps that the current read has taken.
@@ -256,8 +256,8 @@ class UntrustedFileGuard:
     def check_and_limit_untrusted_read(self, conn: UntrustedConnection) -> Iterator[None]:
         """Check the file before the `with` block reads it.
 
-        The `with` block is one transaction, with a limit on the number of SQLite virtual machine
-        steps.
+        The `with` block runs in one transaction, which is aborted if it exceeds its limit of SQLite
+        virtual machine steps.
 
         Raises:
             NotADatabase: A table does not have the expected definition; see `UntrustedFileGuard`.
@@ -274,8 +274,8 @@ class UntrustedFileGuard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            # The read was interrupted although it did not exceed its step limit, because a signal
-            # handler raised an exception that sqlite3 discarded.
+            # The read did not exceed its step limit. It was interrupted by a signal handler that
+            # raised an exception, which sqlite3 discarded.
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
@@ -339,7 +339,7 @@ class UntrustedFileGuard:
     def _check_pages_of_table_are_used_once(
         self, conn: UntrustedConnection, table_name: str
     ) -> None:
-        """Check that no page is linked twice, because reading a cycle of pages may never end."""
+        """Check that the pages of a table form no cycle, because reading a cycle may never end."""
         for (problem,) in conn.execute(f"PRAGMA quick_check({table_name})"):
             if problem != "ok":
                 lines = str(problem).splitlines()
