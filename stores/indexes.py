@@ -77,12 +77,12 @@ _ReadView = Callable[[bytes, IndexView], Any]
 
 
 class QueryTerms(NamedTuple):
-    """The words and the vector of a query."""
+    """A query's words and embedding."""
 
     # the query's words, normalised in the same way as words in the index, with the synonyms of each
     words: Mapping[str, Sequence[str]]
     vector: Floats | None = None
-    model: Model | None = None  # the model of the vector
+    model: Model | None = None  # the model that computed the vector
     # Whether to replace a query word that occurs in no row with the most similar word that does
     # occur.
     corrects_words: bool = True
@@ -242,8 +242,8 @@ class Indexes:
         """Load the selected rows, with the data used to rank them for a query.
 
         A search as of a past time ranks the current items and the versions that have been replaced
-        or deleted since that time. If the query may contain misspelt words, the indexes are read
-        again to find similar words.
+        or deleted since that time. If some of the query's words may be misspelt, the indexes are
+        read a second time to find similar words.
 
         Raises:
             SnapshotOutdated: Another thread has read a newer state.

@@ -1,8 +1,8 @@
 """`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
 Within a process, all databases with the same path share one `SQLiteFile`. A `SQLiteFile` has one
-writing connection and several read-only connections. The writing thread commits several jobs in one
-transaction.
+writing connection and several read-only connections. The writing thread can commit several jobs in
+one transaction.
 """
 
 from __future__ import annotations
@@ -574,11 +574,11 @@ def _roll_back_or_close(conn: sqlite3.Connection) -> bool:
 
 
 class _AsyncConnection(NamedTuple):
-    """A connection of aiosqlite.
+    """An aiosqlite connection.
 
     Attributes:
         conn: The connection.
-        raw: The connection of sqlite3 that it uses.
+        raw: The underlying sqlite3 connection.
     """
 
     conn: aiosqlite.Connection
@@ -673,7 +673,7 @@ class AsyncReaders(_PausableReads):
                 await conn.close()
 
     async def _open_connection(self) -> _AsyncConnection:
-        """Open a connection of aiosqlite."""
+        """Open an aiosqlite connection."""
         raw_connections: list[sqlite3.Connection] = []
 
         def connect() -> sqlite3.Connection:

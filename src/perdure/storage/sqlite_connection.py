@@ -97,7 +97,7 @@ class DiskReserve:
     nothing could be deleted once the disk is full.
 
     Args:
-        database: The path of the database. The reserve file is next to it.
+        database: The path of the database. The reserve file is created in the same folder.
     """
 
     def __init__(self, database: str) -> None:
@@ -374,7 +374,7 @@ class Connector:
             wait_s: The seconds to wait for the lock. None means `timeout_s`.
 
         Raises:
-            StorageUnavailable: Another process held the lock for this time.
+            StorageUnavailable: Another process held the lock for the whole time.
         """
         if not self.is_on_disk:
             yield

@@ -511,7 +511,7 @@ class SQLiteWriter:
 
         Returns:
             Whether no trace is left. The result is False while another process reads the earlier
-            state, or while the disk has no room for a copy of the file.
+            state, or while there is not enough disk space for a copy of the file.
         """
         with self.lend_connection() as conn:
             scrub_request = conn.execute(
@@ -533,7 +533,8 @@ class SQLiteWriter:
             )
             if is_moved:
                 # Delete only the request that was read above. A newer request has a different value
-                # and must stay in the table, because the VACUUM may not have removed its rows.
+                # and must stay in the table, because the VACUUM may have run before that request's
+                # rows were deleted.
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", scrub_request)
             return is_moved
 
@@ -545,7 +546,7 @@ class SQLiteWriter:
         after each commit.
 
         Args:
-            commit_empty_job: A function that commits an empty job, so that the next step is made.
+            commit_empty_job: A function that commits an empty job, which triggers the next vacuum step.
         """
         self._is_vacuuming = True
         while self._is_vacuuming:

@@ -88,7 +88,7 @@ def split_tokens(sql: str) -> list[str]:
 
 
 def parse_create_table_tokens(tokens: list[str]) -> tuple[str, TableSQL] | None:
-    """Return the name and the SQL of a table, or None if the statement is not CREATE TABLE."""
+    """Return a table's name and definition, or None if the statement is not CREATE TABLE."""
     if tokens[:2] != ["create", "table"]:
         return None
     remaining_tokens = tokens[5:] if tokens[2:5] == ["if", "not", "exists"] else tokens[2:]
