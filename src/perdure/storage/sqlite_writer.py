@@ -546,7 +546,7 @@ class SQLiteWriter:
         after each commit.
 
         Args:
-            commit_empty_job: A function that commits an empty job, which triggers the next vacuum step.
+            commit_empty_job: Commits an empty job, which triggers the next vacuum step.
         """
         self._is_vacuuming = True
         while self._is_vacuuming:
