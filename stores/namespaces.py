@@ -140,7 +140,7 @@ def encode_path(namespace: Iterable[str]) -> bytes:
 
 
 def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
-    r"""Return the range of paths that begin with `prefix`, as its start and its exclusive end.
+    r"""Return the start and the exclusive end of the range of paths that begin with `prefix`.
 
     >>> prefix_range(b"users\0")
     (b'users\x00', b'users\x01')
@@ -151,7 +151,7 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
 def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
     """Return whether a namespace meets every condition of a `list_namespaces` call.
 
-    A `"*"` in a condition matches any one label.
+    A `"*"` in a condition matches any single label.
     """
     return all(_matches_condition(condition, namespace) for condition in conditions)
 

@@ -18,7 +18,7 @@ _IGNORED: Final = re.compile(
     r"[!\"'()*,./:;?@\[\\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb\u0964\u060c\u061b"
     r"\u061f\u06d4\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f-]"
 )
-# punctuation that is significant inside a word or number: in 10.5, in 2024-03-01, in "it's", in -5
+# punctuation that is significant inside a word or number, as in 10.5, 2024-03-01, "it's" or -5
 _MEANINGFUL_INSIDE: Final = re.compile(
     r"[.,:/'\u2212-](?=\w)(?:(?<=\d[.,:/-])(?=\d)|(?<=[^\W\d]')(?=[^\W\d])"
     r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"

@@ -3,7 +3,7 @@
 The default embedder runs no neural network and needs no network access. The table was distilled
 from the vocabulary of sentence-transformers/all-MiniLM-L6-v2 with model2vec's method.
 `weights/NOTICE` states the origin of the table, and the script `benchmarks/static_embedder.py`
-recomputes the table.
+regenerates the table.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ class _TokenMemo(dict[str, tuple[int, ...]]):
 class WordPieceTokenizer:
     """Splits text into token ids as BERT's uncased tokenizer does.
 
-    The tokenizer adds no [CLS] and [SEP] tokens and does not truncate texts. The strings `[UNK]`
-    and `[PAD]` have no special meaning in a text. Character classes come from Python's Unicode
-    tables, which are newer than those of BERT's own tokenizer. The difference between the two
-    versions of the Unicode tables affects only writing systems that have no tokens in BERT's
+    The tokenizer does not add [CLS] or [SEP] tokens, and does not truncate texts. The strings
+    `[UNK]` and `[PAD]` have no special meaning in a text. Character classes come from Python's
+    Unicode tables, which are newer than those of BERT's own tokenizer. The difference between the
+    two versions of the Unicode tables affects only writing systems that have no tokens in BERT's
     vocabulary.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest

@@ -4,8 +4,8 @@ The options of a store are checked before its database is opened. When the datab
 options are compared with the settings recorded in it.
 
 A put is implemented as a coroutine that awaits effects (see `perdure.effects`). An effect is a step
-that blocking and async callers perform in different ways. The coroutine awaits one effect for each
-read, each write and each embedder call. A database snapshot is held open only while reading, never
+that blocking and async callers perform in different ways. The coroutine awaits a separate effect
+for each read, write and embedder call. A database snapshot is held open only while reading, never
 while waiting for the embedder. Store reads are blocking calls. A coroutine runs a store read in a
 worker thread.
 
@@ -64,7 +64,7 @@ from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
 # maximum number of requests in a batch; the results of a batch are delivered together, so a larger
-# batch would delay its first request
+# batch would delay the result of its first request
 _MAX_BATCH = 16
 # a request submitted by a coroutine, and the `Promise` that receives its result
 _Request = tuple[Any, Promise[Any]]
@@ -190,9 +190,9 @@ def resolve_and_record_searched_json_paths(
 
     Args:
         sql: The statements of the store.
-        chosen_paths: The paths of the caller, or None.
+        chosen_paths: The paths passed by the caller, or None.
         word_storage: How words are stored: "clear", "sealed" or "keyed".
-        read_only: Whether nothing is recorded.
+        read_only: Whether the database is read-only, so that nothing is recorded.
 
     Raises:
         ConfigurationError: The file stores words in another way.
@@ -254,7 +254,7 @@ class StoreParts:
     indexes: Indexes
     runner: OperationRunner
     ttl: TTLConfig | None
-    now: Callable[[], int]  # the present time in microseconds
+    now: Callable[[], int]  # returns the current time in microseconds
     # Encoded namespace prefix of the scope. The store can access only namespaces that begin with
     # this prefix.
     root: bytes = b""
@@ -273,10 +273,10 @@ class StoreParts:
         Args:
             sql: The statements of the store.
             options: The checked options.
-            now: Returns the present time in microseconds.
+            now: Returns the current time in microseconds.
             open_database: Returns the database. Its argument must be run whenever the database is
                 opened.
-            values: The column of the values, for conditions on their JSON.
+            values: The location of the items' JSON values, for use in SQL conditions.
         """
         seal = build_encryption_or_checksum_seal(options.key)
         word_storage = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
@@ -296,7 +296,8 @@ class StoreParts:
                 sql, fields, word_storage, read_only=read_only
             )
             rows = yield sql("get_setting", "model")
-            # If the recorded model is damaged, each operation that needs the model raises an error.
+            # A damaged model setting is ignored here, because every operation that needs the model
+            # raises an error.
             with suppress(CorruptRecord):
                 for (model,) in rows:
                     embeddings.adopt_encoding(Model.from_setting(model))
@@ -335,7 +336,7 @@ class StoreParts:
         Args:
             prefix: The path of the scope.
             max_items: The maximum number of items in the scope, or None.
-            max_bytes: The maximum bytes of their JSON, or None.
+            max_bytes: The maximum total size of the items' JSON in bytes, or None.
 
         Raises:
             ConfigurationError: A limit is not a whole number.
@@ -366,7 +367,7 @@ class StoreParts:
         Args:
             table_prefix: The prefix of the table names that replaces `store_`.
             database: The database with these tables. It may belong to another component.
-            seal: Encrypts what is put.
+            seal: Encrypts the values that are stored in these tables.
         """
         sql = NamedSQL(
             {name: text.replace("store_", table_prefix) for name, text in self.sql.items()}
@@ -393,7 +394,7 @@ class StoreParts:
         return self.reader.records
 
     def resolve_prefix(self, prefix: Any) -> bytes:
-        """Return the full path of a namespace prefix that the caller gave relative to the scope."""
+        """Return the full path of a namespace prefix that is relative to the scope."""
         return self.root + check_namespace_prefix_and_build_path(prefix)
 
     def build_item_selection(
@@ -404,13 +405,13 @@ class StoreParts:
         as_of: Any = None,
         newest_first: bool = False,
     ) -> Selection:
-        """Build the criteria that select the items to read or search.
+        """Build the selection criteria for a read or a search.
 
         Args:
             prefix: The namespace prefix.
             filter: A filter on values.
             provenance: A filter on provenance.
-            as_of: A moment of the past, or None for the present.
+            as_of: A past time, or None for the current time.
             newest_first: Whether items are ordered newest first within a namespace.
         """
         return Selection(
@@ -475,7 +476,8 @@ def _parse_filter_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
         return None
     try:
         text = None if describe_part_that_is_not_json(filter) else orjson.dumps(filter)
-    # The filter contains lone surrogates, or an integer that needs more than 64 bits.
+    # `orjson` raises TypeError if the filter contains lone surrogates or an integer that needs more
+    # than 64 bits.
     except TypeError:
         text = None
     fields = PROVENANCE if of_provenance else None
@@ -537,7 +539,7 @@ class _WriteRequest(NamedTuple):
 
 
 class OperationRunner:
-    """Runs the operations of a store, which are coroutines that await effects.
+    """Runs store operations, which are coroutines that await effects.
 
     An effect is a step, such as a database write, that blocking and async callers perform in
     different ways. The methods `read`, `write` and `put` return effects.
@@ -595,8 +597,8 @@ class OperationRunner:
 
         Args:
             puts: The puts and deletes.
-            now: The present time, in microseconds.
-            model: The model of the vectors, or None if there are no vectors.
+            now: The current time in microseconds.
+            model: The embedding model, or None if there are no vectors.
         """
         request = _WriteRequest(puts, now, model)
         is_separate = not all(put.is_unconditional for put in puts)
@@ -653,7 +655,7 @@ class OperationRunner:
 
 
 class CallBatcher:
-    """Collects requests from coroutines, and runs those of one event loop iteration as a batch.
+    """Batches the requests that coroutines submit in the same event loop iteration.
 
     Args:
         start: Starts a call and returns an awaitable.

@@ -121,7 +121,7 @@ class PutPreparer:
     limits: tuple[Limit, ...] = ()  # limits of scopes that no put may exceed
 
     def check_row_key(self, namespace: Any, key: Any) -> tuple[bytes, str]:
-        """Check a namespace and a key, and return the namespace as a path and the key as text."""
+        """Validate a namespace and a key. Return the namespace as a path, and the key as text."""
         return check_namespace_and_build_path(namespace, self.root), check_item_key(key)
 
     def prepare_put(
@@ -138,9 +138,10 @@ class PutPreparer:
         Args:
             row_key: The path and the key, from `check_row_key`.
             value: The value, or None for a delete.
-            index: The paths whose text is searched. None means those of the store, and False none.
-            ttl: The time to live in minutes, or None.
-            if_version: The required present version, or None. 0 means that the key must not exist.
+            index: The paths whose text is searched. None means the store's default paths. False
+                means that no text is searched.
+            ttl: The TTL in minutes, or None if the item never expires.
+            if_version: The required current version, or None. 0 means that the key must not exist.
             provenance: The origin of the item.
 
         Raises:
@@ -182,8 +183,8 @@ class PutPreparer:
 
         Args:
             value: The value.
-            fields: The JSON list of paths that the item is searched by, or None for those of the
-                store.
+            fields: The JSON list of the item's searched paths, or None for the store's default
+                paths.
         """
         texts = extract_texts(value, self.parse_fields(fields))
         if not texts:
@@ -217,8 +218,8 @@ class PutPreparer:
         """Embed values that have no stored vectors.
 
         Args:
-            values_and_field_lists: Each value, and the stored paths that it is searched by.
-            file_model: The model of the file.
+            values_and_field_lists: Each value, and the stored list of its searched paths.
+            file_model: The embedding model recorded in the database.
 
         Returns:
             The encoded vectors of each value, or None if they cannot be derived.
@@ -303,7 +304,7 @@ class WriteTotals:
     transaction.
     """
 
-    model: int | None = None  # number of the model of the vectors
+    model: int | None = None  # number of the embedding model
     # Pairs of a put and the id of its new version, for versions that need a row in the table
     # `store_search_data`.
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
@@ -339,8 +340,8 @@ class ItemWriter:
 
         Args:
             puts: The puts and deletes.
-            now: The present time, in microseconds.
-            model: The model of the vectors, or None if there are no vectors.
+            now: The current time in microseconds.
+            model: The embedding model, or None if there are no vectors.
         """
         if "delete_items" in self.sql and all(
             put.text is None and put.is_unconditional for put in puts
@@ -359,7 +360,7 @@ class ItemWriter:
         now: int,
         statements: Sequence[Statement] = (),
     ) -> Flow[None]:
-        """Write the data collected in a transaction, and check that no scope exceeds its limits."""
+        """Write a transaction's accumulated data, and check that no scope exceeds its limits."""
         statements_at_end = [*statements, *self._build_index_error_and_size_statements(totals)]
         # Deletes, and puts that make an item smaller, are allowed even in a scope that exceeds its
         # limit.
@@ -378,7 +379,7 @@ class ItemWriter:
             yield from self._check_scope_limit(grown_limit, now)
 
     def _build_index_error_and_size_statements(self, totals: WriteTotals) -> list[Statement]:
-        """Build the statements that write the collected data of all puts in a transaction.
+        """Build the statements that write the data accumulated from all puts of a transaction.
 
         The statements write index rows, record embedding errors and update namespace sizes.
         """
@@ -486,7 +487,7 @@ class ItemWriter:
         Args:
             additions: The versions.
             ids: The id of each version.
-            totals: The sums, which are updated.
+            totals: The totals of the transaction, which are updated.
         """
         new_paths = dict.fromkeys(
             put.path for put, namespace_key, *_ in additions if namespace_key is None

@@ -3,15 +3,16 @@
 The module depends only on numpy. Its arrays are dense, with one element for each of the n rows in
 the scope. A score is a sum of parts:
 
-    text         BM25 over the query's words, as a share of the best row's; words that are rare in
-                 the language count more
-    vector       the cosine, as a share of the best row's distance from the mean; its weight depends
-                 on how well the vectors separate (`perdure.stores.separation`)
-    neighbours   word and vector scores lent by the rows just before and after in the thread
-    thread       how well the thread as a whole matches the words, and how near its vectors are
-    actor, date  the query names the speaker, or is about the time of the message
-    recency      the newest rows of a conversation gain a share of their other parts
-    question     a row that is only a question loses a share, as it seldom is an answer
+    text         BM25 score of the query's words, as a fraction of the best row's score; words that
+                 are rare in the language count more
+    vector       cosine similarity, scaled so that the mean is 0 and the best row's is 1; its weight
+                 depends on how well the vectors separate related rows from random ones (see
+                 `perdure.stores.separation`)
+    neighbours   word and vector scores passed on from the previous and next rows of the thread
+    thread       how well the whole thread matches the words, and how near its vectors are
+    actor, date  bonus if the query names the speaker, or is about the time of the message
+    recency      bonus for the newest rows of a conversation, proportional to their other parts
+    question     penalty for a row that consists only of a question, which seldom is an answer
 
 A word of the query counts once in each row. Each row that contains a word of the query receives the
 word's score. If a row lacks the word but one of its neighbours contains it, the row receives a
@@ -25,21 +26,22 @@ The best row's score is derived from its evidence, which measures how strongly w
 indicate that the row is relevant. Scores are therefore comparable between searches, regardless of
 query length and scope size (from one row to 100,000 rows). Evidence is counted in nats:
 
-    words     the sum of -ln of the share of messages in the language that contain a word of the
-              query which the row has, multiplied by the share of this sum in the sum over all the
-              query's words, to the power of 0.35
-    vector    5 times the nearness of the nearest vector, from 0 (as any vector of the scope) to 1
-    chance    minus ln n, because the best of many rows has more evidence by chance
+    words     the sum of the information content of the query's words that occur in the row,
+              multiplied by (this sum / the sum over all words of the query) ** 0.35; the
+              information content of a word is -ln(fraction of messages in the language that contain
+              the word)
+    vector    5 times the nearness of the nearest vector, from 0 (cosine at most the mean) to 1
+    chance    -ln n, because the best of many rows has more evidence by chance
 
 The last term is the correction for the number of comparisons of Karlin and Altschul, PNAS 87
-(1990). The constants in the computation of evidence were tuned with `benchmarks/quiet.py`.
+(1990). The constants used to compute evidence were tuned with `benchmarks/quiet.py`.
 
-The score of each row is capped according to the evidence of that row alone. This evidence is
-computed from the query words that occur in the row or its neighbours, and from the nearest vector
-among those of the row and its neighbours. A share of ln n is subtracted. A row for which neither
-words nor vectors provide evidence scores below the minimum score of `recall`, and ranks behind all
-rows with evidence. A row's score cap is independent of which other rows match the query. Decision
-0033 has the measurements.
+Each row's score is capped according to that row's own evidence. This evidence is computed from the
+query words that occur in the row or its neighbours, and from the nearest vector among those of the
+row and its neighbours. A share of ln n is subtracted. A row for which neither words nor vectors
+provide evidence scores below the minimum score of `recall`, and ranks behind all rows with
+evidence. A row's score cap is independent of which other rows match the query. Decision 0033 has
+the measurements.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ _RECENCY_HALF_LIFE: Final = 0.2
 # Number of hypothetical unrelated rows that are included when a scope's mean cosine is computed.
 # Without them, the mean of a one-row scope would equal that row's own cosine.
 _PRIOR_ROWS: Final = 4
-# maximum number of term frequencies to compute at a time; an array of this many takes 512 kB
+# maximum number of term frequencies to compute at a time; an array of this size takes 512 kB
 _BLOCK_COUNTS: Final = 1 << 17
 # Amount that is added to the trust factor of vectors if `VectorCalibration.gain` is 1. With the
 # usual trust of 1, the weight of vectors is then 1.6 times their usual weight. `_GAIN_WEIGHT`,
@@ -129,18 +131,20 @@ class Weights:
     """The weight of each part of a score.
 
     Args:
-        vector: The share of the vector in the sum of words and vector, 0 to 1.
-        k1: How slowly the repetitions of a word saturate, as in BM25.
-        b: How much the length of a row lowers its score, 0 to 1, as in BM25.
-        neighbours: The share of a row's score that is lent to the rows one, two and three steps
-            away in its thread.
-        thread: Added to the rows of the best thread.
-        actor: Added if the query names the speaker.
-        date: Added if the message is from the period that the query is about (`during=`).
-        question: The share of its score that a short question loses.
-        kin: The weight of a synonym, multiplied by its similarity.
-        recency: The share of its score that the newest row of a conversation gains. It halves with
-            each fifth of the rows that one goes back.
+        vector: The weight of vectors, from 0 to 1. The weight of words is 1 minus this weight.
+        k1: The BM25 parameter k1, which controls how fast the term frequency saturates.
+        b: The BM25 parameter b, from 0 to 1, which controls how much the length of a row lowers
+            its score.
+        neighbours: The fractions of a row's score that are passed on to the rows at a distance of
+            one, two and three in its thread.
+        thread: The score that is added to the rows of the best thread.
+        actor: The score that is added if the query names the speaker.
+        date: The score that is added if the message is from the period that the query is about
+            (`during=`).
+        question: The fraction of its score that a short question loses.
+        kin: The weight of a synonym, which is multiplied by the synonym's similarity to the word.
+        recency: The fraction of its score that the newest row of a conversation gains. The fraction
+            halves for every 20% of the rows that are newer.
     """
 
     vector: float = 0.35
@@ -180,7 +184,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranked:
-    """The scores of the rows of a search, and the parts of each score.
+    """The scores of the rows in a search, with the components of each score.
 
     A score is the sum of its parts. A higher score is better.
 
@@ -277,7 +281,7 @@ def rank_rows(
         cosines: The similarity of each row's vector to the query's, NaN for a row without a vector,
             float[n]. None for a search by text alone.
         row_contexts: Neighbours and threads. None switches context off.
-        actor: Whether each row was said by somebody whom the query names; bool[n].
+        actor: Whether the query names the speaker of each row; bool[n].
         date: Whether each row is from the period that the query is about; bool[n].
         is_personal: Whether the query and the rows are about the same person.
         weights: The weight of each part.
@@ -577,7 +581,7 @@ class _WordScores(NamedTuple):
 
     Attributes:
         own: The score of the row's own words; float32[n].
-        shared: The score of the row's own words and of words that neighbours lend; float32[n].
+        shared: The score of the words in the row and in its neighbours; float32[n].
         thread: The score of the row's thread; float32[n].
         evidence: The evidence of the row's words in nats; float32[n].
     """
@@ -657,11 +661,11 @@ class RowContexts:
     This object is computed once for the rows of a scope by
     `compute_neighbours_and_score_shares_of_rows`, and reused by many searches.
 
-    Each row receives a share of the score of each neighbour in its thread. Rows i and i + k are
-    neighbours at distance k. `share_from_previous[k - 1][i]` is the fraction of the score of row i
-    that is passed on to row i + k. `share_from_next[k - 1][i]` is the fraction of the score of row
-    i + k that is passed on to row i. Rows of different threads receive no share of each other's
-    scores (both fractions are 0).
+    Each row receives a share of the scores of its neighbours in the same thread. Rows i and i + k
+    are neighbours at distance k. `share_from_previous[k - 1][i]` is the fraction of the score of
+    row i that is passed on to row i + k. `share_from_next[k - 1][i]` is the fraction of the score
+    of row i + k that is passed on to row i. Rows of different threads receive no share of each
+    other's scores (both fractions are 0).
     """
 
     # Index of the first row of each run. A run is either all rows of one thread, or a sequence of

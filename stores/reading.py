@@ -220,7 +220,7 @@ def provenance_associated_data(path: bytes, key: str, version: int) -> Associate
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The criteria that select items in a read, a search or an erasure."""
+    """The criteria that select items for a read, a search or an erasure."""
 
     prefix: bytes  # path of the namespace prefix
     now: int  # current time in microseconds; items that have expired by this time are excluded
@@ -417,16 +417,16 @@ class ItemReader:
         as_of: int | None,
         hides_notes: bool = False,
     ) -> Flow[list[Namespace]]:
-        """Return the distinct namespaces under a root that contain items, in sorted order.
+        """Return the distinct namespaces that are under a root path and contain items, sorted.
 
         Args:
             root: The path of the scope.
             conditions: Conditions that the namespaces must meet.
-            max_depth: The maximum number of labels; longer namespaces are cut.
+            max_depth: The maximum number of labels, to which longer namespaces are truncated.
             limit: The maximum number of namespaces.
             offset: The number of namespaces to skip.
-            now: The present time, in microseconds.
-            as_of: A moment of the past, or None.
+            now: The current time in microseconds.
+            as_of: A past time in microseconds, or None for the current time.
             hides_notes: Whether namespaces with notes about memories are left out.
         """
         low, high = prefix_range(root + find_literal_prefix(conditions))
