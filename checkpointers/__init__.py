@@ -1,4 +1,4 @@
-"""Provide the checkpointers, which store threads.
+"""Provide checkpointers, which store LangGraph threads in a database.
 
 Pass a checkpointer to langgraph as `graph.compile(checkpointer=...)`.
 """
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
 
 
 def open_checkpointer(db: Any, **options: Any) -> Checkpointer:
-    """Open a checkpointer on a SQLite file or a Postgres database.
+    """Open a checkpointer that stores its data in a SQLite file or a Postgres database.
 
     Args:
         db: The path of a file; or a Postgres DSN, a function that returns a DSN, or a connection

@@ -90,7 +90,7 @@ class Additions:
         parent: Snapshot | None,
         merge: Merge | None,
     ) -> None:
-        """Set the checkpoint's references to its channel values, and append new items to the logs.
+        """Set the checkpoint's channel references, and append the channels' new items to the logs.
 
         Args:
             snapshot: The checkpoint, without references.
@@ -124,7 +124,7 @@ class Additions:
     ) -> ValueReference:
         """Append the new items of a channel's value to the channel's log.
 
-        Return the reference to the value, as stored in the checkpoint.
+        Return the reference that the checkpoint stores for the value.
         """
         if node.update is not None:
             ref = self._append_delta_update_to_log(channel, node.update, snapshot, parent)
@@ -185,7 +185,7 @@ class Additions:
     ) -> ValueReference:
         """Append the items that tasks wrote to a `DeltaChannel` to the channel's log.
 
-        Return the reference to the channel's value, as stored in the checkpoint.
+        Return the reference that the checkpoint stores for the channel's value.
         """
         log, entry_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
@@ -210,7 +210,7 @@ class Additions:
             (entry_position, entry_position + 1) for entry_position in transcript_positions
         )
         # The transcript already contains the items of the channel's value at the parent checkpoint,
-        # although some of them may be encoded differently there.
+        # possibly in a different encoding.
         if update.base:
             new_ranges = subtract_ranges(
                 new_ranges,
@@ -296,7 +296,7 @@ class Additions:
         self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
 
     def _reduce_range_count(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """Reduce the number of log ranges to the allowed maximum, keeping the same items.
+        """Merge log ranges until there are no more than allowed, without changing their items.
 
         The maximum number of ranges is computed by `compute_max_range_count`. To reduce the number
         of ranges, consecutive short ranges are replaced with a single range of aliases. An alias is
@@ -475,6 +475,6 @@ def cache_pending_writes(
 
 
 def _may_be_stored_in_log(write: Write) -> bool:
-    """Return whether a pending write's value has a type whose items can be stored in a log."""
+    """Return whether a pending write's value is of a type whose items can be stored in a log."""
     ref = write[2]
     return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in LOG_KIND_BY_INLINE_KIND

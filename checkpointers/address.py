@@ -126,7 +126,7 @@ def find_run_context(config: RunnableConfig) -> Any:
 
 
 def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values that the run's `context` holds for `names`.
+    """Return the values stored under the given names in the run's `context`.
 
     The run's context is taken from `config`. The context of a run is a dict or an object with
     attributes. Names that are missing from the context, or whose value is None, are omitted.
@@ -192,7 +192,7 @@ def check_optional_text(argument_name: str, value: object) -> str | None:
 
 
 def check_has_time_zone(argument_name: str, value: datetime) -> datetime:
-    """Check that a datetime has a time zone, and return it.
+    """Check that a datetime is timezone-aware, and return the datetime.
 
     Raises:
         ConfigurationError: The datetime has no time zone.

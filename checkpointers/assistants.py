@@ -41,7 +41,7 @@ def assistant_associated_data(assistant_id: str, version: int) -> AssociatedData
 
 
 class AssistantTable(ServerTable):
-    """Reads and writes the table of assistants in a checkpointer's database."""
+    """Reads and writes the assistants table of a checkpointer's database."""
 
     async def get(self, assistant_id: str) -> AssistantRow | None:
         """Return the latest version of an assistant, or None if the assistant does not exist."""

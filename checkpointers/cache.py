@@ -29,8 +29,8 @@ _THREAD_OVERHEAD: Final = 10_000
 # Maximum number of heads cached per thread. It is also the maximum number of checkpoints per thread
 # whose pending writes are cached.
 _RECENT: Final = 16
-# Maximum number of threads remembered as having overlapping runs. An overlap is logged only once
-# per remembered thread.
+# Maximum number of threads remembered as having overlapping runs, so that an overlap is logged only
+# once per thread.
 _MAX_OVERLAPPED: Final = 1024
 # Bit mask that extracts the checkpoint's sequence number from its row key.
 _SEQ_MASK: Final = 0xFFFFFFFF
@@ -109,7 +109,7 @@ class ChannelLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all items are cached, except planned items that are not yet committed."""
+        """Whether all committed items are cached; planned items are not considered."""
         return len(self.items) + self.planned_count == self.next_position
 
     def has_cached_range(self, start: int, stop: int) -> bool:
@@ -340,7 +340,7 @@ class Thread:
         self.lock = threading.Lock()
 
     def record_newest_checkpoint(self, snapshot: Snapshot) -> None:
-        """Record a checkpoint as the latest in the database, unless a later one is recorded."""
+        """Record a checkpoint as the latest stored one, unless a later one is already recorded."""
         if (
             self.newest_checkpoint is None
             or snapshot.key & _SEQ_MASK >= self.newest_checkpoint[0] & _SEQ_MASK
@@ -420,7 +420,7 @@ class KeyBlock:
 
     The database reserves many keys at once, so the rows of a new checkpoint can refer to each other
     before any row is stored. No key is used twice. Each reservation returns higher keys than all
-    earlier reservations. Reserved keys that a process has not used when it exits are never
+    earlier reservations. Reserved keys that are still unused when the process exits are never
     assigned.
     """
 
@@ -444,7 +444,7 @@ class KeyBlock:
             self._left = []
 
     def replace_keys(self, new_keys: list[int]) -> None:
-        """Replace the reserved keys with `new_keys`, unless a later reservation replaced them."""
+        """Replace the reserved keys with `new_keys`, unless a later reservation already did so."""
         with self._lock:
             if new_keys > self._left:
                 self._left = new_keys
@@ -474,7 +474,7 @@ class Cache:
     def get_or_add_thread(
         self, thread_id: str, key: int, generation: int, newest_removal: int
     ) -> Thread:
-        """Return the cached thread if it is up to date, otherwise a new `Thread` without data.
+        """Return the cached thread if it is up to date, or a new, empty `Thread` otherwise.
 
         A cached thread is up to date if its key and generation match the arguments.
         """
@@ -483,8 +483,8 @@ class Cache:
             if thread is None or thread.key != key or thread.generation < generation:
                 thread = self._threads[thread_id] = Thread(key, generation, newest_removal)
             elif thread.generation > generation:
-                # The caller's database snapshot is older than the cached data, so return a new
-                # `Thread` without data and keep the cached one.
+                # The caller's database snapshot is older than the cached data, so return a new,
+                # empty `Thread` and keep the cached one.
                 return Thread(key, generation, newest_removal)
             self._mark_used_while_locked(thread_id)
             return thread

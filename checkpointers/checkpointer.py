@@ -1,4 +1,4 @@
-"""Add perdure's own methods to langgraph's saver: inspect, lock, change and delete threads.
+"""Extend langgraph's saver with methods that inspect, lock, change and delete threads.
 
 The read operations are implemented in the modules `threads` and `differences`, and the deletions in
 the modules `maintenance` and `erasure`. These modules are shared by all database drivers.
@@ -280,9 +280,10 @@ class Checkpointer(CheckpointSaver):
     athread = make_async_twin(thread)
 
     def unique_prefix(self, thread_id: str, min_length: int = 8) -> str:
-        """Return the shortest prefix of a thread id that no other thread id starts with.
+        """Return the shortest prefix that uniquely identifies a thread id.
 
-        Users can type the prefix instead of the full id. `threads(prefix=…)` then finds the thread.
+        Users can type the prefix instead of the full id. To find the thread, pass the prefix to
+        `threads(prefix=…)`.
 
         Args:
             thread_id: The thread id.
@@ -381,11 +382,11 @@ class Checkpointer(CheckpointSaver):
     adelete_thread = make_async_twin(delete_thread)
 
     def delete_for_runs(self, run_ids: Sequence[str], *, thread_id: str | None = None) -> None:
-        """Delete the checkpoints whose metadata contains one of these run ids.
+        """Delete the checkpoints whose metadata contains one of the given run ids.
 
         The pending writes of these checkpoints are deleted as well. langgraph copies `run_id` into
-        a checkpoint's metadata from `configurable` and from `metadata` of the run's config. A
-        `run_id` at the top level of the config is not copied.
+        a checkpoint's metadata from the `configurable` and `metadata` entries of the run's config.
+        A `run_id` at the top level of the config is not copied.
 
         Args:
             run_ids: The ids of the runs.
@@ -448,8 +449,8 @@ class Checkpointer(CheckpointSaver):
         """Return the number of erasures and deletions recorded for a thread id.
 
         Use this number with `removed` to detect messages that were erased while a program was
-        processing them. Call `removals` before reading the messages. After processing them, call
-        `removed` with that number as `since`.
+        processing them. Call `removals` before reading the messages. After processing the messages,
+        call `removed` and pass the number as `since`.
         """
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
@@ -567,7 +568,7 @@ class Checkpointer(CheckpointSaver):
     def retain(
         self, rule: Retention, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> PruneReport:
-        """Apply a retention rule to threads, in batches, so that other writers do not wait long.
+        """Apply a retention rule to threads in batches, so that other writers wait only briefly.
 
         Args:
             rule: The rule, which says which checkpoints are kept.
@@ -636,8 +637,8 @@ class Checkpointer(CheckpointSaver):
         from langgraph's own saver is read back after it is stored and compared with the source.
         Existing checkpoints are kept. If the source is a checkpointer, the stored bytes of its
         threads are copied without being decoded. If a thread exists in both databases but was
-        continued in only one of them, the continued copy is kept. The import needs enough memory
-        for the largest thread.
+        continued in only one of them, the continued copy is kept. The largest thread of the source
+        must fit in memory.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.

@@ -2,8 +2,8 @@
 
 With langgraph's `JsonPlusSerializer`, messages have their own compact encoding (module `messages`),
 because most stored values are messages. Values that are not messages are encoded as msgpack (module
-`values`). Decoding returns the same values, with the same types, as langgraph's serializer. If the
-checkpointer uses a serializer other than `JsonPlusSerializer`, that serializer encodes all values.
+`values`). Decoding returns the same values and types as langgraph's serializer. If the checkpointer
+uses a serializer other than `JsonPlusSerializer`, that serializer encodes all values.
 
 Equal values have equal encodings, except that the order of a message's fields may differ.
 """
@@ -59,15 +59,16 @@ _FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
 # the length of the encoding's name, and by the name itself.
 _OTHER_FORM: Final = 31
 _PLAIN: Final = b"\x10"  # "msgpack"
-# First byte of a message in compact form, which is a msgpack array of two elements.
+# First byte of a message in compact form. It is the msgpack header of a two-element array.
 MESSAGE: Final = b"\x92"
 _MESSAGES: Final = frozenset(CLASSES.values())
 _NULL: Final = b"\x11"
-# Types that langgraph's serializer does not encode as msgpack.
+# Types that langgraph's serializer encodes in a format other than msgpack.
 _SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)
 _log = logging.getLogger("perdure")
-# Maximum length, in steps, of the path that an error message shows for an invalid value. The length
-# is limited because finding each step requires encoding the parts of a value once more.
+# Maximum number of steps in the path that an error message shows for a value that cannot be
+# encoded. The path is limited because finding each step requires encoding the parts of the value
+# again.
 _MAX_STEPS: Final = 20
 
 
@@ -187,7 +188,7 @@ class Codec:
         return self.load_with_serializer(name, data)
 
     def load_with_serializer(self, form_name: str, data: bytes) -> Any:
-        """Decode bytes that the serializer or this codec encoded as `form_name`.
+        """Decode bytes that the serializer or this codec encoded in the form `form_name`.
 
         Args:
             form_name: The name of the form, such as "msgpack".
@@ -214,7 +215,7 @@ class Codec:
         return value
 
     def warn_once_about_replaced_unicode_surrogate(self, thread_id: str) -> None:
-        """Log a warning that a lone surrogate was replaced, once for each codec."""
+        """Log a warning that a lone surrogate was replaced, at most once per codec."""
         if self.replaced_path and not self.is_replacement_logged:
             self.is_replacement_logged = True
             _log.warning(
@@ -256,11 +257,12 @@ class Codec:
     def encode_for_storage(
         self, value: Any, encoding_for_comparison: bytes, get_path: Callable[[], str]
     ) -> bytes:
-        """Return the bytes to store for a value, given the encoding used to compare it.
+        """Return the bytes to store for a value that is already encoded for comparison.
 
         In most cases, `encoding_for_comparison` is returned unchanged. However, decoding a message
-        can change it, because its class validates the fields. The changed message is then encoded
-        again before it is stored, so that loading and storing it later does not change its bytes.
+        can change it, because its class validates the fields. In that case, the message is decoded
+        and re-encoded before it is stored, so that loading and storing it again does not change its
+        bytes.
 
         Args:
             value: The value.
@@ -278,11 +280,11 @@ class Codec:
         return self._decode_and_reencode_message(encoding_for_comparison)
 
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
-        """Yield a value's encodings under former names of its classes.
+        """Yield the encodings that a value would have under the former names of its classes.
 
-        The encodings under former names make it possible to find items that were stored before a
-        class was renamed. Without these encodings, renaming a class would cause all of its objects
-        in a thread to be stored a second time.
+        These encodings are used to find items that were stored before a class was renamed. Without
+        these encodings, renaming a class would cause all of its objects in a thread to be stored a
+        second time.
         """
         for names in self.former_names:
             if not any(name.encode() in stored for _, name in names):
@@ -304,18 +306,18 @@ class Codec:
         if kinds == {MESSAGE}:
             return unpack_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
-            # If a value contains a msgpack extension, `unpack_all` raises ValueError, and each
-            # value is then decoded separately.
+            # If a value contains a msgpack extension type, `unpack_all` raises ValueError, and the
+            # values are decoded one by one instead.
             with suppress(ValueError):
                 return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]
 
 
 def _encode_if_all_plain(values: Sequence[Any]) -> list[bytes] | None:
-    """Encode values quickly if they consist of plain data, or return None.
+    """Encode values on a fast path if all are plain data, or return None otherwise.
 
-    The values must be either all messages whose fields are plain data, or all plain data without
-    any messages. Otherwise, None is returned.
+    Either all values must be messages whose fields are plain data, or all values must be plain data
+    without messages. Otherwise, None is returned.
     """
     classes = list(map(type, values))
     distinct_classes = set(classes)
@@ -386,7 +388,7 @@ def _build_storage_error(
 
 def _list_elements_or_attributes_with_paths(value: Any) -> list[tuple[str, Any]]:
     """Return a value's elements or attributes, each with its path, such as `[0]` or `.name`."""
-    # Import `Send` here, because langgraph.types is slow to import and only errors need it.
+    # Import `Send` here, because langgraph.types is slow to import and is needed only for errors.
     from langgraph.types import Send
 
     if isinstance(value, dict):
@@ -420,7 +422,7 @@ register_serde_event_listener(_record_refused_type)
 
 @contextmanager
 def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
-    """Yield a list of the types that the serializer refuses during the `with` block."""
+    """Yield a list that collects the types the serializer rejects during the `with` block."""
     _refused.names = names = list[tuple[str, str]]()
     try:
         yield names
@@ -429,7 +431,7 @@ def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
 
 
 def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> ForbiddenType:
-    """Build an error that names a refused type and says how to allow the type."""
+    """Build an error that names a rejected type and explains how to allow it."""
     module, cls = type_name
     return ForbiddenType(
         f"{location} contains a {module}.{cls}, which is not on the allowlist of types that may be "
@@ -439,7 +441,7 @@ def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> Fo
 
 
 class ValuesAsEncoded(Sequence[Any]):
-    """A sequence of values that decodes each message anew whenever the message is accessed.
+    """A sequence of values that decodes a message each time the message is accessed.
 
     Later changes to the original message objects are therefore not visible. All values that are not
     messages are returned unchanged.

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 class _CollectorPause:
     """A context manager that pauses Python's cyclic garbage collector.
 
-    By default, Python runs the garbage collector after every 700 new container objects. Garbage
-    collections that run while messages are decoded free nothing (docs/decisions/0003). The context
-    manager sets the garbage collector's threshold to 0, which stops automatic garbage collections.
-    `gc.disable()` is not called, because the application decides whether the garbage collector is
-    enabled.
+    By default, Python runs the garbage collector after every 700 new container objects. A garbage
+    collection that runs while messages are being decoded frees no memory (see docs/decisions/0003).
+    The context manager sets the garbage collector's threshold to 0, which stops automatic garbage
+    collections. `gc.disable()` is not called, because the application decides whether the garbage
+    collector is enabled.
     """
 
     def __init__(self) -> None:
@@ -44,8 +44,8 @@ class _CollectorPause:
                 self._paused = max(0, self._paused - 1)
 
     def _restore_thresholds(self) -> None:
-        # If the garbage collector's threshold is nonzero, the application changed it during the
-        # pause, so the application's threshold is kept.
+        # A nonzero threshold means that the application set it during the pause, so it is left
+        # unchanged.
         if gc.get_threshold()[0] == 0:
             gc.set_threshold(*self._thresholds)
 

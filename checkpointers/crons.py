@@ -17,7 +17,7 @@ from perdure.storage.flow import Row
 
 
 class CronTable(ServerTable):
-    """Reads and writes the table of crons in a checkpointer's database."""
+    """Reads and writes the crons table of a checkpointer's database."""
 
     async def get(self, cron_id: str) -> CronRow | None:
         """Return the cron with the given id, or None if it does not exist."""
@@ -29,7 +29,7 @@ class CronTable(ServerTable):
         return await self._read_crons("all_crons")
 
     async def list_due_ids(self) -> list[str]:
-        """Return the ids of the crons that are due now, the longest overdue cron first."""
+        """Return the ids of the crons that are due now, most overdue first."""
         return [cron_id for (cron_id,) in await self._read_rows("due_crons", time.time())]
 
     async def create(self, cron: CronRow) -> bool:
@@ -64,12 +64,12 @@ class CronTable(ServerTable):
         await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
     async def list_crons_due_after_or_never(self, unix_time: float) -> list[CronRow]:
-        """Return the crons whose next run is due after `unix_time` or that have no next run.
+        """Return the crons whose next run time is after `unix_time` or is not set.
 
         Damaged rows are left out.
 
         Args:
-            unix_time: The moment, in seconds since 1970.
+            unix_time: A Unix timestamp in seconds.
         """
         crons = list[CronRow]()
         for row in await self._read_rows("crons_not_due_before", unix_time):

@@ -4,10 +4,11 @@ langgraph stores a snapshot of a `DeltaChannel`'s value only from time to time, 
 replays the value from task writes. A checkpoint can therefore be stored without a snapshot of a
 changed `DeltaChannel`. If a `DeltaChannel` has changed but the checkpoint has no snapshot of it,
 the values that tasks wrote to it since the parent checkpoint are appended to the channel's log and
-transcript. For a channel of messages, perdure computes which log items make up the channel's value,
-by applying message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` as langgraph does. If the channel
-contains anything other than messages, its value is unknown until the next snapshot, because only
-the graph's reducer can compute the value and a checkpointer cannot call it.
+transcript. If the channel contains only messages, perdure computes which log items make up its
+value. To do so, perdure handles message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` in the same
+way as langgraph. If the channel contains anything other than messages, its value is unknown until
+the next snapshot, because only the graph's reducer can compute the value and a checkpointer cannot
+call it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ChannelUpdate:
         return any(entry.clears for entry in self.entries)
 
     def list_added_items_as_bytes_or_log_range(self, log: ChannelLog) -> list[bytes | Range]:
-        """Return the added items in order, new items as bytes and existing items as log ranges.
+        """Return the added items in order: new items as bytes, existing items as log ranges.
 
         For an item that the log already contains, the range `(position, position + 1)` is returned.
         Items that are not yet in the log are returned as bytes.
@@ -197,8 +198,7 @@ def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
 def _parse_overwrite_flag_value_and_elements(value: Any) -> tuple[bool, Any, list[Any]]:
     """Unwrap a value if it is an `Overwrite`.
 
-    Return a tuple of a flag that says whether the value was an `Overwrite`, the unwrapped value,
-    and the list of its elements.
+    Return whether the value was an `Overwrite`, the unwrapped value, and the list of its elements.
     """
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
@@ -334,7 +334,7 @@ class Transcript:
     def index_message(self, message: Any) -> None:
         """Add a message to the index.
 
-        A value that is not a message takes up an index number but is never returned as a match.
+        Values that are not messages also take an index number, but they never match.
         """
         if isinstance(message, BaseMessage):
             entries = self._entries.setdefault(build_key_of_type_content_and_calls(message), [])

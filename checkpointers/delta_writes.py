@@ -223,7 +223,7 @@ def _set_title_from_first_messages(
     parent: Snapshot,
     update: ChannelUpdate,
 ) -> Flow[None]:
-    """Update the thread title that is stored with a new checkpoint, if the title may have changed.
+    """Recompute the thread title if the messages of a new checkpoint may have changed it.
 
     The title is taken from the first messages of the transcript.
     """

@@ -149,7 +149,7 @@ class Differences:
         return channels
 
     def _is_value_empty_or_in_log(self, ref: ValueReference | None) -> bool:
-        """Return whether a value is missing, an empty list or dict, or stored as log items."""
+        """Return True if a value is missing, an empty list or dict, or stored as log items."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
             return type(value) in (list, dict) and not value

@@ -4,7 +4,7 @@ An erasure is one transaction that reads every value of the thread twice. The fi
 messages by their ids. The second pass rewrites each value that contains or quotes an erased
 message. Log items are never changed in place. A changed item is appended to the log as a new item,
 and items that are no longer referenced are deleted at the end of the erasure. See docs/erasure.md
-for the definition of a quotation and for the tasks that an erasure cancels.
+for what counts as a quotation and for which tasks an erasure cancels.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
-# Maximum number of entries in a dict that may be an erased message. Larger dicts are not treated as
-# messages.
+# Maximum number of entries in a dict that can be recognised as an erased message. Larger dicts are
+# never treated as messages.
 _MAX_MESSAGE_FIELDS: Final = 64
 _SEND_PATH: Final = "~__pregel_push, {:010d}"
 """The start of the path of a task that langgraph creates for the `Send` with an index."""
@@ -101,8 +101,8 @@ def erase_from_thread(
     """Erase messages from a thread, or delete the thread if `message_ids` is None.
 
     Unknown ids are ignored. Python's garbage collector is paused during the erasure, because the
-    many new objects would trigger garbage collections of the whole heap. A garbage collection stops
-    all OS threads of the process.
+    many new objects would trigger garbage collections of the whole heap. While a garbage collection
+    runs, all OS threads of the process are blocked.
     """
     with collector_paused():
         if message_ids is None:
@@ -119,7 +119,7 @@ def erase_from_thread(
 def _erase_messages(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, remover: Remover
 ) -> Flow[ErasureReport]:
-    """Erase the messages that `remover` selects from a thread, its runs and its crons."""
+    """Erase the messages selected by `remover` from a thread and from its runs and crons."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
@@ -136,9 +136,9 @@ def _erase_messages(
         return ErasureReport(events=events)
     views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.collect_erased_texts()
-    # Repeat the first pass if the thread contains dicts. A transcript item can be recognised as
-    # part of a dict only after the dict has been read, and the first pass may have read the
-    # transcript before the dict.
+    # If the thread contains dicts, run the first pass again, because it may have read the
+    # transcript before a dict. A transcript item can be recognised as part of a dict only after the
+    # dict has been read.
     if eraser.dicts:
         channels = TextSet(eraser.remover.channels)
         yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
@@ -233,7 +233,8 @@ class _Eraser:
         # database.
         self._collect_only = True
         # `_items_by_log` contains all items of the thread, keyed by log key and then by position.
-        # `_stored_at` contains the time at which each item was first stored, with the same keys.
+        # `_stored_at` has the same keys as `_items_by_log`, and contains the time at which each
+        # item was first stored.
         self._items_by_log: dict[int, dict[int, bytes]] = {}
         self._stored_at: dict[int, dict[int, float]] = {}
         # `_suspect_positions` maps each log key to the sorted positions of items whose bytes may
@@ -259,8 +260,8 @@ class _Eraser:
         # Whether the current namespace belongs to a subgraph that was run by the task of a removed
         # `Send`.
         self._in_removed_subgraph = False
-        # `_ends_with_removed_call` is True if the last message of a list in the current checkpoint
-        # was removed before its tool calls had results.
+        # `_ends_with_removed_call` is True if a list in the current checkpoint ended with a removed
+        # message whose tool calls were still unanswered.
         self._ends_with_removed_call = False
 
     def read_all_log_items(self) -> Flow[None]:
@@ -281,9 +282,9 @@ class _Eraser:
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
-            # Register the existing items in `positions_by_item`. If an item becomes equal to an
-            # existing item when a message is removed from it, the existing item is reused and no
-            # new item is stored.
+            # Register the existing items in `positions_by_item`. If removing a message from an item
+            # makes it equal to an existing item, the existing item is reused and no duplicate is
+            # stored.
             for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 

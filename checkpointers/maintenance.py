@@ -94,7 +94,8 @@ class DeletedItems(NamedTuple):
 class Maintenance:
     """Deletes and prunes threads of a checkpointer.
 
-    Large deletions are split into several transactions, so that other writers do not wait long.
+    Large deletions are split into several transactions, so that other writers are not blocked for
+    long.
     """
 
     def __init__(self, reader: CheckpointReader, listing: Listing, database: Database) -> None:
