@@ -169,7 +169,7 @@ class ChannelLog:
         """Cache an item, and return the number of bytes added to the cache."""
         if position in self.items:
             return 0
-        # If the index is out of date, the next call of `find_position` adds the missing items.
+        # If the index is out of date, the next call to `find_position` adds the missing items.
         if self._indexed == len(self.items):
             self._index.setdefault(item, position)
             self._indexed += 1

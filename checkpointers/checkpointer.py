@@ -374,7 +374,7 @@ class Checkpointer(CheckpointSaver):
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread and free its disk space. An unknown id is not an error.
 
-        A run of the deleted thread that is still in progress cannot store anything more and fails
+        If a run is still in progress on the deleted thread, it cannot store anything more and fails
         with `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
@@ -411,9 +411,9 @@ class Checkpointer(CheckpointSaver):
         versions, all versions are removed. Tool calls in the erased messages are removed with them.
         Quotations of the erased messages are also removed (docs/erasure.md). A stored message
         without an id is removed if it has the same content as an erased message. A pending task
-        that contains text copied from an erased message is cancelled and named in the report. If an
-        erased message contains a tool call, the tool message with the result is kept, unless the id
-        of the tool message is erased as well. The thread can continue. Unknown ids are not an
+        that contains text copied from an erased message is cancelled and listed in the report. If
+        an erased message contains a tool call, the tool message with the result is kept, unless the
+        id of the tool message is erased as well. The thread can continue. Unknown ids are not an
         error.
 
         `erase` leaves copies of the thread unchanged and cannot detect paraphrases of the erased
@@ -493,11 +493,11 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[bool]:
         """Return, for each message, whether the run that added it started after `moment`.
 
-        Only runs that used this checkpointer's database are taken into account. For a message that
-        was added by a state update, an import, a merge or a copy, the result is False. The result
-        is also False if it is unknown which run added the message, for example because the
-        checkpoint before the message was pruned. A run that resumes an interrupted run counts as
-        part of the interrupted run.
+        Only runs that used this checkpointer's database are considered. For a message that was
+        added by a state update, an import, a merge or a copy, the result is False. The result is
+        also False if it is unknown which run added the message, for example because the checkpoint
+        before the message was pruned. A run that resumes an interrupted run counts as part of the
+        interrupted run.
 
         Args:
             thread_id: The thread.
@@ -587,8 +587,8 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """Delete threads whose last activity was before the given time.
 
-        A thread is deleted if the `ts` of its head is earlier than `before`. An import preserves
-        the `ts` of checkpoints, so a thread can be deleted even if it was imported after `before`.
+        A thread is deleted if the `ts` of its head is earlier than `before`. Imports preserve the
+        `ts` of each checkpoint, so even a thread that was imported after `before` can be deleted.
         Each thread is checked again in the transaction that deletes it.
 
         Args:

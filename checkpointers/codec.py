@@ -249,7 +249,8 @@ class Codec:
         """Encode one value for comparison; see `encode_for_comparison`."""
         if self.packs_messages and (packed := _encode_if_all_plain([value])) is not None:
             return packed[0]
-        # Convert a bytearray to bytes, as the serializer does for a bytearray in a list.
+        # Convert a bytearray to bytes, because the serializer does the same to a bytearray in a
+        # list.
         if type(value) is bytearray:
             value = bytes(value)
         return self._encode_or_explain(value, lambda: get_path(index))

@@ -1,7 +1,7 @@
 """Store the server's crons, which start runs on a schedule, in the checkpointer's database.
 
-The schedule of a cron, its user and the fields that clients supplied are encrypted if the database
-has an encryption key.
+A cron's schedule, user and client-supplied fields are encrypted if the database has an encryption
+key.
 """
 
 from __future__ import annotations

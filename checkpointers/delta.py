@@ -1,14 +1,14 @@
 """Compute which log items make up the value of a `DeltaChannel`.
 
-langgraph stores a snapshot of a `DeltaChannel`'s value only from time to time, and otherwise
-replays the value from task writes. A checkpoint can therefore be stored without a snapshot of a
-changed `DeltaChannel`. If a `DeltaChannel` has changed but the checkpoint has no snapshot of it,
-the values that tasks wrote to it since the parent checkpoint are appended to the channel's log and
-transcript. If the channel contains only messages, perdure computes which log items make up its
-value. To do so, perdure handles message ids, `RemoveMessage` and `REMOVE_ALL_MESSAGES` in the same
-way as langgraph. If the channel contains anything other than messages, its value is unknown until
-the next snapshot, because only the graph's reducer can compute the value and a checkpointer cannot
-call it.
+langgraph stores a snapshot of a `DeltaChannel`'s value only in some checkpoints, and otherwise
+recomputes the value by replaying task writes. A checkpoint can therefore be stored without a
+snapshot of a changed `DeltaChannel`. If a `DeltaChannel` has changed but the checkpoint has no
+snapshot of it, the values that tasks wrote to it since the parent checkpoint are appended to the
+channel's log and transcript. If the channel contains only messages, perdure computes which log
+items make up its value. To do so, perdure handles message ids, `RemoveMessage` and
+`REMOVE_ALL_MESSAGES` in the same way as langgraph. If the channel contains anything other than
+messages, its value is unknown until the next snapshot, because only the graph's reducer can compute
+the value and a checkpointer cannot call it.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ def find_items_with_newly_assigned_ids(
 ) -> frozenset[bytes]:
     """Find items whose message had no id when first written and was assigned one later.
 
-    If a node removes all messages and writes some of them back, langgraph assigns an id to each of
-    these messages that has none.
+    If a node removes all messages and adds some of them back, langgraph assigns an id to each
+    re-added message that has none.
 
     Args:
         update: The update of a channel of messages.

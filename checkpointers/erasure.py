@@ -188,8 +188,8 @@ def _erase_thread(
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
         for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
-            # A log item that cannot be decrypted or decoded is deleted like all others, but the
-            # report does not contain its hash.
+            # A log item that cannot be decrypted or decoded is deleted like any other item, but its
+            # hash is missing from the report.
             with suppress(CorruptRecord, ForbiddenType):
                 _, stored = decrypt_position_and_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
