@@ -289,7 +289,7 @@ class _Eraser:
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
     def remove_quotations_from_list_entry(self) -> Flow[None]:
-        """Remove quotations of erased messages from the thread's title and listed metadata."""
+        """Remove text copied from erased messages from the title and metadata in thread lists."""
         for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title, listed_metadata = decrypt_list_entry(self.seal, self.thread_id, stored)
             if self._may_title_quote_message(title):
@@ -323,7 +323,7 @@ class _Eraser:
                 yield self.sql("set_client_metadata", *sealed, thread_key)
 
     def _may_title_quote_message(self, title: Title | None) -> bool:
-        """Return whether a title may contain a part of an erased message."""
+        """Return whether a title may contain part of an erased message."""
         if title is None or title == NO_TITLE:
             return False
         content = {"title": title.text}
@@ -332,13 +332,13 @@ class _Eraser:
             is not content
         ):
             return True
-        # A title that was cut off may quote the start of an erased message.
+        # A truncated title may contain the beginning of an erased message.
         if title.message_id is None:
             return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
         return title.message_id in {"", *self.remover.ids}
 
     def collect_erased_texts(self) -> None:
-        """Collect the texts that occur in erased messages but not in kept messages."""
+        """Collect the texts that occur in erased messages but not in the remaining messages."""
         self.remover.collect_texts_of_removed_messages()
         self._needles = self.remover.build_byte_strings_to_search_for()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
@@ -347,7 +347,7 @@ class _Eraser:
         )
 
     def _may_contain_erased_message(self, stored: bytes) -> bool:
-        """Return whether encoded bytes may contain or quote an erased message.
+        """Return whether encoded bytes may contain an erased message or text copied from one.
 
         The method searches the encoded value for byte strings, to avoid decoding values that cannot
         contain an erased message.
@@ -357,7 +357,7 @@ class _Eraser:
         return any(name in stored for name in self._types_with_texts)
 
     def find_or_erase_messages_in_thread(self, *, finds_only: bool) -> Flow[None]:
-        """Visit each checkpoint, pending write, run, cron and webhook of the thread once.
+        """Find or erase messages in the thread's checkpoints, writes, runs, crons and webhooks.
 
         Args:
             finds_only: Whether only to find messages and their channels, and to write nothing.
@@ -402,7 +402,7 @@ class _Eraser:
         yield from self._delete_crons_and_webhooks()
 
     def _delete_crons_and_webhooks(self) -> Flow[None]:
-        """Delete the thread's crons and webhooks that quote an erased message."""
+        """Delete the thread's crons and webhooks that contain text from an erased message."""
         context = ValueContext(is_input=True, allows_bare_text=True, describes_task=True)
         for row in (yield self.sql("crons_of_thread", self.thread_id)):
             content = decrypt_cron(self.seal, row).content
@@ -421,7 +421,7 @@ class _Eraser:
                 yield self.sql("drop_webhook", run_id)
 
     def _erase_quotations_from_run(self, run: RunRow) -> Flow[None]:
-        """Remove quotations of erased messages from the request, metadata and error of a run."""
+        """Remove text copied from erased messages from the request, metadata and error of a run."""
         columns = [*run[3:6]]
         contexts = (
             ValueContext(describes_task=True),
@@ -443,10 +443,9 @@ class _Eraser:
         self.runs += 1
 
     def _contains_or_quotes_message(self, value: Any) -> bool:
-        """Return whether a decoded log item contains or quotes an erased message.
+        """Return whether a decoded log item contains an erased message or text copied from one.
 
-        The item may be a list element or a key-value pair of a dict, so both possibilities are
-        checked.
+        The item can be a list element or a key-value pair of a dict, so the method checks for both.
         """
         context, entry = ValueContext(True, True, True), _convert_key_value_pair_to_dict(value)
         if entry is not None and self.remover.remove_messages_from(entry, context) is not entry:
@@ -458,7 +457,7 @@ class _Eraser:
     def _erase_messages_from_checkpoint(
         self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool
     ) -> Flow[None]:
-        """Remove erased messages and quotations of them from a checkpoint."""
+        """Remove erased messages, and text copied from them, from a checkpoint."""
         self._ends_with_removed_call = False
         other, metadata = snapshot.encoded_fields
         fields = [
@@ -492,8 +491,8 @@ class _Eraser:
             snapshot.transcript,
         ):
             return
-        # Delete the tags of removed metadata values, so that no trace of these values remains in
-        # the metadata index.
+        # Delete the index tags of removed metadata values, so that no trace of the values remains
+        # in the metadata index.
         if fields[1] is not metadata:
             old_tags, new_tags = (
                 {*compute_metadata_tags(self.seal, self.codec.decode(stored))}
@@ -510,9 +509,9 @@ class _Eraser:
     def _remove_sends_that_quote_erased_messages(
         self, checkpoint_id: str, sends_ref: Any
     ) -> Flow[Any]:
-        """Remove `Send`s that quote an erased message from a checkpoint's list of `Send`s.
+        """Remove `Send`s from a checkpoint if they contain text from an erased message.
 
-        Return a reference to the list that contains only the remaining `Send`s.
+        Return a reference to the list of the remaining `Send`s.
         """
         value = (
             (yield from self._read_value(sends_ref))
@@ -520,8 +519,8 @@ class _Eraser:
             else None
         )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            # Either the value cannot contain an erased message, or langgraph did not store the
-            # value, because it is not a list of `Send`s.
+            # Either the value cannot contain an erased message, or it is not a list of `Send`s, so
+            # langgraph did not store it.
             return (
                 yield from self._remove_erased_messages_from_referenced_value(
                     TASKS, sends_ref, is_input=True
@@ -537,8 +536,8 @@ class _Eraser:
         """Rewrite the pending writes of one task without the erased messages.
 
         A task that has a result must not run again. If the erasure removes all writes of a finished
-        task, an empty write is stored in their place. If a `Send` was removed from the head, its
-        task is cancelled and all writes of the task are removed.
+        task, an empty write is stored in their place. If a `Send` was removed from the head, the
+        task that it would have started is cancelled and all of the task's writes are removed.
         """
         checkpoint_id, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
@@ -580,7 +579,8 @@ class _Eraser:
     ) -> Flow[list[Write]]:
         """Return the writes of a task without the erased messages.
 
-        An interrupt or a resume value that quotes an erased message is removed entirely.
+        An interrupt or resume value that contains text copied from an erased message is removed
+        entirely.
 
         Args:
             ns: The namespace.
@@ -633,8 +633,8 @@ class _Eraser:
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # Treat a `DeltaChannel` value that was computed from pending writes like the pending writes
-        # themselves, so that messages without ids are also erased from it.
+        # A `DeltaChannel` value that was computed from pending writes can contain messages without
+        # ids. Erase these messages too, as in the pending writes themselves.
         remaining = yield from self._remove_erased_messages_from_referenced_value(
             channel, inner, kind == DELTA
         )
@@ -646,7 +646,7 @@ class _Eraser:
         return ref if remaining is inner else [kind, remaining]
 
     def _may_reference_erased_message(self, ref: Any) -> bool:
-        """Return whether a referenced value may contain or quote an erased message."""
+        """Return whether a referenced value may contain text from an erased message."""
         return self._may_contain_erased_message(
             ref if isinstance(ref, bytes) else pack(ref)
         ) or any(
@@ -665,7 +665,7 @@ class _Eraser:
         return self._encode_without_messages(self.codec.decode(stored), context, stored)
 
     def _encode_without_messages(self, value: Any, context: ValueContext, ref: Any) -> Any:
-        """Remove the erased messages from a value, and encode what remains of the value.
+        """Remove the erased messages from a value, and encode the result.
 
         Returns:
             `ref` if the value does not change, `REMOVED` if nothing remains, otherwise the bytes.
@@ -711,7 +711,7 @@ class _Eraser:
     def _is_split_dict_an_erased_message(
         self, log_key: int, log_ranges: Ranges, context: ValueContext
     ) -> Flow[bool]:
-        """Return whether a dict whose entries are separate log items is an erased message."""
+        """Return whether a dict that is stored as separate log items is an erased message."""
         suspects = (
             _find_positions_in_range(self._suspect_positions, log_key, *part) for part in log_ranges
         )
@@ -747,8 +747,8 @@ class _Eraser:
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log_key, position) for position in iter_positions(ranges)
         )
-        # Keep an item of a removed dict in the transcript if the channel's current value also
-        # contains it.
+        # Keep an item of a removed dict in the transcript if the channel's current value contains
+        # the same item.
         if removed and is_split:
             removed -= {(log_key, p) for p in iter_positions(unflatten_ranges(ref[2]))}
         if parts is None and not removed:
@@ -767,8 +767,8 @@ class _Eraser:
     def _append_items(self, log_key: int, parts: list[bytes | Range]) -> Ranges:
         """Append the new items in `parts` to a log, and return the log ranges of all `parts`."""
         if self._collect_only:
-            # Return a placeholder. During passes that only collect messages, the caller ignores the
-            # ranges.
+            # Return a placeholder, because the caller ignores the ranges in a pass that only
+            # collects messages.
             return [(0, 1)]
         return self.additions.append_new_items(self.thread.logs[log_key].name, parts)
 
@@ -777,10 +777,11 @@ class _Eraser:
     def _rewrite_items_that_contain_erased_messages(
         self, log_key: int, ranges: Ranges, context: ValueContext, *, are_pairs: bool
     ) -> list[bytes | Range] | None:
-        """Remove erased messages from a list or dict, and return what remains.
+        """Remove erased messages from a list or dict, and return its remaining parts.
 
-        If the list or dict neither contains nor quotes an erased message, None is returned. Each
-        part in the result is either a range of existing log positions or the bytes of a new item.
+        The result is None if the list or dict contains neither an erased message nor text copied
+        from one. Each part in the result is either a range of existing log positions or the bytes
+        of a new item.
         """
         parts: list[bytes | Range] = []
         is_unchanged = True
@@ -843,7 +844,7 @@ class _Eraser:
 def _find_positions_in_range(
     positions_by_log: dict[int, list[int]], log_key: int, start: int, stop: int
 ) -> list[int]:
-    """Return the positions in `positions_by_log[log_key]` from `start` to `stop` (exclusive)."""
+    """Return each position p in `positions_by_log[log_key]` for which `start <= p < stop`."""
     sorted_positions = positions_by_log.get(log_key, [])
     return sorted_positions[
         bisect_left(sorted_positions, start) : bisect_left(sorted_positions, stop)

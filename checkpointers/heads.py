@@ -1,4 +1,4 @@
-"""Decide which checkpoint of a namespace is its head.
+"""Determine which checkpoint is the head of a namespace.
 
 If runs of a thread overlap, the head is a checkpoint of the run that started last
 (docs/decisions/0005).
@@ -24,15 +24,15 @@ def find_seq_of_first_checkpoint_of_run(
     parent_and_put_supersteps: tuple[int | None, ...],
     put_seq: int,
 ) -> int:
-    """Return the sequence number of the first checkpoint in the new checkpoint's run.
+    """Return the sequence number of the first checkpoint of the run that stores the new checkpoint.
 
     A new checkpoint starts a new run if its source is `input`, `update` or `fork`. A new checkpoint
     also starts a new run if its superstep number is not one higher than its parent's. Such gaps
     occur because langgraph stores only the last checkpoint of a run with the durability `exit`. If
     a run was resumed from a given checkpoint id and that checkpoint is not the head, its next
-    checkpoint also starts a new run. If the new checkpoint's parent was pruned and another run or a
-    state update stored the head, the result is 0, so that the new checkpoint's run counts as the
-    oldest.
+    checkpoint also starts a new run. If the new checkpoint's parent was pruned and the head was
+    stored by another run or by a state update, the result is 0, which makes the new checkpoint's
+    run the oldest.
 
     Args:
         put: The put.
@@ -60,9 +60,9 @@ def choose_head_and_detect_run_overlap(
 ) -> tuple[Head, bool]:
     """Return the namespace's head after storing a checkpoint, and whether two runs overlap.
 
-    If the new checkpoint does not become the head, two runs of the thread overlap, except in a
-    thread that was rewound to an earlier checkpoint. In the root namespace, runs also overlap if a
-    new checkpoint with the source `input` replaces a head that its run has not read. A run that
+    If the new checkpoint does not become the head, two runs of the thread overlap, unless the
+    thread was rewound to an earlier checkpoint. In the root namespace, runs also overlap if a new
+    checkpoint with the source `input` replaces a head that its run has not read. A run that
     deliberately continues from an earlier checkpoint does not count as overlapping.
 
     Args:

@@ -46,8 +46,8 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# Writes to special channels, such as errors, have negative indexes. They are sorted last, so that
-# the position of each write to a graph channel is the index that `put_writes` assigns to it.
+# Writes to special channels, such as errors, have negative indexes. Sort them last, so that the
+# list position of each other write equals the index that `put_writes` assigns to it.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -266,7 +266,7 @@ class _PostgresTables:
                 raise type(exc)(f"{label}: {exc}") from exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:  # from their saver
                 raise CorruptRecord(f"{label}: the checkpoint was damaged ({exc!r})") from exc
-            # The checkpoint was deleted between reading its id and reading its data.
+            # Skip a checkpoint that was deleted between reading its id and reading its data.
             if stored is None:
                 continue
             writes = stored.pending_writes or ()
@@ -277,7 +277,7 @@ class _PostgresTables:
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
             )
             for task_writes in tasks:
-                # Sort the writes in the order in which the SQL query `_WRITES` returns them.
+                # Sort the writes in the same order as the SQL query `_WRITES`.
                 task_writes.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)
             parent_id = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             parent_address = Address(thread_id, ns, parent_id)
@@ -285,7 +285,7 @@ class _PostgresTables:
 
 
 def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
-    """Group writes `(task_id, path, channel, value)` by task, in order of first occurrence."""
+    """Group `(task_id, path, channel, value)` tuples by task, in order of first occurrence."""
     tasks: dict[str, Task] = {}
     for task, path, channel, value in writes:
         tasks.setdefault(task, Task(task, path, [])).writes.append((channel, value))
@@ -293,7 +293,7 @@ def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[T
 
 
 def _iter_thread_ids(read_rows: Callable[..., list[Row]]) -> Iterator[str]:
-    """Yield the ids of all threads, reading one page at a time with the function `read_rows`."""
+    """Yield the ids of all threads, using `read_rows` to fetch one page at a time."""
     last_id = ""
     while page := read_rows(_THREADS, last_id):
         for (last_id,) in page:
@@ -327,7 +327,8 @@ class Importer:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
         self._counts: Counter[str] = Counter()
-        # Number of the latest removal record that the current thread had when its import started.
+        # The number of the imported thread's latest removal record, read at the start of the
+        # import.
         self._removal_number = 0
 
     def run(self) -> ImportReport:
@@ -364,7 +365,7 @@ class Importer:
         return self._counts["checkpoints"] + self._counts["writes"]
 
     def _check_thread_has_not_diverged(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
-        """Raise an error if a thread has continued in both the source and the target.
+        """Raise an error if the copies of a thread in the source and the target have diverged.
 
         The thread has diverged if the source and the target each have a checkpoint that the other
         lacks.
@@ -437,7 +438,7 @@ class Importer:
     def _equals_source_checkpoint(
         self, expected: list[Any], stored: CheckpointTuple | None
     ) -> bool:
-        """Return whether a stored checkpoint matches the source checkpoint.
+        """Return whether a checkpoint in the target equals its counterpart in the source.
 
         Pending writes are not compared.
         """

@@ -7,8 +7,9 @@ from typing import Final
 Name = tuple[str, str]
 """The name of a class: its module and its qualified name."""
 
-# Classes that langgraph's serializer can deserialise in strict mode, and some pydantic classes.
-# Each key is a module name, and its value lists the module's class names, separated by spaces.
+# Classes that langgraph's serializer can deserialise in strict mode, plus some pydantic classes.
+# Each key is a module name. Its value contains the names of the module's classes, separated by
+# spaces.
 _KNOWN_NAMES: Final = {
     "datetime": "datetime date time timedelta timezone",
     "uuid": "UUID",

@@ -1,9 +1,9 @@
-"""Build and read labels, which are metadata values that a checkpoint inherits from its parent.
+"""Create and read labels, the metadata values that a checkpoint inherits from its parent.
 
 There are two kinds of labels. The labels `user_id` and `owner` identify the user of the thread.
 Each checkpoint inherits `user_id` and `owner` from its parent. Each checkpoint also inherits the
-values that `CheckpointSaver.label` copied from a run's context into the metadata. The names of the
-values copied by `CheckpointSaver.label` are listed under the metadata key `LABELS`.
+values that `CheckpointSaver.label` copied from a run's context into the metadata. The metadata key
+`LABELS` lists the names of the values that `CheckpointSaver.label` copied.
 
 Labels inherited by a new checkpoint are stored in its own metadata. Each checkpoint has its own
 copy of the inherited values, because listing threads reads only the head's metadata, and because a
@@ -37,14 +37,14 @@ CALLER_ACTION: Final = "perdure_deed"
 """The metadata key for the action that the caller under `CALLER` performed, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that identify the user of a thread."""
-# Maximum length of a label in characters. Longer values are ignored. A similar limit applies to
-# store namespaces.
+# Maximum length of a label in characters. Longer values are not used as labels. Namespaces in the
+# store have a similar limit.
 _LONGEST_LABEL: Final = 4096
 _UNNAMED: Final = object()
 
 
 def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a checkpoint's metadata that is needed to store its child checkpoint.
+    """Return the metadata values of a checkpoint that are needed when its child is stored.
 
     The child checkpoint inherits the labels of its parent. The list of channel names under `MERGED`
     is also returned, because it is needed to plan a merge.
@@ -57,7 +57,7 @@ def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str,
 def describe_actions_of_callers_other_than_person(
     metadata: Iterable[Mapping[str, Any]],
 ) -> list[str]:
-    """Describe the actions that other users performed on a person's thread, without duplicates.
+    """Return a description of each distinct action that another user took on a person's thread.
 
     Args:
         metadata: The metadata of checkpoints of the thread.
@@ -96,8 +96,8 @@ def find_id_of_checkpoint_changed_by_state_update(
 def find_context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
     """Return the named values from a run's context that are valid labels.
 
-    If the run does not use memory, `user_id` and `owner` are omitted, because the run's metadata
-    already identifies the person the thread belongs to.
+    If the run does not use long-term memory, `user_id` and `owner` are omitted, because the run's
+    own metadata already identifies the person to whom the thread belongs.
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
         names = [name for name in names if name not in USER_LABELS]
@@ -112,8 +112,8 @@ def build_labels_of_new_checkpoint(
 
     Values in the new checkpoint's own metadata override labels inherited from the parent
     checkpoint. If the config or the context of the run identifies a different user, the new
-    checkpoint inherits neither `user_id` nor `owner`. Inheriting only one of `user_id` and `owner`
-    could leave them identifying different users. The values `""` and None mean nobody.
+    checkpoint inherits neither `user_id` nor `owner`. If only one of `user_id` and `owner` were
+    inherited, the two could identify different users. The values `""` and None mean nobody.
 
     Args:
         metadata: The metadata of the new checkpoint.
@@ -142,9 +142,9 @@ def build_labels_of_new_checkpoint(
 def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
     """Return `user_id` and `owner` from the run's context, falling back to its config.
 
-    An explicit None is returned like any other value. Labels that are neither in the context nor in
-    the config are omitted. If the context is a pydantic model, only fields that the caller has set
-    are included.
+    A value that is explicitly None is returned like any other value. Labels that are neither in the
+    context nor in the config are omitted. If the context is a pydantic model, only fields that the
+    caller has set are included.
     """
     context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}

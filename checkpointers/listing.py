@@ -38,7 +38,7 @@ MetadataFilter = Mapping[str, Any]
 
 
 def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
-    """Return whether metadata has the value that a filter requires for each of the filter's keys.
+    """Return whether a checkpoint's metadata matches all key-value pairs of a filter.
 
     A key such as `a.b` can also be a dotted path to a value in a nested dict.
     """
@@ -46,7 +46,7 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
 
 
 def compute_first_metadata_index_tag(seal: Seal, where: MetadataFilter) -> int | None:
-    """Return the metadata index tag of the first filter value that has a tag, or None.
+    """Return the first metadata index tag of a filter's values, or None if no value has a tag.
 
     A tag is a number that represents a value in the metadata index.
     """
@@ -55,7 +55,7 @@ def compute_first_metadata_index_tag(seal: Seal, where: MetadataFilter) -> int |
 
 
 def _get_metadata_by_path(metadata: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a key, or of a dotted path through nested dicts, or None."""
+    """Return the value of a key or dotted path in nested dicts, or None if it is missing."""
     if path in metadata or "." not in path:
         return metadata.get(path)
     value: Any = metadata
@@ -144,10 +144,10 @@ class Listing:
     def _check_index_entries_around_range(
         self, tag: int, start_key: int, stop_key: int
     ) -> Flow[None]:
-        """Check the metadata index entries adjacent to a searched range for damage.
+        """Check the metadata index entries next to a searched range for corruption.
 
-        A damaged entry in the metadata index can end a search too early. If a damaged entry has
-        ended a search too early, the entry is adjacent to the searched range.
+        A corrupt entry in the metadata index can make a search end too early. A corrupt entry that
+        ends a search too early is always adjacent to the searched range.
         """
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start_key, stop_key)
@@ -212,7 +212,7 @@ class Listing:
             yield address._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
-        """Read a thread's last sequence number and the rows of its namespaces.
+        """Read a thread's last sequence number and the table rows of its namespaces.
 
         The last sequence number is the sequence number of the thread's newest checkpoint.
         """
@@ -238,8 +238,8 @@ class Listing:
         """Yield the matching rows of a namespace whose sequence number is less than `stop_seq`.
 
         The head of the namespace is yielded first, even if it is not the newest checkpoint. The
-        head's sort key is the newest row's sequence number, so that the head stays first when the
-        caller sorts the rows. The other rows follow, newest first.
+        head is yielded with the newest row's sequence number, so that it stays first when the
+        caller sorts the rows by sequence number. The other rows follow, newest first.
 
         Yields:
             The sequence number to sort by, the address of the namespace, and the row.
@@ -297,7 +297,7 @@ class Listing:
     def _find_seq_and_id_before_which_listing_starts(
         self, address: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
-        """Find the upper bound for listing only checkpoints older than a given checkpoint.
+        """Find the upper bound of a listing of checkpoints that are older than a given one.
 
         Returns:
             The sequence number of the checkpoint and None, if the checkpoint is in the namespace.

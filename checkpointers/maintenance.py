@@ -1,8 +1,8 @@
 """Delete threads, the checkpoints of given runs, old checkpoints, and unreferenced log items.
 
-An item is deleted when no checkpoint, pending write or transcript of its thread refers to it. All
-deletions run in write transactions, so that no checkpoint can be stored between the check that an
-item is unreferenced and the deletion of that item.
+An item is deleted when no checkpoint, pending write or transcript of its thread refers to it.
+Unreferenced items are found and deleted in a single write transaction, so that no checkpoint that
+refers to such an item can be stored in between.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from perdure.storage.flow import NO_LIMIT, Flow, Row, Statement
 
 T = TypeVar("T")
 
-# Maximum number of checkpoints deleted in one transaction.
+# Maximum number of checkpoints to delete in one transaction.
 PRUNE_BATCH: Final = 500
 RUN_DAYS: Final = 1
 """The number of days after an update of the state during which retention keeps the checkpoint that
@@ -63,7 +63,7 @@ newest first."""
 
 
 class RetentionCandidate(NamedTuple):
-    """A checkpoint to which a retention rule is applied, with the fields that rules use.
+    """The fields of a checkpoint that retention rules need to decide whether to keep it.
 
     Attributes:
         key: The key of the checkpoint's row.
@@ -140,7 +140,7 @@ class Maintenance:
             self.database.release_unused_disk_space()
 
     def _add_rollback_record(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
-        """Add a removal record for checkpoints that are deleted because their run is deleted."""
+        """Add a removal record for checkpoints that are deleted together with their run."""
         ids = []
         for key in keys:
             rows = yield self.sql("checkpoint_row", key)
@@ -231,7 +231,7 @@ class Maintenance:
     def delete_and_drop_cached_thread(
         self, thread_id: str, make_deletion_flow: Callable[[], Flow[T]]
     ) -> T:
-        """Delete parts of a thread, and drop the thread from the cache.
+        """Delete part of a thread's data, and evict the thread from the cache.
 
         `make_deletion_flow` returns a flow, which is a generator that yields SQL statements.
         """
@@ -248,8 +248,8 @@ class Maintenance:
     ) -> Flow[None]:
         """Rebuild the title and metadata of a thread's list entry if they may be outdated.
 
-        The title or metadata may have been copied from data that has since been deleted from the
-        thread's checkpoints.
+        The title or metadata may contain text copied from checkpoint data that has since been
+        deleted.
 
         Args:
             thread_id: The thread.
@@ -325,8 +325,8 @@ class Maintenance:
                     self.reader.decrypt_row(thread_id, checkpoint_ns, row)
                 )
             except CorruptRecord:
-                # The checkpoint's metadata cannot be read, so its tags are unknown. Search the
-                # entire metadata index for the checkpoint.
+                # The metadata cannot be read, so the checkpoint's index tags are unknown. Delete
+                # its index entries by searching the entire metadata index.
                 yield self.sql("drop_tags", row[0])
             else:
                 yield self._build_metadata_index_deletes(row[0], metadata)
@@ -354,7 +354,7 @@ class Maintenance:
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of checkpoints that `keep` does not select, then all unreferenced items.
+        """Delete a batch of checkpoints that `keep` does not select, then unreferenced log items.
 
         Args:
             thread_id: The thread.
@@ -412,7 +412,7 @@ class Maintenance:
     def _select_checkpoints_to_delete(
         self, thread_id: str, thread_key: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
-        """Return the checkpoints to delete, each with the key of its namespace.
+        """Return the checkpoints to delete, each paired with its namespace's key.
 
         The result contains all checkpoints that the rule `keep` does not select, sorted by storage
         time, oldest first. However, checkpoints that a server needs to resume a live run are not
@@ -471,12 +471,13 @@ class Maintenance:
     def _store_updated_checkpoint_ids(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
-        """Record in a head's metadata which checkpoint a series of state updates was applied to.
+        """Record in the head's metadata the checkpoint to which its state updates were applied.
 
         The metadata key `UPDATED` holds the id of the checkpoint to which the first update was
-        applied. The id is stored only if the head is the latest in a series of state updates and
-        the earlier updates' checkpoints are deleted. Without those checkpoints, the parent ids no
-        longer lead from the head to the checkpoint to which the first update was applied.
+        applied. The id is stored only if the head is the last of several consecutive state updates
+        and the checkpoints of the earlier updates are deleted. Once those checkpoints are deleted,
+        following parent ids from the head no longer leads to the checkpoint to which the first
+        update was applied.
         """
         for head in candidates:
             updated = _find_checkpoint_id_before_updates(candidates, head) if head.is_head else None
@@ -588,7 +589,7 @@ class Maintenance:
     def _extend_live_ranges_by_items_of_aliases(
         self, thread_id: str, channel: str, log_key: int, live_ranges: Ranges
     ) -> Flow[None]:
-        """Extend a log's live ranges by the items to which the live aliases refer.
+        """Add the target positions of a log's live aliases to the log's live ranges.
 
         An alias is a log entry that refers to an earlier item. The live ranges of a log contain the
         log positions that are still referenced.
@@ -605,7 +606,7 @@ class Maintenance:
 
 
 def _get_transcripts_of_delta_channels_with_unknown_value(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the stored transcripts of `DeltaChannel`s whose references do not point to a value."""
+    """Return the stored transcripts of the `DeltaChannel`s whose values are unknown."""
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
@@ -645,7 +646,7 @@ def _drop_unreferenced_positions(
 def _add_referenced_log_positions_to_live_ranges(
     refs: Iterable[Any], live_ranges_by_log: dict[int, Ranges]
 ) -> None:
-    """Add all log positions referenced by `refs` to the logs' live ranges.
+    """Extend the live ranges of each log by all positions that `refs` point to.
 
     The live ranges contain the log positions that are still referenced.
     """
@@ -653,7 +654,7 @@ def _add_referenced_log_positions_to_live_ranges(
 
 
 def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
-    """Add the ranges in `(log, numbers)` pairs to the logs' live ranges.
+    """Add the ranges encoded in each `(log, numbers)` pair to the live ranges of that log.
 
     The live ranges contain the log positions that are still referenced.
     """
@@ -667,7 +668,7 @@ def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ran
 def _add_ancestors_needed_for_deltas(
     candidates: list[RetentionCandidate], kept_ids: set[str]
 ) -> set[str]:
-    """Return the ids of the kept checkpoints and of all ancestors that they depend on.
+    """Return the ids of the kept checkpoints and of all ancestors on which they depend.
 
     A checkpoint depends on an ancestor if the ancestor's pending writes are needed to rebuild the
     value of a `DeltaChannel`.
@@ -688,10 +689,10 @@ def _add_ancestors_needed_for_deltas(
 def _find_checkpoint_id_before_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
-    """Find the checkpoint to which the first in a series of state updates was applied.
+    """Find the checkpoint to which the first of several consecutive state updates was applied.
 
     Each state update records the id of the checkpoint to which it was applied. The search starts at
-    the head and follows these ids backwards.
+    the head and follows the recorded ids backwards.
 
     Returns:
         The id of the checkpoint, or None if the head is not an update.
@@ -712,7 +713,7 @@ def _find_checkpoint_id_before_updates(
 
 
 def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
-    """Return the ids of the `candidates` whose row keys are not in `keys`."""
+    """Return the ids of those `candidates` whose row keys are not in `keys`."""
     return {c.checkpoint_id for c in candidates if c.key not in keys}
 
 
@@ -737,7 +738,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
 
 
 def _check_retention_rule(rule: Retention) -> None:
-    """Check that a retention rule is not empty and contains no negative numbers.
+    """Check that a retention rule is not empty and has no negative values.
 
     Raises:
         ConfigurationError: The rule is not valid.

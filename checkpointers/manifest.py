@@ -15,11 +15,10 @@ pending write stores a reference in place of each value:
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
 Ranges are half open, and are stored as a flat list `[start, length, start, length, ...]`. A value
-of n items is stored with at most `compute_max_range_count(n)` ranges. If the items of a value are
-scattered over more ranges than this limit, each group of neighbouring short ranges is replaced with
-a single range of aliases (`group_log_ranges_for_merging_short_ranges`). An alias is a log entry
-that refers to an earlier item by its position. In each log, the positions of aliases start at
-`ALIASES`.
+of n items is stored with at most `compute_max_range_count(n)` ranges. If a value would need more
+ranges than that, groups of neighbouring short ranges are each replaced with a single range of
+aliases (see `group_log_ranges_for_merging_short_ranges`). An alias is a log entry that refers to an
+earlier item by its position. In each log, the positions of aliases start at `ALIASES`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log2
 from typing import Any, Final
 
-# The stored form of a value or of a part of a value. The module docstring describes all forms.
+# Encoded form of a value or of part of a value; see the module docstring for all forms.
 ValueReference = Any
 Range = tuple[int, int]
 Ranges = list[Range]
@@ -39,8 +38,8 @@ ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
 # elements of a bytes object are never negative.
 DELTA: Final = -1
 ALIASES: Final = 1 << 31  # The lowest log position of aliases.
-# Minimum value of the limit on the number of log ranges per value. The limit grows with the number
-# of items in the value.
+# The smallest limit on the number of log ranges per value. The limit grows with the number of items
+# in the value; see `compute_max_range_count`.
 MIN_RANGE_LIMIT: Final = 8
 
 
@@ -54,14 +53,14 @@ def compute_max_range_count(item_count: int) -> int:
 
 
 def group_log_ranges_for_merging_short_ranges(ranges: Ranges) -> list[Ranges]:
-    """Divide log ranges into groups, keeping each of the longest ranges in a group of its own.
+    """Divide log ranges into groups, with a separate group for each of the longest ranges.
 
-    To reduce the number of ranges, the caller replaces each group of two or more ranges with a
-    single range of aliases. An alias is a log entry that refers to an earlier item. The longest
-    ranges are kept as they are, so that few aliases need to be written. At most a quarter of the
-    maximum number of ranges (`compute_max_range_count`) are kept in this way. All shorter ranges
-    between two kept ranges form one group. Similarly, log-structured merge trees rarely rewrite
-    their largest components, to limit write amplification (O'Neil et al., 1996).
+    To reduce the number of ranges, the caller replaces each group of two or more ranges with one
+    range of aliases. An alias is a log entry that refers to an earlier item. The longest ranges are
+    kept as they are, so that few aliases need to be written. The number of ranges that are kept is
+    at most a quarter of the limit returned by `compute_max_range_count`. Consecutive shorter ranges
+    are combined into one group. Similarly, log-structured merge trees rarely rewrite their largest
+    components, to limit write amplification (O'Neil et al., 1996).
 
     >>> group_log_ranges_for_merging_short_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -193,7 +192,7 @@ def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
 def extract_value_reference_from_delta_channel_reference(ref: ValueReference) -> ValueReference:
     """Unwrap a `DeltaChannel` reference, and return the reference to the channel's value.
 
-    For a `DeltaChannel` snapshot, this is the reference to the value in the snapshot. For a
+    For a snapshot of a `DeltaChannel`, this is the reference that the snapshot contains. For a
     `DeltaChannel` with an unknown value, the result is None. A reference that does not belong to a
     `DeltaChannel` is returned unchanged.
     """
@@ -203,7 +202,7 @@ def extract_value_reference_from_delta_channel_reference(ref: ValueReference) ->
 
 
 def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the log key and the stored ranges of each part of a reference that points into a log.
+    """Yield the log key and the flat ranges for each part of a reference that points to a log.
 
     Ranges are stored in the form `[start, length, ...]`.
     """

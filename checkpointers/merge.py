@@ -1,4 +1,4 @@
-"""Merge a new checkpoint with the head of its namespace, and compute channel versions.
+"""Merge a new checkpoint with the head of its namespace, and parse and build channel versions.
 
 `merge_planner` plans the merges.
 """
@@ -70,16 +70,16 @@ class Merge:
     def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
         """Return the channel version to record in a node's `versions_seen` after a merge.
 
-        If a node had seen the channel's latest version before the merge, the version that the merge
-        assigns is recorded in the node's `versions_seen`. Otherwise, the merge would cause
-        LangGraph to run the node again.
+        If a node had already seen the channel's latest version before the merge, the node's
+        `versions_seen` must contain the version that the merge assigns. Otherwise, LangGraph would
+        treat the merge as new input to the node and run the node again.
         """
         is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
 
 
 def copy_channel(target: Snapshot, source: Snapshot, channel: str) -> None:
-    """Copy the value and the transcript of a channel from another checkpoint."""
+    """Copy a channel's value and transcript from one checkpoint to another."""
     target.ranges.pop(channel, None)
     if channel in source.references:
         target.inherit_channel(channel, source)
@@ -88,7 +88,7 @@ def copy_channel(target: Snapshot, source: Snapshot, channel: str) -> None:
 
 
 def is_state_channel(channel: str) -> bool:
-    """Return whether a channel belongs to the graph's state. Other channels only route a run."""
+    """Return whether a channel is part of the graph's state. Other channels only route a run."""
     return not channel.startswith(_ROUTING_PREFIXES)
 
 
@@ -98,7 +98,7 @@ def is_state_channel(channel: str) -> bool:
 def find_max_merge_epoch_of_versions(channel_versions: Iterable[Any]) -> int | None:
     """Return the highest merge epoch among channel versions.
 
-    The epoch is the upper part of a channel version. A merge of the channel increases the epoch.
+    The high bits of a channel version hold the epoch. A merge of the channel increases the epoch.
 
     Returns:
         The epoch, or None if the versions are of different kinds or of a kind without epochs.
@@ -113,8 +113,8 @@ def find_max_merge_epoch_of_versions(channel_versions: Iterable[Any]) -> int | N
 def extract_merge_epoch_from_version_bits(channel_version: Any) -> int | None:
     """Return the merge epoch in a channel version, or None if the version is not a number.
 
-    A channel version can also be a string such as `"007.25"`. The epoch is the upper part of a
-    channel version. A merge of the channel increases the epoch.
+    A channel version can also be a string such as `"007.25"`. The high bits of a channel version
+    hold the epoch. A merge of the channel increases the epoch.
     """
     whole = parse_whole_part_of_version(channel_version)
     return None if whole is None else whole >> _EPOCH_BITS
@@ -139,7 +139,7 @@ def parse_whole_part_of_version(version: Any) -> int | None:
 
 
 def build_lowest_channel_version_of_merge_epoch(example_version: Any, merge_epoch: int) -> Any:
-    """Return the lowest channel version of a merge epoch, in the format of `example_version`.
+    """Return the lowest channel version in a merge epoch, formatted like `example_version`.
 
     >>> [build_lowest_channel_version_of_merge_epoch(version, 1) for version in (7, "007.25")]
     [4294967296, '4294967296.25']

@@ -3,17 +3,16 @@
 LangGraph's `update_state` reads a checkpoint and stores a child of it. If a run concurrently
 continues from the same checkpoint, it stores a second child, which would split the thread into two
 branches. To keep the thread in one branch, Perdure merges the update with the run, unless both have
-written to the same channel. The child checkpoint that is stored later receives the values of the
-channels that the other child changed. A merged checkpoint always takes its tasks, its
-`versions_seen` and LangGraph's routing channels (such as `branch:to:...`) from the run, never from
-the state update.
+written to the same channel. Whichever child is stored second receives the values of the channels
+that the first child changed. A merged checkpoint always takes its tasks, its `versions_seen` and
+LangGraph's routing channels (such as `branch:to:...`) from the run, never from the state update.
 
 The run is not aware of the merge and continues from its in-memory state, which does not include the
-values written by the state update. Therefore, later checkpoints of the run must also be merged
+values written by the state update. The run's later checkpoints must therefore be merged as well,
 until the run has read those values. A merge assigns a new version to each channel whose value it
-copies. A run has read the copied value once one of its checkpoints has this version of the channel
-or a higher one. Until the run has read the copied value, the checkpoint's metadata lists the
-channel's name under `MERGED`.
+copies. The run has read the copied value as soon as one of its checkpoints contains this version of
+the channel or a higher one. Until the run has read the copied value, the checkpoint's metadata
+lists the channel's name under `MERGED`.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
 
-# Maximum number of checkpoints that are read while following parent ids from the head back to the
-# parent of a new checkpoint.
+# Maximum number of checkpoints to read when following parent ids from the head back to a new
+# checkpoint's parent.
 _MAX_STEPS: Final = 64
 # Channels to which langgraph writes when a task fails or is interrupted.
 _STOP_CHANNELS: Final = (ERROR, INTERRUPT)
@@ -118,8 +117,8 @@ class MergePlanner:
             return self._plan_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
-            # Skip the merge, because the head contains a `DeltaChannel` to which the run may also
-            # have written.
+            # Skip the merge, because the run may also have written to one of the head's
+            # `DeltaChannel`s.
             return None
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
@@ -132,7 +131,8 @@ class MergePlanner:
         """Plan the merge of a new checkpoint whose parent was pruned.
 
         The pruned parent is the checkpoint that the run last read or stored before the new
-        checkpoint. After the pruned parent, a state update or a later run stored the current head.
+        checkpoint. The current head was stored after the pruned parent, by a state update or by a
+        later run.
 
         Args:
             put: The put.
@@ -158,7 +158,7 @@ class MergePlanner:
     def _plan_put_on_merged_head(
         self, put: CheckpointPut, current_head: Snapshot, merged_channels: Collection[str]
     ) -> Flow[Merge | None]:
-        """Plan the merge of a new checkpoint whose parent is a head with merged channels.
+        """Plan how to merge a new checkpoint whose parent is a head that contains merged channels.
 
         A merged channel is one whose value was copied to the head from another checkpoint. The run
         might not have read the copied value yet.
@@ -175,9 +175,9 @@ class MergePlanner:
         }
         if any(channel in put.new_versions for channel in unread):
             if self._reader.decode_superstep_number(current_head) == _ANCHOR_STEP:
-                # Do not merge if the head is an anchor, which is the empty checkpoint at which a
-                # thread's first run stores its writes to `DeltaChannel`s. The new checkpoint
-                # becomes the head instead.
+                # Do not merge if the head is an anchor, the empty checkpoint under which a thread's
+                # first run stores its writes to `DeltaChannel`s. The new checkpoint becomes the
+                # head instead.
                 return None
             return Merge(
                 current_head,
@@ -193,7 +193,7 @@ class MergePlanner:
     def _plan_put_of_run(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan the merge of a run's new checkpoint with a state update that has become the head."""
+        """Plan how to merge a run's new checkpoint with a state update that has become the head."""
         unread = {
             c
             for c in self._list_merged_channels_unread_by_run(base)
@@ -222,7 +222,7 @@ class MergePlanner:
     def _plan_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
-        """Plan the merge of a state update with a run that continued from its parent."""
+        """Plan how to merge a state update with a run that continued from the same checkpoint."""
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
@@ -233,9 +233,9 @@ class MergePlanner:
         ):
             return None
         if written.intersection(put.delta_channels, current_head.stored_channels()):
-            # Do not merge if the state update writes to a `DeltaChannel` whose value the head
-            # stores. LangGraph would load the stored value and ignore the update's pending writes,
-            # because they are stored at an older checkpoint.
+            # Do not merge if the state update writes to a `DeltaChannel` whose value is stored in
+            # the head. LangGraph would load that value and ignore the update's pending writes,
+            # because they belong to an older checkpoint.
             return None
         codec, step = self._reader.codec, self._reader.decode_superstep_number(current_head)
         fields = {**codec.decode(current_head.encoded_fields[0]), "ts": put.checkpoint["ts"]}
@@ -275,7 +275,7 @@ class MergePlanner:
         return Merge(current_head, versions)
 
     def _set_metadata_value_of_put(self, put: CheckpointPut, key: str, value: Any) -> None:
-        """Set a metadata value of a new checkpoint and re-encode the metadata."""
+        """Set a key in a new checkpoint's metadata and re-encode the metadata."""
         put.metadata = {**put.metadata, key: value}
         put.encoded_fields[1] = self._reader.codec.encode(
             put.metadata, lambda: "metadata", exact=True
@@ -284,9 +284,8 @@ class MergePlanner:
     def finish_merge_and_check_if_checkpoint_changed(self, merge: Merge, head: Head) -> Flow[bool]:
         """Finish a merge after the new checkpoint has been stored.
 
-        If the new checkpoint is a state update and a task of the run has failed or is interrupted,
-        the values from the update are copied into the run's checkpoint, which then becomes the head
-        again.
+        If the new checkpoint is a state update and a task of the run failed or was interrupted, the
+        update's values are copied into the run's checkpoint, which then becomes the head again.
 
         Args:
             merge: The merge.
@@ -310,11 +309,11 @@ class MergePlanner:
     def try_copying_state_updates_into_run_checkpoint(
         self, run_checkpoint_id: str, *, requires_stopped_task: bool
     ) -> Flow[bool]:
-        """Copy values from state updates into a run's checkpoint, and make it the head.
+        """Copy values from state updates into a run's checkpoint, and make it the new head.
 
-        If `requires_stopped_task` is True, the values are copied only if a task at the run's
-        checkpoint has failed or is interrupted. After a task fails or is interrupted, the run
-        stores no further checkpoint that could be merged with the state updates.
+        If `requires_stopped_task` is True, the values are copied only if a task of the run's
+        checkpoint failed or was interrupted. After a task has failed or been interrupted, the run
+        stores no further checkpoint into which the state updates could be merged.
 
         Args:
             run_checkpoint_id: The id of the run's checkpoint.
@@ -356,7 +355,7 @@ class MergePlanner:
         return True
 
     def _has_stopped_task(self, run: Snapshot) -> Flow[bool]:
-        """Return whether a task of a checkpoint has failed or is interrupted."""
+        """Return whether any task of a checkpoint has failed or been interrupted."""
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
         for row in (yield from self._reader.read_write_rows(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
@@ -369,7 +368,7 @@ class MergePlanner:
         return False
 
     def _store_changed_checkpoint_as_head(self, checkpoint: Snapshot) -> Flow[None]:
-        """Store the changed content of a checkpoint, and make the checkpoint the head."""
+        """Store a modified checkpoint, and make it the head."""
         reader, thread_and_ns = self._reader, (self._thread_id, self._ns)
         (row,) = yield reader.sql("checkpoint_row", checkpoint.key)
         body = encrypt_checkpoint(
@@ -416,10 +415,10 @@ class MergePlanner:
     def _is_ancestor_of_head(
         self, ancestor: Snapshot, allowed_sources: Collection[str]
     ) -> Flow[bool]:
-        """Return whether only allowed checkpoints lie between `ancestor` and the head.
+        """Return whether the head descends from `ancestor` through allowed checkpoints only.
 
-        The result is True if `ancestor` is an ancestor of the head, and if the head and all
-        checkpoints between the two have one of the allowed sources.
+        The result is True if `ancestor` is an ancestor of the head and if the head and all
+        checkpoints in between have one of the allowed sources.
 
         Args:
             ancestor: The checkpoint.
@@ -446,7 +445,7 @@ class MergePlanner:
     def _find_last_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
-        """Return the latest state update merged into the head, or the head if none is found."""
+        """Return the latest state update merged into the head, or the head if there is none."""
         snapshot: Snapshot | None = current_head
         for _ in range(_MAX_STEPS):
             if snapshot is None or not self._list_merged_channels_unread_by_run(snapshot):
@@ -474,7 +473,7 @@ class MergePlanner:
 
 
 def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
-    """Return whether a new checkpoint has a channel's value, or writes from which to rebuild it.
+    """Return whether a new checkpoint stores a channel's value or the writes needed to rebuild it.
 
     A `DeltaChannel` without a stored value is rebuilt from pending writes.
     """
@@ -482,11 +481,11 @@ def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
 
 
 def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
-    """Return whether a run has read the channel value that a merge stored in `base`.
+    """Return whether a run has read the channel value that a merge copied into `base`.
 
-    The run has read the merged value if its new checkpoint assigns the channel a version whose
-    merge epoch is at least as high as in `base`. If the new checkpoint assigns the channel no
-    version, the run has read the merged value only if the channel's version is the same as in
+    If the run has written a new version of the channel, it has read the merged value if that
+    version's merge epoch is at least as high as in `base`. If the run has not written to the
+    channel, it has read the merged value only if its new checkpoint contains the same version as
     `base`.
     """
     version, taken_version = (
@@ -501,7 +500,7 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> b
 
 
 def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[str]:
-    """Return the state channels whose versions differ between the head and `base`."""
+    """Return the state channels that have different versions in the head and in `base`."""
     versions = current_head.channel_versions.items()
     return {
         c
@@ -515,14 +514,13 @@ def _infer_versions_of_pruned_checkpoint(
 ) -> Snapshot:
     """Infer a pruned checkpoint's channel versions from a new child checkpoint.
 
-    If the new checkpoint has not changed a channel, the pruned parent had the same version of that
-    channel. If the new checkpoint has changed a channel, the channel's version in the head is
-    compared with the lowest version that the new checkpoint assigned to any channel. LangGraph
-    assigns versions that are higher than all versions the run has read. If the version in the head
-    is lower than all versions that the new checkpoint assigned, the pruned parent had the same
-    version as the head. If it is not lower, the channel is left out of the result, because the
-    head's version was assigned after the pruned parent was stored and the parent's version is
-    unknown.
+    A channel that the new checkpoint has not changed has the same version in the pruned parent. For
+    a channel that the new checkpoint has changed, the version in the head is compared with the
+    lowest version that the new checkpoint assigned to any channel. LangGraph assigns each changed
+    channel a version that is higher than all versions the run has read. If the version in the head
+    is lower than every version that the new checkpoint assigned, the pruned parent had the same
+    version as the head. If the version in the head is not lower, it was assigned after the pruned
+    parent was stored. In this case, the parent's version is unknown and the channel is omitted.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
@@ -538,7 +536,7 @@ def _infer_versions_of_pruned_checkpoint(
 
 
 def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
-    """Return whether the head could descend from `base` with no new input between them."""
+    """Return whether the head could be a descendant of `base` with no new input in between."""
     for channel, version in base.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
@@ -547,7 +545,7 @@ def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snaps
 
 
 def _is_lower(version: Any, other: Any) -> bool:
-    """Return whether a channel version has a lower integer part than `other`."""
+    """Return whether the integer part of a channel version is lower than that of `other`."""
     whole, other_whole = parse_whole_part_of_version(version), parse_whole_part_of_version(other)
     return whole is not None and other_whole is not None and whole < other_whole
 
@@ -560,9 +558,9 @@ def _is_delta(ref: Any) -> bool:
 def _is_channel_version_changed_only_by_merge(
     channel: str, current_head: Snapshot, base_checkpoint: Snapshot
 ) -> bool:
-    """Return whether a channel's version differs from `base_checkpoint` only due to a merge.
+    """Return whether only a merge has changed a channel's version since `base_checkpoint`.
 
-    A merge increases the epoch of a channel's version and leaves the channel's value unchanged, so
+    A merge can increase the epoch of a channel's version without changing the channel's value, so
     both the epochs and the values are compared. Comparing only the values is not enough, because a
     run may have written the same value again. Comparing only the versions is not enough either,
     because a run and a concurrent update can assign the same version to different values.
@@ -581,11 +579,11 @@ def _is_channel_version_changed_only_by_merge(
 def try_making_run_checkpoint_head_again(
     reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
-    """Make a run's checkpoint the head again after a state update has replaced it as the head.
+    """Make a run's checkpoint the head again after a state update has replaced it.
 
-    The run's checkpoint becomes the head only if one of its tasks has failed or is interrupted. If
-    a task of the run stores writes after the state update, the run was still in progress when the
-    state was updated. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for details.
+    The run's checkpoint becomes the head only if one of its tasks failed or was interrupted. If one
+    of the run's tasks stores writes after the state update, the run was still active when the
+    update was made. See `MergePlanner.try_copying_state_updates_into_run_checkpoint` for details.
 
     Args:
         reader: The reader of the database.
@@ -602,9 +600,8 @@ def try_making_run_checkpoint_head_again(
         or request.task_id == NULL_TASK
         or is_update_path(request.task_path)
     ):
-        # The writes do not come from a run in progress. They come from a state update, from a
-        # response to an interrupt, or from a run that was deliberately resumed from an earlier
-        # checkpoint.
+        # The writes do not come from a run in progress, but from a state update, a response to an
+        # interrupt, or a run that was deliberately resumed from an earlier checkpoint.
         return False
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
@@ -623,10 +620,11 @@ def try_making_run_checkpoint_head_again(
 def avoid_task_id_clash_and_get_new_task_id_and_path(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
-    """Use different task ids for the writes of a state update and the writes of a task.
+    """Ensure that a state update and a task store their writes under different task ids.
 
-    LangGraph's `update_state` can choose the id of one of the run's tasks for its own writes. To
-    avoid this conflict, the writes of the state update are stored under a new, random task id.
+    LangGraph's `update_state` sometimes stores its own writes under the id of one of the run's
+    tasks. To avoid this conflict, the writes of the state update are stored under a new, random
+    task id.
 
     Args:
         reader: The reader of the database.

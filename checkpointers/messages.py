@@ -79,7 +79,7 @@ def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
 
 
 def _has_defaults_in_unknown_fields(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
-    """Return whether all message fields that are not listed in `_FIELDS` have their default values.
+    """Return whether all message fields other than those in `_FIELDS` have their default values.
 
     A newer version of langchain-core may have added fields to a message class.
     """
@@ -146,8 +146,8 @@ def pack_messages_if_all_plain(
 ) -> list[bytes] | None:
     """Return the encoding of each message, or None if one of the messages is not plain data.
 
-    The encodings can be used to compare messages. Before storing an encoding, callers must check
-    the message with `is_message_unchanged_by_validation`.
+    Messages can be compared by comparing their encodings. Before storing an encoding, callers must
+    check the message with `is_message_unchanged_by_validation`.
 
     Args:
         classes: The class of each message, from `CLASSES`.

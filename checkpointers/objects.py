@@ -1,8 +1,8 @@
 """Read and restore the attributes of pydantic models, dataclasses, enums and named tuples.
 
-Reading and rebuilding an object never runs code of its class, such as a constructor, `__setattr__`,
-a property, a validator or `_missing_`. The only exception is that rebuilding an object calls a
-field's default factory if the field is missing from the stored data.
+Reading and rebuilding an object never runs code defined by its class, such as a constructor,
+`__setattr__`, a property, a validator or `_missing_`. The only exception is the default factory of
+a field, which is called if the field is missing from the stored data.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class AttributeMismatch(ValueError):
 def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
     """Return the kind of a class: enum, pydantic model, dataclass or named tuple.
 
-    The result is `"enum"`, `"model"`, `"dataclass"` or `"namedtuple"`, or None if the class is none
-    of these four.
+    The result is `"enum"`, `"model"`, `"dataclass"`, `"namedtuple"`, or None for any other class.
     """
     bases = cls.__mro__
     if enum.Enum in bases:
@@ -157,7 +156,7 @@ def read_instance_attributes(value: Any) -> dict[str, Any]:
 
 
 def read_private_attributes(model: BaseModel) -> dict[str, Any]:
-    """Return those private attributes of a pydantic model that have a value."""
+    """Return the private attributes of a pydantic model by name, omitting unset attributes."""
     private = _sort_by_name(model.__pydantic_private__)
     return {name: value for name, value in private.items() if value is not PydanticUndefined}
 
@@ -169,7 +168,7 @@ def _sort_by_name(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
-    """Return a class's slot descriptors by name, and the descriptor of its `__dict__` or None."""
+    """Return a class's slot descriptors by name, and its `__dict__` descriptor if it has one."""
     slots: dict[str, MemberDescriptorType] = {}
     dict_descriptor = None
     for base in reversed(cls.__mro__):
@@ -246,7 +245,7 @@ def _find_enum_member(cls: Any, value: Any) -> Any:
 
 
 def _can_combine_enum_flags_without_running_class_code(flag_class: Any) -> bool:
-    """Return whether flag members can be combined without running code of their enum class."""
+    """Return whether an enum's flags can be combined without running the enum class's own code."""
     own_bases = [base for base in flag_class.__mro__ if base.__module__ not in ("enum", "builtins")]
     return flag_class._member_type_ in (object, int) and not any(
         hook in _class_dict(base) for base in own_bases for hook in _INSTANCE_HOOKS
@@ -354,7 +353,7 @@ def _rebuild_dumped_value(annotation: Any, value: Any) -> Any:
 def _rebuild_dumped_dict_as_annotated(
     annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]
 ) -> Any:
-    """Rebuild a model, a dataclass or a dict from its dumped form, using the type annotation.
+    """Rebuild a model, dataclass or dict from its `model_dump()` output, using the type annotation.
 
     If nothing in `value` needs to be rebuilt, `value` itself is returned.
     """
