@@ -805,7 +805,7 @@ class _Eraser:
     def _get_or_build_item_without_erased_messages(
         self, log_key: int, position: int, is_dict_pair: bool, context: ValueContext
     ) -> Any:
-        """Return the cached result of `_build_item_without_erased_messages`.
+        """Return an item without the erased messages, using the cached result if there is one.
 
         `functools.cache` is not used, because it would keep this object alive in a reference cycle.
         """

@@ -1,4 +1,4 @@
-"""Import threads from the databases of langgraph's own savers, from SQLite files and from Postgres.
+"""Import threads from the SQLite and Postgres databases of langgraph's own savers.
 
 An import reads and stores checkpoints one at a time.
 """
@@ -90,7 +90,7 @@ class SourceCheckpoint(NamedTuple):
 def open_import_source(
     source: str | os.PathLike[str], codec: Codec, max_value_bytes: int = IMPORT_VALUE_BYTES
 ) -> _SQLiteFile | _PostgresTables:
-    """Open a SQLite file or a Postgres database of langgraph's saver for an import.
+    """Open a SQLite file or Postgres database that langgraph's saver has written, to import it.
 
     Args:
         source: The path of the file, or the DSN of the database.

@@ -163,7 +163,7 @@ def _find_user_id_and_owner(config: RunnableConfig) -> dict[str, Any]:
 
 
 def _is_same_user(value: object, inherited: object) -> bool:
-    """Return whether `value` and the inherited label value `inherited` identify the same user."""
+    """Return whether `value` and the inherited value `inherited` identify the same user."""
     return isinstance(value, str | int | float) and value == inherited
 
 

@@ -120,7 +120,7 @@ def merge_ranges(ranges: Iterable[Range]) -> Ranges:
 
 
 def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
-    """Return the parts of `ranges` that are not in the set `excluded`, in order.
+    """Return the parts of `ranges` that `excluded` does not cover, in order.
 
     The ranges in `excluded` must be sorted and must not overlap, like those returned by
     `merge_ranges`.

@@ -1,6 +1,6 @@
 """Merge a state update's checkpoint with the checkpoints of a concurrent run.
 
-LangGraph's `update_state` reads a checkpoint and stores a child of it. If a run concurrently
+LangGraph's `update_state` reads a checkpoint and stores a child checkpoint. If a run concurrently
 continues from the same checkpoint, it stores a second child, which would split the thread into two
 branches. To keep the thread in one branch, Perdure merges the update with the run, unless both have
 written to the same channel. Whichever child is stored second receives the values of the channels
@@ -128,7 +128,7 @@ class MergePlanner:
     def _plan_put_with_pruned_parent(
         self, put: CheckpointPut, current_head: Snapshot, parent_id: str
     ) -> Flow[Merge | None]:
-        """Plan the merge of a new checkpoint whose parent was pruned.
+        """Plan how to merge a new checkpoint whose parent was pruned.
 
         The pruned parent is the checkpoint that the run last read or stored before the new
         checkpoint. The current head was stored after the pruned parent, by a state update or by a
