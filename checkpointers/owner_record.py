@@ -1,9 +1,9 @@
 """Record whether a server with an Auth file has used this database.
 
 On a server with an Auth file, the file's handlers set the owners of threads, and an owner can be an
-organisation. A row in the `settings` table records that such a server has used the database.
-Without this row, the `owner` of each thread is assumed to be a person, as on a server with API
-keys.
+organisation. A row in the `settings` table records that a server with an Auth file has used the
+database. If this row does not exist, the `owner` of each thread is assumed to be a person, as on a
+server with API keys.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def may_owners_be_organisations(saver: Checkpointer) -> bool:
 
 def record_that_owners_may_be_organisations(saver: Checkpointer) -> None:
     """Record permanently that organisations can own threads in this database."""
-    # Check for the mark first. Most databases already have it when the server starts, so the check
-    # avoids a write.
+    # Read before writing. When a server starts, the mark is usually already set, so no write is
+    # needed.
     if not may_owners_be_organisations(saver):
         saver.database.write(add_organisations_mark)
 
@@ -37,5 +37,5 @@ def read_organisations_mark() -> Flow[bool]:
 
 
 def add_organisations_mark() -> Flow[None]:
-    """Mark the database as one in which organisations can own threads, if not yet marked."""
+    """Record that organisations can own threads, unless this is already recorded."""
     yield Statement(_ADD, (_ORGANISATIONS,))

@@ -1,9 +1,10 @@
 """Find and erase a person's rows in a checkpointer's database, and cancel the person's runs.
 
-The rows of a person are those of the person's threads, runs, crons and webhooks. A thread belongs
-to the person named by the `user_id` in its head's metadata or, if that is missing, by the thread's
-`owner`. A run belongs to the same person as its thread. A run or cron without a thread belongs to
-the user on whose behalf it was created or, if that is not recorded, to the user who created it.
+A person's rows are the rows of the person's threads, runs, crons and webhooks. A thread belongs to
+the person whose name is the `user_id` in the metadata of the thread's head. If there is no
+`user_id`, the thread belongs to its `owner`. A run belongs to the same person as its thread. A run
+or cron without a thread belongs to the user on whose behalf it was created or, if that is not
+recorded, to the user who created it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQu
 from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-# Maximum number of runs that a single SQL statement reads.
+# Maximum number of runs read by a single SQL statement.
 _PAGE: Final = 1_000
-# A Unix timestamp, in seconds, that is later than the start time of any delayed run.
+# A Unix timestamp, in seconds, in the far future. It is later than the start time of any delayed
+# run.
 _END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
 """The prefix of the name of the lock that a server process holds while it lives."""
@@ -88,19 +90,19 @@ class PersonRows:
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
     def _build_query_for_threads_that_may_be_of_person(self) -> ThreadQuery:
-        """Build a query that matches all of the person's threads, and possibly other threads."""
+        """Build a query that matches the person's threads, and possibly other threads."""
         if self.user.removeprefix("-").isdecimal():
-            # Match all threads. Metadata can contain a numeric user name as a str or as an int, and
-            # the index has different tags for these two values.
+            # Match all threads, because the index cannot be used. Metadata can contain a numeric
+            # user name as a str or as an int, which have different index tags.
             return ThreadQuery()
         return ThreadQuery(metadata={"owner": self.user})
 
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
-        """Yield the ids of the person's threads that have no checkpoint.
+        """Yield the ids of the person's threads that have no checkpoints.
 
-        A thread without checkpoints has no checkpoint metadata that identifies the person. Such a
-        thread belongs to the person if no person is recorded for the thread and at least one of its
-        runs belongs to the person.
+        The owner of a thread without checkpoints cannot be determined from checkpoint metadata.
+        Such a thread therefore belongs to the person if at least one of its runs does, unless
+        another owner is recorded for the thread itself.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -119,7 +121,7 @@ class PersonRows:
         yield from (thread_id for thread_id in thread_ids if thread_id not in excluded_ids)
 
     def _get_thread_id_if_owned_by_person(self, thread: ListedThread) -> str | None:
-        """Return the id of a thread if it belongs to the person, else None."""
+        """Return a thread's id if the thread belongs to the person, otherwise None."""
         return (
             thread.thread_id
             if self._matches_person_name(self._find_person_of_thread(thread))
@@ -163,7 +165,7 @@ class PersonRows:
             start += _PAGE
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
-        """List other people's threads in which a checkpoint names the person as the caller."""
+        """List other people's threads that contain a checkpoint stored by a run of the person."""
         addresses = self.saver._listing.iter_addresses_and_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
@@ -204,7 +206,7 @@ class PersonRows:
         return assistant_ids
 
     def list_webhook_run_ids(self) -> list[str]:
-        """List the ids of the person's threadless runs whose webhook has not been delivered."""
+        """Return the ids of the person's stateless runs whose webhooks are undelivered."""
         run_ids = []
         for run_id, content in self._read_rows("webhooks_without_thread"):
             with suppress(CorruptRecord):
@@ -226,15 +228,15 @@ class PersonRows:
         return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
 
     def _is_own_run(self, run: RunRow) -> bool:
-        """Return whether a run was started by the person or uses the person's memories."""
+        """Return whether the person started a run or the run uses the person's memories."""
         return self.user in (run.details.get("person"), run.details.get("user"))
 
     @staticmethod
     def _find_person_of_run(run: RunRow) -> Any:
-        """Return the person whose memories a run uses.
+        """Return the person whose long-term memories a run uses.
 
-        If the run does not record this person, the user who started the run is returned. If the run
-        records neither, the result is None.
+        If this person is not recorded, return the user who started the run. If neither is recorded,
+        return None.
         """
         return run.details.get("person") or run.details.get("user")
 
@@ -270,7 +272,7 @@ class PersonRows:
         self._delete_row(run_id, "drop_webhook", run_id)
 
     def _delete_row(self, lock_id: str, statement_name: str, *params: Any) -> None:
-        """Delete a row with the named statement, and request a scrub of the database file.
+        """Execute a named DELETE statement, and request a scrub of the database file.
 
         Args:
             lock_id: The id that the transaction locks.
@@ -322,7 +324,7 @@ class PersonRows:
 
 
 def _find_owner_of_thread(thread: ListedThread) -> Any:
-    """Return a thread's `owner`, from its head's metadata or else from its client metadata."""
+    """Return a thread's `owner` from its head's metadata, falling back to its client metadata."""
     client = (
         thread.client
         if thread.is_client_metadata_about_stored_conversation and thread.client

@@ -1,10 +1,9 @@
 """Encode checkpoints and pending writes for storage.
 
 For each new checkpoint, LangGraph passes the names of the channels that have changed since the
-parent checkpoint. Channels that have not changed keep their values from the parent checkpoint. To
-find the new items of a changed channel, its encoded items are compared with the stored items.
-Because encodings are compared, not object identities, an object that was changed in place is stored
-again.
+parent checkpoint. Unchanged channels keep the values they have in the parent checkpoint. To find
+the new items of a changed channel, its encoded items are compared with the stored items. Because
+encodings are compared, not object identities, an object that was changed in place is stored again.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
 # Maximum length of a thread title, in characters. Longer titles are truncated.
 MAX_TITLE_CHARS: Final = 80
-# Number of messages at the start of a thread that are considered when choosing its title.
+# The title of a thread is chosen from this number of messages at its start.
 TITLE_CANDIDATES: Final = 2
 TIMES_KEY: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
@@ -180,7 +179,7 @@ class CheckpointPut:
 
     @property
     def stores_whole_run(self) -> bool:
-        """Whether the run stores all of its steps in this single checkpoint.
+        """Whether this is the only checkpoint that the run stores.
 
         A run with durability `exit` makes a single `put` call, when it ends or is interrupted.
         """
@@ -218,7 +217,7 @@ class CheckpointPut:
                 )
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
-        # Ignore these errors, which mean that `ts` is not a valid timestamp.
+        # Ignore these errors, because `ts` might not be a valid timestamp.
         with suppress(TypeError, ValueError, OverflowError):
             created_at = datetime.fromisoformat(checkpoint["ts"])
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
@@ -243,9 +242,9 @@ class CheckpointPut:
         ]
 
     def _record_times_of_last_messages(self, items: list[bytes], times: Any) -> None:
-        """Record the creation times of the latest items in the `messages` channel.
+        """Record when the latest items in the `messages` channel were created.
 
-        The two lists are aligned at their ends: the last element of `times` is the time of the last
+        The two lists are aligned at the end, so the last element of `times` belongs to the last
         item. Times in the future are ignored.
         """
         now = time.time()
@@ -265,11 +264,11 @@ class CheckpointPut:
     ) -> None:
         """Replace references to cached items, and mutable messages, with copies.
 
-        Call this method before the write is planned again, because the cached thread and the
-        message objects may have changed since this request was encoded. References to log items are
-        replaced with the items themselves if the cached thread's key or generation differs from
-        `thread_key` or `generation`. Messages are replaced with copies that are decoded from their
-        encodings.
+        Call this method before planning the write again, because the cached thread and the message
+        objects may have changed since this request was encoded. References to log items are
+        replaced with the items themselves if the cached thread is outdated, that is, if its key or
+        generation differs from `thread_key` or `generation`. Each message is replaced with a copy
+        that is decoded from its encoding.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = replace_log_ranges_by_items_if_outdated(
@@ -362,9 +361,9 @@ class CheckpointPut:
     ) -> None:
         """Add the replayed writes of each `DeltaChannel` to the channel's node in `nodes`.
 
-        If a channel has no snapshot, the replayed updates become part of its node. If a channel has
-        a snapshot, its node records which items of the snapshot repeat messages that are already in
-        the transcript.
+        For a channel without a snapshot, the replayed writes are added to the node. For a channel
+        with a snapshot, the node records which items of the snapshot repeat messages that are
+        already in the transcript in another form.
         """
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
@@ -385,10 +384,10 @@ class CheckpointPut:
     def decode_values_other_fields_and_metadata(
         self, codec: Codec
     ) -> tuple[dict[str, Any], Any, Any]:
-        """Decode the checkpoint, and return its channel values, other fields and metadata.
+        """Decode the checkpoint. Return its channel values, its other fields and its metadata.
 
-        If a channel's value was passed as a `Continuation`, the returned value is a list of the new
-        items only.
+        For a channel whose value was passed as a `Continuation`, only a list of the new items is
+        returned.
         """
         self.encode_unchanged_channels(codec)
         self.replace_cache_references_and_messages_by_copies(0, -1)
@@ -410,7 +409,7 @@ class CheckpointPut:
     def copy_with_values(
         self, codec: Codec, values: dict[str, Any], other_fields: Any, metadata: Any
     ) -> CheckpointPut:
-        """Build and encode a copy of this request with different values, fields and metadata."""
+        """Return an encoded copy of this request that has different values, fields and metadata."""
         for channel, encoded in self._encoded.items():
             if encoded.continues_parent:
                 values[channel] = Continuation(values.get(channel, []))
@@ -432,7 +431,8 @@ class CheckpointPut:
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the `Snapshot` of the checkpoint.
 
-        The snapshot contains no references to channel values yet. The caller must add them.
+        At this point, the snapshot contains no references to channel values. The caller must add
+        them.
         """
         checkpoint_id, step, fields = (
             self.checkpoint["id"],
@@ -449,8 +449,8 @@ class CheckpointPut:
             self._versions_seen,
         )
         snapshot.step = step if type(step) is int else None
-        # A merged checkpoint has no run start time, because it also contains messages from another
-        # run.
+        # A merged checkpoint has no run start time, because it combines messages from different
+        # runs.
         if self.merge is None:
             snapshot.run_started_at = (
                 parent.run_started_at if self.continues_run and parent else self.run_started_at
@@ -514,9 +514,9 @@ class TaskWrites:
     def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
         """Return the encoded writes, with references that are valid for the thread's current state.
 
-        The encoded writes can contain references to log items of the cached thread. If the key or
-        generation of the cached thread differs from `thread_key` or `generation`, these references
-        are replaced with the items themselves.
+        The encoded writes can contain references to log items of the cached thread. These
+        references are replaced with the items themselves if the cached thread is outdated, that is,
+        if its key or generation differs from `thread_key` or `generation`.
         """
         return [
             [
@@ -533,7 +533,7 @@ class TaskWrites:
 def replace_log_ranges_by_items_if_outdated(
     ref: ValueReference, cached_thread: Thread | None, thread_key_and_generation: tuple[int, int]
 ) -> ValueReference:
-    """Return `ref`, or a copy without log ranges if the thread's key or generation has changed.
+    """Return `ref` unchanged, or a copy without log ranges if the cached thread is outdated.
 
     Args:
         ref: A reference from `encode_value_as_inline_reference`.
@@ -584,17 +584,17 @@ def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
 
 
 def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
-    """Choose between a thread's current title and the title from a new checkpoint.
+    """Decide whether a thread keeps its current title or gets the title from a new checkpoint.
 
-    The new title is used if the thread has no title yet, if the new title comes from the metadata,
-    or if it comes from a new version of the message that the current title was taken from.
-    Otherwise, the thread keeps its current title.
+    The new title is used in three cases: the thread has no title yet, the new title comes from the
+    metadata, or the new title comes from an edited version of the message that provided the current
+    title. In all other cases, the thread keeps its current title.
     """
     former, title = thread.title, put.title
     if title is None:
         return NO_TITLE if former is None and thread.last_seq == 1 else former
     if title.message_id is not None and nodes.get("messages") is None:
-        # Keep the title, because the new checkpoint does not change the messages.
+        # Keep the current title, because the new checkpoint does not change the messages.
         return former
     if former is None or former == NO_TITLE or title.message_id in (None, former.message_id):
         return title
@@ -641,7 +641,7 @@ def encode_channel_value(codec: Codec, value: Any, path: str) -> EncodedValue:
 def _split_into_known_ranges_and_new_items(
     codec: Codec, log: ChannelLog, value: EncodedValue, parent_ranges: Ranges, path: str
 ) -> SplitValue:
-    """Split a value into ranges of existing log items and the encodings of new items.
+    """Split a value into ranges of items that are already in the log and encodings of new items.
 
     Existing items are found by comparing the encoded elements with the channel's log.
 
@@ -652,8 +652,8 @@ def _split_into_known_ranges_and_new_items(
         parent_ranges: The ranges of the parent's value, which are compared first.
         path: The path of the value, for error messages.
     """
-    # Read `is_complete` before searching the log. Otherwise, another OS thread could complete the
-    # log during the search, after some of its items were looked up without success.
+    # Read `is_complete` before searching the log. Otherwise, another OS thread could finish loading
+    # the log during the search, after some items had already been reported as missing.
     is_log_complete = log.is_complete
     if value.kind == ITEM:
         position = log.find_position(value.encoded)
@@ -733,7 +733,7 @@ def encode_value_as_inline_reference(
 def decode_value_of_inline_reference(codec: Codec, ref: ValueReference) -> Any:
     """Decode an inline reference.
 
-    Only inline references without log ranges can be decoded.
+    The reference must be an inline reference, and must not contain log ranges.
     """
     if isinstance(ref, bytes):
         return codec.decode(ref)
@@ -749,7 +749,7 @@ def decode_value_of_inline_reference(codec: Codec, ref: ValueReference) -> Any:
 def _list_elements_and_encodings(
     codec: Codec, value: Any, path: str
 ) -> tuple[list[Any], list[bytes]]:
-    """Return a list of a value's elements and a list of their encodings.
+    """Return two lists: the elements of a value and the encodings of these elements.
 
     If the value is a dict, its elements are its key-value pairs.
     """
@@ -758,8 +758,8 @@ def _list_elements_and_encodings(
         return elements, codec.encode_for_comparison(elements, lambda i: f"{path}[{i}]")
     except Unstorable:
         if type(value) is dict:
-            # Encode the dict as a whole, so that the error names the key of the value that cannot
-            # be stored.
+            # Encode the dict as a whole, so that the error message includes the key of the value
+            # that cannot be stored.
             codec.encode(value, lambda: path)
         raise
 
@@ -836,15 +836,15 @@ def _find_ranges_and_parts_in_log(
 def _count_equal_items(
     log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
 ) -> int:
-    """Return how many consecutive elements equal the log items at consecutive positions.
+    """Count the elements, from `index` on, that equal the log items from `position` on.
 
-    The comparison starts at the element `index` and the log position `position`, which are known to
-    be equal, and ends at the first difference.
+    The element at `index` is known to equal the log item at `position`. Counting stops at the first
+    difference.
     """
     get_item = log.items.get if position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
-    # Compare slices of growing size, so that a mismatch is found without copying all remaining
-    # elements.
+    # Compare slices of increasing size, so that an early mismatch is found without copying all
+    # remaining elements.
     while new_matches == size:
         size *= 2
         piece = encoded_elements[index + equal_count : index + equal_count + size]
@@ -855,7 +855,7 @@ def _count_equal_items(
 
 
 def _build_element_reference(log: ChannelLog, part: bytes | Range) -> Any:
-    """Return the form in which an inline reference stores a new item or a log range.
+    """Convert a new item or a log range to the form used in inline references.
 
     A new item is stored as bytes, and a range as `[log_key, start, length]`.
     """

@@ -1,7 +1,7 @@
 """Read checkpoints, pending writes and log items.
 
-A flow is a generator that yields SQL statements and receives their rows. All statements of a flow
-read from the same database snapshot.
+A flow is a generator that yields SQL statements and is sent the resulting rows. All statements
+yielded by a flow see the same database snapshot.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Sta
 
 # Maximum number of log items that a single SQL statement reads.
 ITEMS_PAGE_SIZE: Final = 1024
-# Number of extra keys that a process reserves at a time, so that it rarely needs to access the
-# database for new keys.
+# Number of keys that a process reserves in addition to the requested ones, so that later requests
+# rarely need to access the database.
 _KEY_BLOCK_SIZE: Final = 256
 
 
@@ -104,7 +104,7 @@ class CheckpointReader:
     def find_checkpoint(
         self, address: Address, row_key: int | None = None, *, separate_request: bool = False
     ) -> Flow[StoredCheckpoint | None]:
-        """Find the checkpoint or head at an address, without reading its values.
+        """Find the checkpoint that an address refers to, without reading its values.
 
         Args:
             address: The address.
@@ -161,7 +161,7 @@ class CheckpointReader:
     def read_rows_and_check_cache(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
-        """Execute a statement, and check whether the thread's cached data is still valid.
+        """Execute a statement, and check in the same request whether the thread's cache is valid.
 
         The cached data is invalid if the latest cached checkpoint is missing from the database, for
         example because a failover lost commits.
@@ -179,10 +179,10 @@ class CheckpointReader:
     def _find_cached_thread(
         self, thread_id: str, key_generation_and_removal: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
-        """Return the cached thread if it is valid, or else a new `Thread`.
+        """Return the cached thread if it is valid, otherwise a new `Thread`.
 
-        The cached thread is valid if `is_cache_valid` is True and its key, generation and latest
-        removal number equal the given ones. A new `Thread` contains no data.
+        The cached thread is valid if `is_cache_valid` is True and the thread's key, generation and
+        latest removal number match the arguments. A new `Thread` contains no data.
         """
         return (
             self.cache.get_or_add_thread(thread_id, *key_generation_and_removal)
@@ -191,7 +191,7 @@ class CheckpointReader:
         )
 
     def verify_checkpoint_missing(self, address: Address) -> Flow[None]:
-        """Check the indexes for damage after no checkpoint was found at an address.
+        """Check for index damage that could explain why no checkpoint was found at an address.
 
         Raises:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
@@ -202,7 +202,7 @@ class CheckpointReader:
                 raise build_damaged_index_error(entry)
 
     def check_row_count(self, row_count: int, start_key: int, stop_key: int) -> Flow[None]:
-        """Check that the checkpoint table and its id index have equal row counts in a key range.
+        """Check that the checkpoint table and its id index have the same row count in a key range.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -226,8 +226,8 @@ class CheckpointReader:
         """
         cached = self._find_cached_head(address) if row_key is None else None
         if cached is not None:
-            # Read the pending writes of the cached head before the current head. If the current
-            # head is the cached one, it was also the current head when its pending writes were
+            # Read the cached head's pending writes first and the current head second. If the
+            # current head is then still the cached one, it was also the head when the writes were
             # read.
             rows, heads = yield LastRequest(
                 [
@@ -275,7 +275,7 @@ class CheckpointReader:
     def _read_tuple_of_checkpoint(
         self, address: Address, checkpoint: StoredCheckpoint | None
     ) -> Flow[CheckpointTuple | None]:
-        """Read the pending writes and the values of a checkpoint.
+        """Read the channel values and pending writes of a checkpoint.
 
         Return None if the checkpoint is None.
         """
@@ -290,8 +290,8 @@ class CheckpointReader:
     def build_tuple_from_cache(self, address: Address, epoch: object) -> CheckpointTuple | None:
         """Return the head's `CheckpointTuple` from the cache, or None if the database must be read.
 
-        The head is returned only if this process stored it, nobody else has written to the database
-        since, and all of the head's items are cached.
+        The head is returned only if this process stored it, no other writer has changed the
+        database since then, and all of the head's items are cached.
 
         Args:
             address: The address.
@@ -315,7 +315,8 @@ class CheckpointReader:
         except StopIteration as stop:
             self.cache.mark_thread_used(address.thread_id)
             return cast(CheckpointTuple, stop.value)
-        # The flow has requested rows, because an item of a pending write is not cached.
+        # The flow yielded a statement instead of returning, because an item of a pending write is
+        # not cached.
         flow.close()
         return None
 
@@ -331,7 +332,7 @@ class CheckpointReader:
         )
 
     def _find_cached_head(self, address: Address) -> StoredCheckpoint | None:
-        """Return a namespace's cached head, or None if any of the head's items is not cached."""
+        """Return a namespace's head from the cache, or None unless all of its items are cached."""
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or address.checkpoint_id is not None:
@@ -402,7 +403,7 @@ class CheckpointReader:
     def read_status(
         self, thread_id: str, checkpoint_ns: str, snapshot: Snapshot, rows: Sequence[Row]
     ) -> Flow[ThreadStatus]:
-        """Read the values that determine a thread's status, and return the status.
+        """Read the values needed to determine a thread's status, and return the status.
 
         Args:
             thread_id: The thread.
@@ -434,7 +435,7 @@ class CheckpointReader:
         )
 
     def read_referenced_value(self, thread_id: str, ref: Any) -> Flow[Any]:
-        """Read the value that a stored reference refers to.
+        """Read the value that a stored reference points to.
 
         Log items that are already cached are not read from the database again.
         """
@@ -492,7 +493,7 @@ class CheckpointReader:
     def read_namespace_checkpoints(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
-        """Read all checkpoints of a namespace with their rows, newest first.
+        """Read all checkpoints of a namespace, newest first, and return each with its row.
 
         The log ranges in the returned snapshots still have their stored form, a flat list of
         numbers.
@@ -507,7 +508,7 @@ class CheckpointReader:
         return metadata
 
     def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
-        """Copy the metadata of a thread's head to the thread's list entry.
+        """Copy metadata from a thread's head to the entry that represents the thread in lists.
 
         The list entry keeps its title.
 
@@ -550,7 +551,7 @@ class CheckpointReader:
         return snapshot.step
 
     def read_labels(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return the metadata values, such as `user_id`, that child checkpoints inherit."""
+        """Return the metadata values that child checkpoints inherit, such as `user_id`."""
         if snapshot.labels is None:
             snapshot.labels = select_labels_for_child_checkpoint(self.decode_metadata(snapshot))
         return snapshot.labels
@@ -558,11 +559,11 @@ class CheckpointReader:
     def unflatten_ranges_in_snapshot(
         self, thread_id: str, thread: Thread, snapshot: Snapshot
     ) -> Flow[None]:
-        """Decode a snapshot's log ranges in place, and set the transcripts of all its channels.
+        """Decode the log ranges in a snapshot in place, and set the transcript of each channel.
 
         The snapshot must have been returned by `decrypt_row`. A transcript contains each item only
         once. If a value contains aliases (log entries that refer to earlier items), the aliases are
-        loaded to find repeated items.
+        loaded, so that repeated items can be detected.
         """
         stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
@@ -580,7 +581,8 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_log_items_into_cache(thread_id, thread, key, aliases)
-                # Check first for the common case that no item occurs twice in the value.
+                # In the common case, no item occurs twice in the value, so there is nothing to
+                # drop.
                 if log.has_no_repeats(ranges):
                     continue
                 origin = log.resolve_alias_to_item_position
@@ -588,12 +590,13 @@ class CheckpointReader:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
     def allocate_keys(self, count: int) -> Flow[list[int]]:
-        """Return at least `count` new keys for threads, namespaces and logs, in descending order.
+        """Allocate at least `count` keys for threads, namespaces and logs.
 
-        If this process has fewer than `count` reserved keys, it reserves a block of new keys in the
-        database. A block has more than `count` keys, so that most calls need no database access.
-        After the commit, the unused keys must be passed to `KeyBlock.replace_keys`. To prevent
-        deadlocks between transactions, a transaction must allocate keys before its other writes.
+        The keys are returned in descending order. If this process has fewer than `count` reserved
+        keys left, it reserves another block of keys in the database. Each block contains more than
+        `count` keys, so most calls need no database access. After the commit, the unused keys must
+        be passed to `KeyBlock.replace_keys`. To prevent deadlocks between transactions, a
+        transaction must allocate keys before its other writes.
         """
         keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:
@@ -635,8 +638,8 @@ class CheckpointReader:
 
         On SQLite, `checkpoint_writes` also returns the rows directly before and after the
         checkpoint's own rows in the index. The neighbouring rows normally belong to other
-        checkpoints. The neighbouring rows are decrypted as well, to detect rows of this checkpoint
-        that have a damaged key.
+        checkpoints. The neighbouring rows are decrypted as well, because one of them could be a row
+        of this checkpoint whose key is damaged.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
@@ -646,7 +649,10 @@ class CheckpointReader:
                 decrypt_writes(self.seal, owner_id, checkpoint_ns, tuple(row))
 
     def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
-        """Read the value of a reference; see `manifest` for the kinds of references."""
+        """Read the value that a reference points to.
+
+        The kinds of references are described in `manifest`.
+        """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         kind = ref[0]
@@ -679,15 +685,15 @@ class CheckpointReader:
     def read_items_page(
         self, thread_id: str, channel: str, log_key: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Read one page of a log range, as `(position, content)` pairs of items and aliases.
+        """Read one page of a log range, and return it as `(position, content)` pairs.
 
-        One call reads at most `ITEMS_PAGE_SIZE` items.
+        One call returns at most `ITEMS_PAGE_SIZE` items and aliases.
         """
         rows = yield self.sql("items_page", *key_range(log_key, start, stop), ITEMS_PAGE_SIZE)
         return [decrypt_position_and_item(self.seal, thread_id, channel, *row) for row in rows]
 
     def read_item_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
-        """Return the time at which each item in these ranges of a log was first stored.
+        """Return the time at which each item in the given log ranges was first stored.
 
         The returned dict maps each item's log position to the item's time, in seconds since 1970.
         """
@@ -732,10 +738,10 @@ class CheckpointReader:
     def read_positions_with_aliases_resolved(
         self, thread_id: str, thread: Thread, log_key: int, ranges: Ranges
     ) -> Flow[list[int]]:
-        """Return the log positions of the items in `ranges`, with aliases resolved.
+        """Return the log position of each item in `ranges`, resolving aliases.
 
-        An alias is a log entry that refers to an earlier item. For an alias, the position of the
-        item to which the alias refers is returned.
+        An alias is a log entry that refers to an earlier item. For an alias, return the position of
+        the item it refers to.
         """
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
@@ -746,7 +752,7 @@ class CheckpointReader:
     def load_items_by_hash(
         self, thread_id: str, thread: Thread, hashes: Sequence[int]
     ) -> Flow[None]:
-        """Load the stored items with the given content hashes into a thread's cached logs."""
+        """Find items by their content hashes, and load them into the thread's cached logs."""
         if not hashes:
             return
         for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
@@ -766,8 +772,8 @@ class CheckpointReader:
         answers = yield statements
         contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            # Check the number of rows before listing all positions of the range, because a damaged
-            # range can be too long to list in memory.
+            # Compare the number of rows before building a list of all positions in the range,
+            # because the list for a damaged range might not fit in memory.
             are_all = len(rows) == stop - start
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
@@ -785,8 +791,8 @@ class CheckpointReader:
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Read the last snapshot of each `DeltaChannel` and all writes since that snapshot.
 
-        Ancestors of the checkpoint are read one at a time until a snapshot of each channel has been
-        found. The returned dict has the form that LangGraph defines for
+        The checkpoint's ancestors are read one at a time, newest first, until a snapshot of each
+        channel has been found. The returned dict has the form that LangGraph defines for
         `BaseCheckpointSaver.get_delta_channel_history`.
         """
         histories: dict[str, DeltaChannelHistory] = {
@@ -819,7 +825,7 @@ class CheckpointReader:
 
 
 def build_damaged_index_error(entry: str) -> CorruptRecord:
-    """Build the error for an index entry that does not match the row it points to.
+    """Build the exception to raise if an index entry does not match the row it points to.
 
     Args:
         entry: The entry, such as "checkpoint 'c1' of thread 't1'".

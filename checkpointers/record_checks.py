@@ -2,9 +2,9 @@
 
 Anyone who can write to an unencrypted database file can add rows with correct checksums. A row from
 another database can refer to rows that do not exist, even if its checksum is correct. This module
-therefore checks the references between rows before the rows are stored. Otherwise, reading the
-thread later could fail because of missing log items, or build a value in which the same items occur
-a million times.
+therefore checks the references between rows before the rows are stored. Without these checks,
+reading the thread later could fail because log items are missing, or could build a huge value in
+which the same items are repeated a million times.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ MALFORMED: Final = (
 _MAX_TIME: Final = 253_402_300_799
 # Maximum nesting depth of value references. LangGraph's channels need only two levels.
 _MAX_DEPTH: Final = 100
-# Exclusive upper limit of a thread's checkpoint counter, far below SQLite's 64-bit integer limit.
+# Exclusive upper limit of a thread's checkpoint counter. It is far below the largest 64-bit integer
+# that SQLite can store.
 _MAX_COUNT: Final = 1 << 48
 
 
 class _LogPositions:
-    """The sorted positions of a log's items, used to validate the ranges of values."""
+    """The positions of all items in a log, sorted, for validating the log ranges of values."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
 
     def check_items_of_ranges_exist(self, flat_ranges: Sequence[int]) -> None:
-        """Check that every item in a value's stored log ranges exists.
+        """Check that all items in a value's stored log ranges exist.
 
         Values with too many items are rejected as well. A valid value has at most
-        `compute_max_range_count` ranges, and no range is longer than the log. The number of items
-        in a value is therefore at most a small multiple of the log's length.
+        `compute_max_range_count` ranges, each no longer than the log. This limits the number of
+        items in a value to a small multiple of the log's length.
         """
         total = 0
         for start, length in zip(flat_ranges[::2], flat_ranges[1::2], strict=True):
@@ -142,9 +143,9 @@ def _check_namespace_records_well_formed(
 def _check_reference_form_and_items(
     logs: Mapping[int, _LogPositions], ref: ValueReference, depth: int = 0
 ) -> None:
-    """Check that a value reference is well formed, and that its log items exist.
+    """Check that a value reference is well formed and that the log items it points to exist.
 
-    The forms of references are described in `manifest.py`.
+    The kinds of references are described in `manifest.py`.
     """
     _require(depth < _MAX_DEPTH, "the depth of references")
     if isinstance(ref, bytes):
@@ -177,6 +178,6 @@ def _check_times(*times: float) -> None:
 
 
 def _require(is_valid: bool, part: str) -> None:
-    """Raise a `ValueError` that names the invalid part of a record if `is_valid` is False."""
+    """Raise a `ValueError` that names the invalid `part` of a record, unless `is_valid` is True."""
     if not is_valid:
         raise ValueError(f"{part} is not valid")

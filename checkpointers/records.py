@@ -1,10 +1,10 @@
 """Encrypt and decrypt the rows of checkpoints, pending writes, threads, runs and crons.
 
-The functions `encrypt_…` build the stored bytes of a row, and the functions `decrypt_…` read them.
-Without an encryption key, rows are stored unencrypted, and each row is protected by a checksum
-(`storage/encryption.py`). A row's ids are passed to the encryption or checksum as associated data,
-which binds the row's body to these ids. If a body is copied to another row, decrypting the body
-raises an error, because the ids of the two rows differ.
+The `encrypt_…` functions build the bytes that are stored in a row, and the `decrypt_…` functions
+decode them. Without an encryption key, rows are stored unencrypted, and each row is protected by a
+checksum (`storage/encryption.py`). A row's ids are passed to the encryption or checksum as
+associated data, so that the body can be decrypted only together with the same ids. If a body is
+copied to another row, decrypting it there raises an error.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = "perdure:views"
 """The namespace of the views, which record the messages that models were shown."""
-# Maximum length, in characters, of an indexed metadata value. Longer values are not in the index,
-# so a search for a longer value reads the rows.
+# Maximum length, in characters, of an indexed metadata value. A search for a longer value cannot
+# use the index and must read the rows.
 _TAG_LIMIT: Final = 256
-# Names of metadata values that are not indexed. Indexing them would be useless, because they are
-# different in every checkpoint, equal in every checkpoint, or have only a few possible values.
+# Names of metadata fields that are not indexed. An index on these fields would not narrow a search,
+# because their values are unique, constant, or limited to a few possibilities.
 UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
@@ -47,7 +47,8 @@ UNLISTED_PREFIXES: Final = (
     "run_attempt",
 )
 """Prefixes of further names of metadata that lists of threads do not show."""
-# Maximum nesting depth of metadata that is indexed for searching threads.
+# Maximum nesting depth of metadata values that are indexed for thread searches. Deeper values are
+# not indexed.
 _TAG_LEVELS: Final = 16
 # Maximum number of tags in a thread's search keys. A thread with more tags gets no search keys, so
 # a search must read its row.
@@ -91,10 +92,10 @@ def build_row_key(table_key: int, seq_or_position: int) -> int:
 
 
 def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
-    """Convert a range of numbers in a namespace or log to the half-open range of their row keys.
+    """Convert a range of checkpoint or item numbers to the half-open range of their row keys.
 
-    The number of a checkpoint is its sequence number within the namespace. The number of an item is
-    its position in the log.
+    A checkpoint's number is its sequence number within the namespace. An item's number is its
+    position in the log.
     """
     return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
@@ -114,17 +115,17 @@ def compute_position_ranges_of_items_and_aliases(
 
 
 def item_associated_data(thread_id: str, channel: str, position: int) -> AssociatedData:
-    """Return the associated data that binds an encrypted item to its position in a log."""
+    """Return the associated data that binds an encrypted item to its log position."""
     return ("item", thread_id, channel, position)
 
 
 def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
     """Return a hash of an item's content, for finding equal items in the same log.
 
-    The upper bits come from the log key, so hashes from the same log are adjacent in the index. The
-    lower 40 bits are a BLAKE2b hash (RFC 7693) of the item, salted with the log key, so that equal
-    contents in different threads have different hashes. Different contents can have the same hash,
-    so callers must compare the contents as well.
+    The upper bits are taken from the log key, so that hashes from the same log are adjacent in the
+    index. The lower 40 bits are a BLAKE2b hash (RFC 7693) of the item, salted with the log key, so
+    that equal contents in different threads have different hashes. Different contents can have the
+    same hash, so callers must compare the contents as well.
     """
     digest = hashlib.blake2b(
         stored_item, digest_size=5, key=seal.hash_key, salt=log_key.to_bytes(8)
@@ -137,14 +138,15 @@ def compute_metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
 
     None is not indexed, because a LangGraph filter for None also matches metadata that lacks the
     key. Enum members are not indexed, because a process that cannot import the enum class decodes
-    them to different values.
+    them to different values, which would have different tags.
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
     if isinstance(value, int | float) and math.isfinite(value):
-        # Numbers that compare equal need equal tags, for example 1, 1.0 and True, or 0.0 and -0.0.
+        # Numbers that compare equal, such as 1, 1.0 and True, or 0.0 and -0.0, must get the same
+        # tag.
         value = float(value) + 0.0 if abs(value) < 1 << 53 else int(value)
     return _compute_tag_number(seal.hash_key, repr((key, value)))
 
@@ -249,8 +251,8 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. In the returned
     snapshot, the log ranges in `transcript` still have their stored form, a flat list of numbers,
-    and `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` later converts the log
-    ranges to pairs and fills `ranges`.
+    and `ranges` is empty. `CheckpointReader.unflatten_ranges_in_snapshot` must be called to convert
+    the log ranges to pairs and to set `ranges`.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -281,7 +283,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 def build_stored_transcripts_by_channel(snapshot: Snapshot) -> dict[str, Any]:
     """Return the transcripts that must be stored in a checkpoint's row.
 
-    A channel's transcript is left out if it equals the channel's value.
+    A channel's transcript is not stored if it equals the channel's value.
 
     Returns:
         The log key and the flattened ranges of each channel, by channel.
@@ -306,7 +308,9 @@ def encrypt_writes(seal: Seal, row_ids: AssociatedData, writes: list[Write]) -> 
 
 
 def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> list[Write]:
-    """Decrypt the writes of one task from their row `(checkpoint_id, task_id, task_path, body)`.
+    """Decrypt one task's pending writes.
+
+    The row is `(checkpoint_id, task_id, task_path, body)`.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -341,8 +345,8 @@ def encrypt_thread_list_entry_and_build_search_keys(
 ) -> tuple[bytes, bytes | None]:
     """Encrypt the title and the metadata that thread lists show for a thread.
 
-    The function also builds the thread's search keys, with which a search can find the thread
-    without decrypting its row.
+    Also build the thread's search keys, so that a search can match the thread without decrypting
+    its row.
 
     Args:
         seal: Encrypts the entry.
@@ -369,7 +373,7 @@ def encrypt_thread_list_entry_and_build_search_keys(
 def decrypt_list_entry(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
-    """Decrypt a list entry and return the thread's title and encoded metadata.
+    """Decrypt a thread's entry in thread lists, and return its title and encoded metadata.
 
     A missing title or missing metadata is returned as None. If the list entry is damaged, the
     result is `(None, None)` instead of an error, because the entry can be rebuilt from the thread's
@@ -385,7 +389,7 @@ def decrypt_list_entry(
 
 
 def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a checkpoint's metadata that thread lists show."""
+    """Return the part of a checkpoint's metadata that is shown in thread lists."""
     return {
         name: value
         for name, value in metadata.items()
@@ -397,12 +401,12 @@ def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, A
 def build_thread_search_keys(
     seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
 ) -> bytes | None:
-    """Build the search keys with which a search can find a thread without decrypting its row.
+    """Build a thread's search keys, so that a search can match it without decrypting its row.
 
-    The search keys contain the tags of all strings and numbers in the metadata. If the database is
-    not encrypted, the search keys also contain the case-folded thread id and title. The search keys
-    can match a search that the thread itself does not match, so the caller must check each match
-    against the decrypted row.
+    The search keys contain an index tag for each string and number in the metadata. If the database
+    is not encrypted, the search keys also contain the case-folded thread id and title. The search
+    keys can match a search that the thread itself does not match, so the caller must check each
+    match against the decrypted row.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -424,9 +428,10 @@ def fold_search_text(text: str) -> bytes:
 
 
 def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator[int]:
-    """Yield the tags of all strings and numbers in metadata, up to a depth of `_TAG_LEVELS`.
+    """Yield the tags of all strings and numbers in the metadata.
 
-    The index of a list element does not affect its tag.
+    Values nested deeper than `_TAG_LEVELS` are skipped. A list element's tag does not depend on its
+    index.
     """
     if len(path) > _TAG_LEVELS:
         return
@@ -441,7 +446,7 @@ def iter_tags_of_nested_metadata(seal: Seal, value: Any, *path: str) -> Iterator
 
 
 class ClientMetadata(NamedTuple):
-    """Metadata that clients of the server have set for a thread, with data for access control.
+    """Metadata that clients of the server have set for a thread, and data used for access control.
 
     Attributes:
         metadata: The metadata that clients have given.
@@ -545,7 +550,7 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
 def encrypt_run(
     seal: Seal, live: LiveRun, details_error_and_request: Sequence[Any]
 ) -> list[bytes | None]:
-    """Encrypt a run's details, error and request, and return them in this order."""
+    """Encrypt a run's details, error and request, and return the results in this order."""
     return [
         None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
         for part, associated_data in zip(
@@ -557,7 +562,7 @@ def encrypt_run(
 def encrypt_events(
     seal: Seal, run: LiveRun, after_event: int, events: Sequence[tuple[Any, bytes]]
 ) -> bytes:
-    """Encrypt a batch of events that a run emitted after event number `after_event`."""
+    """Encrypt a batch of a run's events, beginning after event number `after_event`."""
     return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, after_event))
 
 
@@ -605,7 +610,7 @@ class CronRow(NamedTuple):
 
 
 class DueCron(NamedTuple):
-    """A cron that is due, with the time at which it will be due again, if any."""
+    """A cron that is due now, with its next due time, if any."""
 
     cron: CronRow
     next_at: float | None

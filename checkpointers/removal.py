@@ -1,4 +1,4 @@
-"""Remove erased messages, and quotations of erased messages, from nested values.
+"""Remove erased messages, and quotations of them, from nested values.
 
 docs/erasure.md defines what a quotation is. A message is a langchain message, or a value that
 langgraph's `add_messages` accepts as a message: a dict with a role and content, the dumped forms of
@@ -44,7 +44,7 @@ REMOVED: Final = object()
 _MIN_QUOTATION_CHARS: Final = 16
 """The length in characters from which a text is recognised as a quotation. Shorter texts occur in
 many messages by chance."""
-# Fields that link a tool message to its tool call.
+# Names of the fields that link a tool message to its tool call.
 _RESULT_FIELDS: Final = {"tool_call_id", "name"}
 # Keys under which message content blocks contain text.
 _TEXT_KEYS: Final = ("text", "thinking", "reasoning")
@@ -64,7 +64,7 @@ _PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}
 class ValueContext(NamedTuple):
     """Describes where a value occurs.
 
-    The context determines which parts of a value are treated as messages and which are treated as
+    The context determines which parts of a value are treated as messages and which as possible
     quotations of messages.
 
     Attributes:
@@ -100,8 +100,8 @@ class TextSet(set[str]):
 class Remover:
     """Removes erased messages from values.
 
-    Messages are recognised by their ids. Quotations of the erased messages are removed only after
-    `collect_texts_of_removed_messages` has been called.
+    Messages are recognised by their ids. Quotations of erased messages are recognised only after a
+    call to `collect_texts_of_removed_messages`, unless the `Remover` was built by `from_text_sets`.
 
     Args:
         ids: The ids of the messages.
@@ -119,19 +119,20 @@ class Remover:
     has_match: bool = False
     removed_messages: dict[str, BaseMessage] = field(default_factory=dict)
     channels: TextSet = field(default_factory=TextSet)
-    # Comparison keys of the erased messages. Messages with equal content have equal keys.
+    # Keys for comparing messages with the erased messages. Messages with equal content have equal
+    # keys.
     _contents: TextSet = field(default_factory=TextSet)
     # Ids of the tool calls in erased messages.
     _call_ids: TextSet = field(default_factory=TextSet)
     # Names and arguments of the tool calls in erased messages.
     _call_keys: TextSet = field(default_factory=TextSet)
-    # Texts from the content of erased messages. Short texts are left out.
+    # Texts from the content of erased messages, except short texts.
     _long_texts: TextSet = field(default_factory=TextSet)
     # Texts of erased messages to search for in task descriptions, such as a `Send` or an interrupt.
     # Short texts are left out.
     _task_texts: TextSet = field(default_factory=TextSet)
-    # The `id()` of each container that is currently being searched, used to detect reference
-    # cycles.
+    # The `id()` of the container being processed and of each container around it. A repeated id
+    # means a reference cycle.
     _ancestors: set[int] = field(default_factory=set)
 
     @classmethod
@@ -140,7 +141,7 @@ class Remover:
         get_text_set_of_kind: Callable[[str], TextSet],
         extract_texts: Callable[[Any], Iterable[str] | None],
     ) -> Self:
-        """Build a `Remover` that uses existing sets of texts.
+        """Build a `Remover` from sets of texts that have already been collected.
 
         Args:
             get_text_set_of_kind: A function that returns the texts of a kind, for the kinds in
@@ -156,7 +157,7 @@ class Remover:
         )
 
     def texts_by_kind(self) -> dict[str, Set[str]]:
-        """Return the texts that identify erased messages, such as message ids, grouped by kind."""
+        """Return the ids and texts by which erased messages are recognised, grouped by kind."""
         texts = {kind: getattr(self, name) for kind, name in _TEXT_ATTRIBUTES.items()}
         return {"ids": self.ids, "channels": self.channels, **texts}
 
@@ -168,14 +169,14 @@ class Remover:
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for message in self.removed_messages.values():
-            # Empty messages are not compared by content.
+            # Skip messages without content and tool calls, because all such messages are equal.
             if message.content or _list_tool_calls(message):
                 self._contents.add(_build_content_key(message))
             for texts, new_texts in zip(text_sets, _collect_message_texts(message), strict=True):
                 texts |= new_texts
 
     def build_byte_strings_to_search_for(self) -> list[bytes]:
-        """Return byte strings for filtering encoded values before they are decoded.
+        """Return byte strings for finding the encoded values that must be decoded.
 
         An encoded value that contains none of these byte strings neither contains nor quotes an
         erased message, so it does not need to be decoded.
@@ -189,7 +190,7 @@ class Remover:
         return [text.encode(errors="surrogatepass") for text in texts]
 
     def exclude_texts_that_kept_messages_contain(self, values: Iterable[Any]) -> None:
-        """Stop searching for texts and tool calls that also occur in kept messages.
+        """Stop treating texts and tool calls as quotations if they also occur in kept messages.
 
         If a text occurs both in an erased message and in a kept message, a value containing the
         text might quote the kept message, so the value must not be removed.
@@ -211,7 +212,7 @@ class Remover:
                     texts -= other_texts
 
     def remove_messages_from(self, value: Any, context: ValueContext) -> Any:
-        """Remove erased messages and quotations of them from a value.
+        """Remove erased messages, and quotations of them, from a value.
 
         Returns:
             The same object if nothing is to be removed, `REMOVED` if the value itself is to be
@@ -238,7 +239,7 @@ class Remover:
             self._ancestors.discard(id(value))
 
     def is_erased(self, value: Any, context: ValueContext) -> bool:
-        """Return whether a value is an erased message, or a tool call of an erased message."""
+        """Return whether a value is an erased message or a tool call from an erased message."""
         if isinstance(value, str):
             is_possible = context.allows_bare_text and bool(self._contents)
             return is_possible and self._has_erased_content(HumanMessage(value))
@@ -246,7 +247,7 @@ class Remover:
         if fields is None:
             return not context.in_kept_message and self._is_erased_tool_call(value, context)
         if uid is None:
-            # Any list of two strings could be a `(role, text)` pair, so pairs are treated as
+            # Any list of two strings looks like a `(role, text)` pair, so such lists are treated as
             # messages only in message channels.
             is_pair = not isinstance(value, BaseMessage | dict)
             is_possible = context.allows_bare_text if is_pair else context.is_input
@@ -265,7 +266,7 @@ class Remover:
         return message is not None and _build_content_key(message) in self._contents
 
     def _is_erased_tool_call(self, value: Any, context: ValueContext) -> bool:
-        """Return whether a value is a tool call of an erased message.
+        """Return whether a value is a tool call from an erased message.
 
         A tool call that describes a task, such as the argument of a `Send`, can lack an id, so it
         is also matched by its name and arguments.
@@ -280,9 +281,9 @@ class Remover:
     def _quotes_erased_message(self, text: str, context: ValueContext) -> bool:
         """Return whether a text quotes an erased message.
 
-        A text is a quotation if it equals a text of an erased message. In a task description, such
-        as the argument of a `Send`, a text also counts as a quotation if it contains a text of an
-        erased message as a substring.
+        A text is a quotation if it equals a text from an erased message. In a task description,
+        such as the argument of a `Send`, it is enough that a text from an erased message is a
+        substring of the text.
         """
         if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
@@ -299,7 +300,7 @@ class Remover:
         return is_in_task or self._long_texts.has_part_of(text)
 
     def _remove_messages_from_fields(self, value: Any, context: ValueContext) -> Any:
-        """Remove erased messages and quotations from the fields of a dict or an object.
+        """Remove erased messages, and quotations of them, from the fields of a dict or an object.
 
         A `Send` is never altered. If a `Send` contains an erased message or a quotation, the whole
         `Send` is removed.
@@ -327,10 +328,11 @@ class Remover:
     def _build_replacement_by_changed_field(
         self, value: Any, context: ValueContext
     ) -> dict[Any, Any]:
-        """Return the new values of the fields that must change, by field name.
+        """Return a dict that maps the name of each field that must change to its new value.
 
-        The value `REMOVED` means that the field must be removed. The tool message that answers an
-        erased tool call is kept, but quotations of erased messages are removed from it.
+        In the returned dict, the special value `REMOVED` marks a field to be removed. The tool
+        message that answers an erased tool call is kept, but quotations of erased messages are
+        removed from it.
         """
         is_dict, is_message = (
             isinstance(value, dict),
@@ -358,7 +360,7 @@ class Remover:
         return changed
 
     def _remove_messages_from_elements(self, value: Any, context: ValueContext) -> Any:
-        """Remove erased messages and quotations of them from a collection's elements.
+        """Remove erased messages, and quotations of them, from a collection's elements.
 
         In a named tuple, removed fields are set to None, so that the tuple keeps its length.
         """
@@ -387,7 +389,7 @@ def _get_attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _get_text_field(value: Any, name: str) -> str:
-    """Return the string value of a dict key or an object attribute, or `""` if there is none."""
+    """Return a string from a dict or an object's attribute, or `""` if there is none."""
     try:
         text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     # Accessing a property of the object may raise any exception.
@@ -448,7 +450,7 @@ def _build_content_key(message: BaseMessage) -> str:
 
 
 def _list_tool_calls(message: BaseMessage) -> list[Any]:
-    """List all tool calls of a message, first the valid ones, then the invalid ones."""
+    """Return all tool calls of a message, the valid calls before the invalid ones."""
     if not isinstance(message, AIMessage):
         return []
     return [*message.tool_calls, *message.invalid_tool_calls]
@@ -460,7 +462,7 @@ def _build_tool_call_key(call: Any) -> str:
 
 
 class _MessageTexts(NamedTuple):
-    """The texts used to recognise a message and quotations of it.
+    """Texts by which a message, and quotations of the message, can be recognised.
 
     Attributes:
         call_ids: The ids of its tool calls.
@@ -477,7 +479,7 @@ class _MessageTexts(NamedTuple):
 
 
 def _collect_message_texts(message: BaseMessage) -> _MessageTexts:
-    """Collect the texts used to recognise a message and quotations of it."""
+    """Collect the texts by which a message, and quotations of it, can be recognised."""
     calls = _list_tool_calls(message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
     texts = _select_long_texts(
@@ -494,7 +496,7 @@ def _collect_message_texts(message: BaseMessage) -> _MessageTexts:
 
 
 def _select_long_texts(texts: set[str]) -> set[str]:
-    """Return the texts that are long enough to be recognised as quotations."""
+    """Return the texts that are long enough to be used for recognising quotations."""
     return {text for text in texts if len(text) >= _MIN_QUOTATION_CHARS}
 
 
@@ -543,6 +545,6 @@ def split_remaining_and_removed_tasks_by_index(
 def has_no_result(writes: list[Any]) -> bool:
     """Return whether a task has no result yet.
 
-    A task that has failed or is waiting for an answer has no result.
+    A task that has failed or is interrupted has no result.
     """
     return all(index < 0 for index, _, _ in writes)

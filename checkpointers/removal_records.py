@@ -10,8 +10,8 @@ checkpointer.
 
 A request to store a checkpoint is stale if messages were removed from the thread after the run
 loaded its state. A request is recognised as stale if the sequence number in its config is lower
-than that of the thread's latest removal record. The module `stale_puts` removes erased messages
-from a stale request before the request is executed. If the thread was deleted, `stale_puts` rejects
+than that of the thread's latest removal record. Before a stale request is executed, the
+`stale_puts` module removes erased messages from it. If the thread was deleted, `stale_puts` rejects
 the request.
 
 A removal record contains no text and no thread id, only BLAKE2b hashes (RFC 7693). Each database
@@ -49,8 +49,10 @@ PREFIX_CHARS: Final = 16
 the possible starts of the text in a longer one. No such text is shorter."""
 # Length in bytes of the random key with which texts in removal records are hashed.
 _KEY_BYTES: Final = 32
-_HASH_BYTES: Final = 8  # Length in bytes of the hash of a text or of a checkpoint id.
-_THREAD_HASH_BYTES: Final = 16  # Length in bytes of the hash of a thread id.
+# Length, in bytes, of the hashes of texts and checkpoint ids.
+_HASH_BYTES: Final = 8
+# Length, in bytes, of the hash of a thread id.
+_THREAD_HASH_BYTES: Final = 16
 # Maximum number of entries in `RemovalRecords.loaded`. When it is full, the oldest entry is
 # dropped.
 _MAX_RUNS: Final = 8192
@@ -72,13 +74,14 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    # Kind of the hashed checkpoint ids that a rollback adds to a removal record.
+    # The kind under which a removal record stores the hashed ids of checkpoints that a rollback
+    # deleted.
     "rolled back"
 )
 
 
 class RemovalNumberAtLoad(NamedTuple):
-    """The number of a thread's latest removal record when a request's state was loaded.
+    """The latest removal record that a thread had when the state behind a request was loaded.
 
     Attributes:
         number: The sequence number of the removal record.
@@ -145,7 +148,7 @@ class RemovalRecords:
         return self._hash_data(kind, text, _HASH_BYTES)
 
     def _hash_data(self, kind: str, text: str, size: int) -> bytes:
-        """Return a keyed hash of a text and its kind as `size` bytes."""
+        """Return a keyed hash, `size` bytes long, of a text and its kind."""
         data = f"{kind}\0{text}".encode(errors="surrogatepass")
         return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
 
@@ -161,7 +164,7 @@ class RemovalRecords:
         return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
-        """Concatenate the prefix hash, the hash of the whole text, and the length of the text."""
+        """Return the prefix hash, the hash of the whole text, and its length, concatenated."""
         start = self.hash_text("start", text[:PREFIX_CHARS])
         return start + self.hash_text(kind, text) + len(text).to_bytes(4)
 
@@ -173,7 +176,7 @@ class RemovalRecords:
         return int(number or 0)
 
     def count_removals(self, thread_id: str) -> Flow[int]:
-        """Return the number of a thread's removals, including those whose records were dropped."""
+        """Count all removals that a thread has had, including those whose records were dropped."""
         for row in (yield self.sql("find_thread", thread_id)):
             return int(row[3])
         return (yield from self.read_newest_number(thread_id))
