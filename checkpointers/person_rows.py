@@ -34,7 +34,7 @@ _PAGE: Final = 1_000
 # run.
 _END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
-"""The prefix of the name of the lock that a server process holds while it lives."""
+"""Prefix of the name of the lock that a server process holds for its whole lifetime."""
 
 
 class PersonRows:
@@ -45,7 +45,7 @@ class PersonRows:
         user: The name of the person.
         owners_are_people: Whether the `owner` of a thread without a user is a person. If a handler
             of an Auth file sets the `owner` of threads, the owner may be an organisation.
-        only: The ids of threads to which the person's threads are limited. None means no limit.
+        only: If not None, only threads with these ids are treated as threads of the person.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class PersonRows:
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of the person's threads that have no checkpoints.
 
-        The owner of a thread without checkpoints cannot be determined from checkpoint metadata.
-        Such a thread therefore belongs to the person if at least one of its runs does, unless
-        another owner is recorded for the thread itself.
+        The owner of a thread without checkpoints cannot be determined from checkpoint metadata. A
+        thread without checkpoints therefore belongs to the person if at least one of its runs does,
+        unless an owner is recorded for the thread itself.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -165,7 +165,7 @@ class PersonRows:
             start += _PAGE
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
-        """List other people's threads that contain a checkpoint stored by a run of the person."""
+        """Return ids of other people's threads that contain checkpoints from the person's runs."""
         addresses = self.saver._listing.iter_addresses_and_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
@@ -235,8 +235,8 @@ class PersonRows:
     def _find_person_of_run(run: RunRow) -> Any:
         """Return the person whose long-term memories a run uses.
 
-        If this person is not recorded, return the user who started the run. If neither is recorded,
-        return None.
+        If the run does not record this person, return the user who started the run, or None if
+        neither is recorded.
         """
         return run.details.get("person") or run.details.get("user")
 

@@ -59,10 +59,13 @@ _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
 # Maximum length of a thread title, in characters. Longer titles are truncated.
 MAX_TITLE_CHARS: Final = 80
-# The title of a thread is chosen from this number of messages at its start.
+# Number of messages, at the start of a thread, whose text can become the thread's title.
 TITLE_CANDIDATES: Final = 2
 TIMES_KEY: Final = "times"
-"""The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
+"""The metadata key under which an imported checkpoint stores the times of its last messages.
+
+The times are in seconds since 1970.
+"""
 # LangGraph's config key for a run's durability mode.
 _DURABILITY_KEY: Final = "__pregel_durability"
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
@@ -127,8 +130,8 @@ class CheckpointPut:
     """A request to store a checkpoint, with its encoded values.
 
     Attributes:
-        address: The address of its parent.
-        checkpoint: The checkpoint as langgraph has passed it.
+        address: The address of the parent checkpoint.
+        checkpoint: The checkpoint as passed by langgraph.
         metadata: The metadata.
         new_versions: The versions of the channels that have changed since the parent.
         continues_chosen_checkpoint: Whether the run read the parent by its id and therefore
@@ -137,20 +140,24 @@ class CheckpointPut:
             channels, and the metadata.
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
         title: The title that the checkpoint gives to its thread, or None.
-        config: The config of the put, which may name the user; None if no run puts it.
+        config: The config that was passed to `put`, which can identify the user. None if the
+            request does not come from a run.
         created_at: The time in the checkpoint's `ts`, in seconds since 1970, at least 0. The time
             is infinite if the checkpoint has no valid `ts`.
-        item_times: The times of items whose time the metadata states, in seconds since 1970, by
-            channel and encoded item.
-        loaded_removal: The number of the newest removal record at the time when the state was
-            loaded. This number is used only if `config` is None.
-        delta_channels: The `DeltaChannel`s that have a version but no snapshot, or a snapshot
-            without parts, such as a set.
-        snapshot_channels: The `DeltaChannel`s that have a snapshot of a list or a dict.
-        replayed: The writes to these channels by the tasks of the parent, once they were read.
-        merge: The channels that are taken over from the head; see `MergePlanner`.
+        item_times: The times of items that are given in the metadata, in seconds since 1970, keyed
+            by channel and encoded item.
+        loaded_removal: The sequence number of the thread's latest removal record at the time the
+            state was loaded. It is used only if `config` is None.
+        delta_channels: The `DeltaChannel`s that have a version but no snapshot, or whose snapshot
+            is stored as a single value, such as a set.
+        snapshot_channels: The `DeltaChannel`s whose snapshot is a list or dict that is stored
+            element by element.
+        replayed: The writes of the parent's tasks to these channels, or None until they have been
+            read.
+        merge: The channels that are copied from the head; see `MergePlanner`.
         run_started_at: The time at which its run started, in seconds since 1970; None if unknown.
-        continues_run: Whether its run is the run of the parent, with the same start time.
+        continues_run: Whether the parent was stored by the same run, so that both have the same run
+            start time.
     """
 
     address: Address
@@ -465,7 +472,7 @@ class TaskWrites:
     Attributes:
         address: The address of the checkpoint.
         task_id, task_path: The id and the path of the task.
-        writes: The channels and values as langgraph has passed them.
+        writes: The `(channel, value)` pairs as passed by langgraph.
         encoded: The writes in their stored form.
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
         has_interrupt: Whether the task is interrupted.
@@ -836,7 +843,7 @@ def _find_ranges_and_parts_in_log(
 def _count_equal_items(
     log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
 ) -> int:
-    """Count the elements, from `index` on, that equal the log items from `position` on.
+    """Count how many elements, starting at `index`, equal the log items starting at `position`.
 
     The element at `index` is known to equal the log item at `position`. Counting stops at the first
     difference.

@@ -111,7 +111,7 @@ class CheckpointReader:
             row_key: The row key of the checkpoint, if it is known. The checkpoint is searched by
                 its id only if no row has this key.
             separate_request: Whether the statement is sent as a separate request. Later statements
-                may then see another state of the database.
+                might then see a newer state of the database.
 
         Returns:
             The checkpoint, or None if it does not exist.
@@ -321,7 +321,7 @@ class CheckpointReader:
         return None
 
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
-        """Return whether an address refers to a cached head with at most `max_items` items."""
+        """Return whether the head at an address is cached and has at most `max_items` items."""
         thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:

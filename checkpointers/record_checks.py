@@ -38,7 +38,7 @@ MALFORMED: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that are raised by records of a form that perdure does not write."""
+"""Exceptions that are raised for a record in a form that perdure never writes."""
 # Latest valid Unix timestamp, in seconds: the last second of the year 9999.
 _MAX_TIME: Final = 253_402_300_799
 # Maximum nesting depth of value references. LangGraph's channels need only two levels.
@@ -80,7 +80,7 @@ def check_thread_records_well_formed(reader: CheckpointReader, records: ThreadRe
     The thread's log items must already have been read into `records`.
 
     Raises:
-        One of `MALFORMED`: A record has another form than perdure writes.
+        One of `MALFORMED`: A record has a form that perdure never writes.
     """
     logs = {log: _LogPositions(records.sorted_positions[log]) for log, *_ in records.logs}
     _require(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")

@@ -27,7 +27,7 @@ from perdure.storage.encryption import AssociatedData, ChecksumSeal, LangGraphSe
 from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = "perdure:views"
-"""The namespace of the views, which record the messages that models were shown."""
+"""The checkpoint namespace for views, which record the messages that were shown to models."""
 # Maximum length, in characters, of an indexed metadata value. A search for a longer value cannot
 # use the index and must read the rows.
 _TAG_LIMIT: Final = 256
@@ -37,7 +37,7 @@ UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
 )
-"""Names of metadata that lists of threads do not show: internal values, and values of one run."""
+"""Names of metadata fields, internal or specific to one run, that thread lists do not show."""
 UNLISTED_PREFIXES: Final = (
     "langgraph_",
     "perdure_",
@@ -46,7 +46,7 @@ UNLISTED_PREFIXES: Final = (
     "__",
     "run_attempt",
 )
-"""Prefixes of further names of metadata that lists of threads do not show."""
+"""Prefixes of the names of other metadata fields that thread lists do not show."""
 # Maximum nesting depth of metadata values that are indexed for thread searches. Deeper values are
 # not indexed.
 _TAG_LEVELS: Final = 16
@@ -449,8 +449,8 @@ class ClientMetadata(NamedTuple):
     """Metadata that clients of the server have set for a thread, and data used for access control.
 
     Attributes:
-        metadata: The metadata that clients have given.
-        source_user: The user of the thread of which this thread is a copy.
+        metadata: The metadata set by clients.
+        source_user: The user of the original thread if this thread is a copy, otherwise None.
         is_reserved: Whether a client has only reserved the id, so that another program may start a
             thread with this id.
     """
@@ -496,7 +496,8 @@ class LiveRun(NamedTuple):
         status: The status of the run.
         owner: The process that executes it or will execute it, or `""` for no process.
         graph: The id of its graph.
-        attempt: 1, plus 1 for each process that died while it executed the run.
+        attempt: The number of the attempt, starting at 1. It increases by 1 each time a process
+            dies while executing the run.
         cancel_action: `"interrupt"` or `"rollback"` if the run is to be stopped, otherwise None.
     """
 
@@ -516,7 +517,7 @@ class RunRow(NamedTuple):
 
     Attributes:
         live: Its ids, owner and status.
-        created_at, updated_at: The times of its creation and of its last change, in seconds since
+        created_at, updated_at: When it was created and when it was last changed, in seconds since
             1970.
         details: Its assistant, metadata, sender and other properties that do not change.
         error: The error with which it failed, or None.
@@ -596,7 +597,7 @@ class CronRow(NamedTuple):
         cron_id: The id of the cron.
         thread_id: The thread of its runs. None means a new thread for each run.
         next_at: The time at which it is due next, in seconds since 1970; None means never.
-        created_at, updated_at: The times of its creation and of its last change, in seconds since
+        created_at, updated_at: When it was created and when it was last changed, in seconds since
             1970.
         content: The schedule and the request from the client, and the user of the cron.
     """

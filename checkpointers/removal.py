@@ -32,7 +32,7 @@ from perdure.checkpointers.status import CANCELLED, FORMER_WRITES_CHANNEL
 TASK_CHANNELS: Final = {ERROR, INTERRUPT, RESUME, TASKS, FORMER_WRITES_CHANNEL}
 """The channels whose values describe tasks."""
 UNALTERED: Final = {INTERRUPT, RESUME, FORMER_WRITES_CHANNEL}
-"""The channels whose values are removed as a whole if a part of them is to be removed."""
+"""Channels whose values are removed entirely if any part of them must be removed."""
 NO_WRITES: Final = "__no_writes__"
 """The channel to which langgraph writes when a task returns nothing."""
 NEXT_NODE: Final = "branch:to:"
@@ -40,10 +40,12 @@ NEXT_NODE: Final = "branch:to:"
 _CANCELLED_TASK: Final = Send(CANCELLED, None)
 """A task that never runs. It replaces a removed task, so that later tasks keep their position."""
 REMOVED: Final = object()
-"""The result for a value that is removed as a whole."""
+"""The value returned in place of a value that must be removed entirely."""
 _MIN_QUOTATION_CHARS: Final = 16
-"""The length in characters from which a text is recognised as a quotation. Shorter texts occur in
-many messages by chance."""
+"""Minimum length, in characters, of a text that is recognised as a quotation.
+
+Shorter texts are ignored, because they occur in many messages by chance.
+"""
 # Names of the fields that link a tool message to its tool call.
 _RESULT_FIELDS: Final = {"tool_call_id", "name"}
 # Keys under which message content blocks contain text.
@@ -75,8 +77,8 @@ class ValueContext(NamedTuple):
             channel of messages receives the value.
         describes_task: Whether the value describes a task (a `Send`, an interrupt, an error,
             metadata). Text in it is a quotation if it contains a text of an erased message.
-        in_kept_message: Whether the value is part of a message that is kept. Its texts and calls
-            are then no quotations.
+        in_kept_message: Whether the value is part of a message that is kept. Its texts and tool
+            calls are then not treated as quotations.
     """
 
     is_input: bool = False

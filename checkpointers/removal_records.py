@@ -41,12 +41,15 @@ if TYPE_CHECKING:
     from perdure.checkpointers.put import CheckpointPut, TaskWrites
 
 RECORD_RETENTION_DAYS: Final = 30
-"""The number of days that removal records are kept. Erasures and deletions drop older records."""
+"""Number of days for which removal records are kept. Erasures and deletions drop older records."""
 SUBSTRING_KINDS: Final = ("texts", "traces")
 """The kinds of texts that are also recognised inside a longer text."""
 PREFIX_CHARS: Final = 16
-"""The number of characters of the prefix of such a text. The prefix is hashed separately, to find
-the possible starts of the text in a longer one. No such text is shorter."""
+"""Length, in characters, of the prefix that is hashed separately for texts of `SUBSTRING_KINDS`.
+
+The prefix hash is used to find where such a text could start in a longer text. No text of these
+kinds is shorter than the prefix.
+"""
 # Length in bytes of the random key with which texts in removal records are hashed.
 _KEY_BYTES: Final = 32
 # Length, in bytes, of the hashes of texts and checkpoint ids.
@@ -97,9 +100,9 @@ class RemovalRecords:
 
     Attributes:
         key: The key of the hashes; None until the database is open.
-        loaded: The number of the newest removal record at the time when a run of this process
-            loaded its thread, by run and thread id. A run is identified by its `RunControl`, which
-            langgraph also passes to the subgraphs of the run.
+        loaded: For each run of this process and each thread id, the sequence number of the
+            thread's latest removal record at the time the run loaded it. A run is identified by its
+            `RunControl`, which langgraph also passes to the subgraphs of the run.
     """
 
     def __init__(self, sql: NamedSQL, seal: Seal) -> None:
