@@ -8,7 +8,6 @@ other servers and after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from perdure.server.access import Identity
@@ -28,7 +27,7 @@ def build_private_event_kind(stream_mode: str, person: str) -> dict[str, str]:
 
 def get_stream_mode(kind: Any) -> Any:
     """Return the stream mode of an event with the given kind."""
-    return kind.get(_MODE) if isinstance(kind, Mapping) else kind
+    return kind.get(_MODE) if isinstance(kind, dict) else kind
 
 
 def may_read_event(kind: Any, reader: Identity) -> bool:
@@ -37,6 +36,6 @@ def may_read_event(kind: Any, reader: Identity) -> bool:
     An event that contains memories of a person may be read by that person, and by users who may act
     for the person.
     """
-    if isinstance(kind, Mapping) and _PERSON in kind:
+    if isinstance(kind, dict) and _PERSON in kind:
         return reader.may_see_memories_of(kind[_PERSON])
     return True
