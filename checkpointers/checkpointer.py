@@ -693,8 +693,8 @@ class Checkpointer(CheckpointSaver):
             return DatabaseImport(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError(
-                f"names is {names!r:.80}, but names apply only to an open checkpointer; "
-                "threads of a file keep their ids, so omit names="
+                f"names is {names!r:.80}, but threads can be renamed only if the source is an open "
+                "checkpointer; threads of a file keep their ids, so omit names="
             )
         codec = Codec(serde or self.serde, self.types)
         other_source = open_import_source(source, codec, max_value_bytes)

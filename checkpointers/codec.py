@@ -208,7 +208,7 @@ class Codec:
         except Exception as exc:
             raise CorruptRecord(
                 f"a stored value of {len(data)} bytes cannot be decoded ({exc}); open the "
-                "checkpointer with the serializer that has written the value"
+                "checkpointer with the serializer that wrote the value"
             ) from exc
         if blocked:
             raise _build_forbidden_type_error(blocked[0], "a stored value")

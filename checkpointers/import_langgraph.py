@@ -135,8 +135,8 @@ class _SQLiteFile:
             and {"task_id", "idx", "type"} <= columns["writes"]
         ):
             raise NotADatabase(
-                f"{self.path!r} has no tables of langgraph-checkpoint-sqlite; expected a "
-                "file that its SqliteSaver or AsyncSqliteSaver wrote"
+                f"{self.path!r} has no tables of langgraph-checkpoint-sqlite; expected a database "
+                "file that was written by SqliteSaver or AsyncSqliteSaver"
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
@@ -149,8 +149,8 @@ class _SQLiteFile:
                 label = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
                 if not isinstance(ns, str) or not isinstance(uid, str):
                     raise CorruptRecord(
-                        f"{label}: the namespace or the id of the checkpoint is not text; the file "
-                        "was damaged"
+                        f"{label}: the file is damaged, because the namespace or id of the "
+                        "checkpoint is not a string"
                     )
                 key = Address(thread_id, ns, uid)
                 # The result is empty if the checkpoint was deleted after its id was read.
@@ -168,7 +168,10 @@ class _SQLiteFile:
         """
         parent, name, blob, metadata = row
         if not isinstance(parent, str | None):
-            raise CorruptRecord(f"{label}: the id of the parent is not text; the file was damaged")
+            raise CorruptRecord(
+                f"{label}: the file is damaged, because the id of the parent checkpoint is not a "
+                "string"
+            )
         rows = []
         for task, path, channel, kind, value in write_rows:
             if not all(isinstance(text, str) for text in (task, path, channel)):
@@ -181,10 +184,13 @@ class _SQLiteFile:
         try:
             decoded_metadata = json.loads(metadata) if metadata is not None else {}
         except (TypeError, ValueError, RecursionError) as exc:
-            raise CorruptRecord(f"{label}: the metadata is not JSON ({exc})") from exc
+            raise CorruptRecord(
+                f"{label}: the file is damaged, because the metadata is not valid JSON ({exc})"
+            ) from exc
         if not isinstance(checkpoint, dict) or not isinstance(decoded_metadata, dict):
             raise CorruptRecord(
-                f"{label}: the checkpoint or its metadata is not a mapping; it was damaged"
+                f"{label}: the file is damaged, because the checkpoint or its metadata is not a "
+                "mapping"
             )
         parent_address = address._replace(checkpoint_id=parent or None)
         return SourceCheckpoint(
@@ -203,8 +209,9 @@ class _SQLiteFile:
         """
         if not isinstance(type_name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
-                f"{label}: a value is a {type(data).__name__} with the type name "
-                f"{type_name!r:.40}; expected bytes with a type name; the file was damaged"
+                f"{label}: the file is damaged, because a value is stored as "
+                f"{type(data).__name__} with the type name {type_name!r:.40}; expected bytes and "
+                "the name of their type"
             )
         try:
             return self._codec.load_with_serializer(type_name, data)
@@ -265,7 +272,7 @@ class _PostgresTables:
             except (ForbiddenType, CorruptRecord) as exc:
                 raise type(exc)(f"{label}: {exc}") from exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:  # from their saver
-                raise CorruptRecord(f"{label}: the checkpoint was damaged ({exc!r})") from exc
+                raise CorruptRecord(f"{label}: the checkpoint is damaged ({exc!r})") from exc
             # Skip a checkpoint that was deleted between reading its id and reading its data.
             if stored is None:
                 continue
@@ -299,8 +306,8 @@ def _iter_thread_ids(read_rows: Callable[..., list[Row]]) -> Iterator[str]:
         for (last_id,) in page:
             if not isinstance(last_id, str):
                 raise CorruptRecord(
-                    f"the id of a thread is {last_id!r:.80}; expected text, so the source was "
-                    "damaged"
+                    f"the source is damaged, because it has the thread id {last_id!r:.80}, which "
+                    "is not a string"
                 )
             yield last_id
 
@@ -352,7 +359,7 @@ class Importer:
                 for checkpoint in source.iter_checkpoints(thread_id):
                     if self.stopped.is_set():
                         raise ImportFailed(
-                            f"the import of {source.path!r} was cancelled; import it again to "
+                            f"the import of {source.path!r} was cancelled; run the import again to "
                             "continue"
                         )
                     self._import_checkpoint(checkpoint)
@@ -381,9 +388,10 @@ class Importer:
                 stored_keys |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
         if stored_keys - source_keys and source_keys - stored_keys:
             raise ImportFailed(
-                f"thread {thread_id!r} has {len(stored_keys - source_keys)} checkpoints here that "
-                f"{self.source.path!r} lacks, and {len(source_keys - stored_keys)} checkpoints "
-                "there that are not here; import into a new file, or delete the thread here first"
+                f"thread {thread_id!r} has diverged: {len(stored_keys - source_keys)} of its "
+                f"checkpoints exist only in this database, and {len(source_keys - stored_keys)} "
+                f"only in {self.source.path!r}; import into a new database, or delete the thread "
+                "from this database first"
             )
 
     def _import_checkpoint(self, source: SourceCheckpoint) -> None:
@@ -394,7 +402,7 @@ class Importer:
         label, parent, checkpoint, metadata, tasks = source
         if not {"id", "channel_versions"} <= checkpoint.keys():
             raise CorruptRecord(
-                f"{label}: the checkpoint has no id or no channel_versions; it was damaged"
+                f"{label}: the checkpoint is damaged, because it has no id or no channel_versions"
             )
         seen = checkpoint.get("versions_seen", {})
         maps = [checkpoint["channel_versions"], checkpoint.get("channel_values", {}), seen]
@@ -402,8 +410,8 @@ class Importer:
             isinstance(versions, dict) for versions in seen.values()
         ):
             raise CorruptRecord(
-                f"{label}: the values or the versions of the checkpoint are not a mapping; it was "
-                "damaged"
+                f"{label}: the checkpoint is damaged, because channel_values, channel_versions or "
+                "versions_seen is not a mapping"
             )
         address = parent._replace(checkpoint_id=checkpoint["id"])
         expected = [parent.checkpoint_id, checkpoint, metadata]
@@ -415,8 +423,8 @@ class Importer:
             self.write(CheckpointPut(*parts, loaded_removal=self._removal_number))
         elif not self._equals_source_checkpoint(expected, stored):
             raise ImportFailed(
-                f"{label} differs from the checkpoint with this id here; import into a new file, "
-                "or delete the thread here first"
+                f"{label} differs from the checkpoint with the same id in this database; import "
+                "into a new database, or delete the thread from this database first"
             )
         missing_tasks = tasks if is_new else self._find_tasks_with_unstored_writes(tasks, stored)
         for task_id, path, writes in missing_tasks:
@@ -429,8 +437,8 @@ class Importer:
             expected, stored
         ) or self._find_tasks_with_unstored_writes(tasks, stored):
             raise ImportFailed(
-                f"{label} differs from the source when it is read back, so the import stopped at "
-                "this checkpoint. Please report this error with the types of the values"
+                f"{label} was stored, but differs from the source when it is read back, so the "
+                "import stopped. Please report this error with the types of the checkpoint's values"
             )
         self._counts["checkpoints" if is_new else "skipped"] += 1
         self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)

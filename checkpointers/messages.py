@@ -207,6 +207,6 @@ def unpack_messages(
                 messages[i] = classes[i].model_validate(fields)
     except Exception as exc:
         raise CorruptRecord(
-            f"stored messages cannot be decoded ({exc}); the database was damaged"
+            f"stored messages cannot be decoded ({exc}); the database is damaged"
         ) from exc
     return messages

@@ -113,7 +113,7 @@ def explain_missing_class(module: str, name: str) -> str:
         if not issubclass(type(found_class), type):
             return f"{path!r} has no class {name_part!r}"
         namespace, path = _class_dict(found_class), f"{path}.{name_part}"
-    return "it is not found in its module"
+    return "the class was not found in its module"
 
 
 # -- reading the attributes of an object
@@ -210,7 +210,8 @@ def rebuild_object_of_class(
         return _find_enum_member(cls, payload)
     if type(payload) is not dict or not all(type(name) is str for name in payload):
         raise AttributeMismatch(
-            f"the attributes are a {type(payload).__name__}; expected a dict by name"
+            f"the attributes are stored as a {type(payload).__name__}; expected a dict that maps "
+            "attribute names to values"
         )
     if kind == "model":
         return _rebuild_pydantic_model(
@@ -219,7 +220,9 @@ def rebuild_object_of_class(
     if kind == "namedtuple":
         fields = {**cls._field_defaults, **payload}
         if missing_fields := set(cls._fields) - fields.keys():
-            raise AttributeMismatch(f"the stored fields lack {sorted(missing_fields)}")
+            raise AttributeMismatch(
+                f"the stored value lacks the required fields {sorted(missing_fields)}"
+            )
         return tuple.__new__(cls, [fields[name] for name in cls._fields])
     return _rebuild_dataclass(cls, payload)
 
@@ -311,7 +314,7 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
             if field.name in slots:
                 attributes[field.name] = field.default
         elif field.init:
-            raise AttributeMismatch(f"the stored fields lack {field.name!r}")
+            raise AttributeMismatch(f"the stored value lacks the required field {field.name!r}")
     instance = object.__new__(cls)
     instance_dict = dict_descriptor.__get__(instance) if dict_descriptor else {}
     for name, value in attributes.items():

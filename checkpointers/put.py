@@ -351,9 +351,10 @@ class CheckpointPut:
                 if value.continues_parent and (parent is None or channel not in parent.ranges):
                     thread_id, _, parent_id = self.address
                     raise UnknownCheckpoint(
-                        f"checkpoint {parent_id!r} of thread {thread_id!r} has no list in channel "
-                        f"{channel!r} to continue; it may have been deleted in the meantime. "
-                        "Repeat the operation"
+                        f"the list in channel {channel!r} cannot be continued, because the parent "
+                        f"checkpoint {parent_id!r} of thread {thread_id!r} does not contain it. "
+                        "The checkpoint may have been deleted in the meantime; repeat the "
+                        "operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 nodes[channel] = _split_into_known_ranges_and_new_items(

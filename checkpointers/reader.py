@@ -710,8 +710,8 @@ class CheckpointReader:
             rows = yield self.sql("find_log_channel", log_key)
             if not rows:
                 raise CorruptRecord(
-                    f"log {log_key} of thread {thread_id!r} is missing, so the database is "
-                    "damaged; restore it from a backup"
+                    f"the channel log {log_key} of thread {thread_id!r} is missing, so the "
+                    "database is damaged; restore it from a backup"
                 )
             log = thread.get_or_add_log(log_key, rows[0][0])
         missing_ranges = [pair for pair in ranges if not log.has_cached_range(*pair)]
@@ -777,8 +777,9 @@ class CheckpointReader:
             are_all = len(rows) == stop - start
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
-                    f"items {start} to {stop} of channel {log.name!r} of thread {thread_id!r} are "
-                    "not all in the log, so the database is damaged; restore it from a backup"
+                    f"some of the items {start} to {stop - 1} of channel {log.name!r} in thread "
+                    f"{thread_id!r} are missing, so the database is damaged; restore it from a "
+                    "backup"
                 )
             bodies = [body for _, body in rows]
             contents += self.seal.unseal_rows(bodies, ("item", thread_id, log.name), start)
@@ -830,4 +831,4 @@ def build_damaged_index_error(entry: str) -> CorruptRecord:
     Args:
         entry: The entry, such as "checkpoint 'c1' of thread 't1'".
     """
-    return CorruptRecord(f"an index is damaged at {entry}; restore the file from a backup")
+    return CorruptRecord(f"an index is damaged at {entry}; restore the database from a backup")

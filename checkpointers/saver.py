@@ -435,8 +435,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         check_storable_text("task_path", task_path)
         if address.checkpoint_id is None:
             raise InvalidConfig(
-                f"the config of writes to thread {address.thread_id!r} has no checkpoint_id; pass "
-                "the config that put() returned"
+                f"the config of put_writes() for thread {address.thread_id!r} has no "
+                "checkpoint_id; pass the config that put() returned"
             )
         continues_chosen_checkpoint = address in self._read_by_id
         return TaskWrites(

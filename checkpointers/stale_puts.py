@@ -348,5 +348,5 @@ def _check_checkpoints_not_deleted(
     if is_gone or (ids_by_namespace and is_run and not is_there):
         raise ThreadDeleted(
             f"thread {thread_id!r} was deleted after this run had loaded its state, so the run can "
-            "store nothing any more. Start a new run to begin a new conversation under this id"
+            "no longer store anything. Start a new run to begin a new conversation under this id"
         )

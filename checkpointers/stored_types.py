@@ -92,7 +92,7 @@ class StoredType(Generic[T]):
             if not callable(getattr(serde, method, None)):
                 raise ConfigurationError(
                     f"the serializer is {serde!r:.80}, which has no method {method}(); expected a "
-                    "serializer of langgraph, such as JsonPlusSerializer()"
+                    "langgraph serializer, such as JsonPlusSerializer()"
                 )
         if type(serde) is JsonPlusSerializer and isinstance(stored, type):
             pickles = serde.pickle_fallback
@@ -120,7 +120,9 @@ class StoredType(Generic[T]):
         try:
             return self.dump(value)
         except Exception as exc:
-            raise TypeError(f"dump of the registered type raised {_format_error(exc)}") from exc
+            raise TypeError(
+                f"the dump function of the registered type raised {_format_error(exc)}"
+            ) from exc
 
     def load_value(self, payload: Any) -> T:
         """Call `load` and return its result.
@@ -131,11 +133,13 @@ class StoredType(Generic[T]):
         try:
             value: Any = self.load(payload)
         except Exception as exc:
-            raise TypeError(f"load of the registered type raised {_format_error(exc)}") from exc
+            raise TypeError(
+                f"the load function of the registered type raised {_format_error(exc)}"
+            ) from exc
         if type(value) is not self.cls:
             raise TypeError(
-                f"load of the registered type returned a {type(value).__qualname__}; expected a "
-                f"{self.cls.__qualname__}"
+                f"the load function of the registered type returned a {type(value).__qualname__}; "
+                f"expected a {self.cls.__qualname__}"
             )
         return value
 
@@ -160,10 +164,9 @@ class StoredTypes:
                 )
             if stored_type.cls in self.by_class or stored_type.stored_name in self._by_name:
                 raise ConfigurationError(
-                    "types contains two registrations of "
-                    f"{_format_name(stored_type.stored_name)}, one of them for "
-                    f"{stored_type.cls.__qualname__}; register each class once, under a unique "
-                    "name"
+                    f"types registers the class {stored_type.cls.__qualname__} or the name "
+                    f"{_format_name(stored_type.stored_name)} twice; register each class once, "
+                    "under a unique name"
                 )
             self.by_class[stored_type.cls] = self._by_name[stored_type.stored_name] = stored_type
         self._targets = _map_aliases_to_final_classes(aliases, self._stored_name)
@@ -313,7 +316,7 @@ def _map_aliases_to_final_classes(
     pairs = aliases.items() if isinstance(aliases, Mapping) else aliases
     if not isinstance(aliases, Mapping | list | tuple):
         raise ConfigurationError(
-            f"aliases is {aliases!r:.80}; expected a dict from old class names to new classes"
+            f"aliases is {aliases!r:.80}; expected a dict that maps old class names to new classes"
         )
     steps: dict[Name, type | Name] = {}
     for pair in pairs:
@@ -325,13 +328,13 @@ def _map_aliases_to_final_classes(
         target = new if isinstance(new, type) else parse_class_name("a target in aliases", new)
         if steps.setdefault(old, target) != target:
             raise ConfigurationError(
-                f"aliases contains two targets for {_format_name(old)}: "
-                f"{_format_target(steps[old])} and {_format_target(target)}; expected one"
+                f"aliases maps {_format_name(old)} to two classes, {_format_target(steps[old])} "
+                f"and {_format_target(target)}; expected one class for each name"
             )
         if old in KNOWN:
             raise ConfigurationError(
-                f"aliases contains {_format_name(old)}, a class of Python or of a library; only "
-                "classes of your own application can have an alias"
+                f"aliases contains {_format_name(old)}, which is a class of Python or of a "
+                "library; only classes of your own application can have an alias"
             )
     return {old: _follow_alias_chain(old, steps, stored_name) for old in steps}
 
@@ -383,15 +386,16 @@ def _refuse_natively_storable_class(cls: Any) -> None:
         or detect_enum_model_dataclass_or_namedtuple(cls) is not None
     ):
         raise ConfigurationError(
-            f"perdure stores values of {cls.__qualname__} by itself; remove the type from types="
+            f"perdure can store values of {cls.__qualname__} without registration; remove the type "
+            "from types="
         )
 
 
 def _build_texts_function_error(registered: StoredType[Any], failure: str) -> SerializationError:
     return SerializationError(
-        f"texts of the registered type {_format_name(registered.stored_name)} {failure}, so it is "
-        "not known which messages its values quote; nothing was erased. Correct the function and "
-        "erase again"
+        f"the texts function of the registered type {_format_name(registered.stored_name)} "
+        f"{failure}, so it is not known which messages values of the type quote; nothing was "
+        "erased. Correct the function and erase again"
     )
 
 

@@ -509,8 +509,8 @@ class DatabaseImport:
         path = self.source.database.path
         if unknown := self.new_ids.keys() - {*threads}:
             raise ConfigurationError(
-                f"{path} has no thread {sorted(unknown)[0]!r} that could be renamed; use an id "
-                "that 'perdure threads' lists for it"
+                f"{path} has no thread {sorted(unknown)[0]!r}, so the thread cannot be renamed; "
+                "use an id that 'perdure threads' lists for this database"
             )
         target_ids = Counter(self.new_ids.get(thread_id, thread_id) for thread_id in threads)
         if self.new_ids and len(target_ids) < len(threads):
@@ -522,7 +522,7 @@ class DatabaseImport:
         for thread_id in threads:
             if self.stopped.is_set():
                 raise ImportFailed(
-                    f"the import of {path!r} was cancelled; import it again to continue"
+                    f"the import of {path!r} was cancelled; run the import again to continue"
                 )
             try:
                 thread_report = self._import_thread(
@@ -539,17 +539,18 @@ class DatabaseImport:
             reasons = []
             if forked:
                 reasons.append(
-                    f"these threads differ here and in {path!r}, and neither continues the other: "
-                    f"{_format_thread_ids(forked)}"
+                    f"these threads differ between this database and {path!r}, and neither version "
+                    f"continues the other: {_format_thread_ids(forked)}"
                 )
             if self._rolled_back:
                 reasons.append(
-                    f"these threads of {path!r} contain a run that was rolled back here: "
-                    f"{_format_thread_ids(self._rolled_back)}"
+                    f"these threads of {path!r} contain a run that was rolled back in this "
+                    f"database: {_format_thread_ids(self._rolled_back)}"
                 )
             raise ImportFailed(
-                f"{'. '.join(reasons)}. Other threads imported: {report.threads}. To keep both "
-                "threads, give new ids: names={'ID': 'NEW'}, or 'perdure import --as ID=NEW'"
+                f"{'. '.join(reasons)}. Number of other threads that were imported: "
+                f"{report.threads}. To keep both versions of a thread, import it under a new id "
+                f"with names={{'ID': 'NEW'}} or 'perdure import --as ID=NEW'"
             )
         return report
 
@@ -577,9 +578,9 @@ class DatabaseImport:
                 return report
             if not self._is_new:
                 raise ImportFailed(
-                    f"something was erased from thread {thread_id!r} of "
-                    f"{self.source.database.path!r} while the thread was imported; erase it from "
-                    f"thread {target!r} of this database as well"
+                    f"data was erased from thread {thread_id!r} of {self.source.database.path!r} "
+                    f"during the import; erase the same data from thread {target!r} of this "
+                    "database"
                 )
             delete = partial(self.target.delete_thread, target, add_removal_record=False)
             self.target.delete_and_drop_cached_thread(target, delete)
@@ -598,9 +599,9 @@ class DatabaseImport:
             raise
         except MALFORMED as exc:
             raise CorruptRecord(
-                f"thread {thread_id!r} of {self.source.database.path!r} is not imported, because "
-                f"its records are not as perdure writes them ({exc!r:.200}); the database was "
-                "damaged or tampered with"
+                f"thread {thread_id!r} of {self.source.database.path!r} was not imported, because "
+                f"its records do not have the form that perdure writes ({exc!r:.200}); that "
+                "database was damaged or tampered with"
             ) from exc
         return records
 

@@ -630,8 +630,8 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError) as exc:
         raise CorruptRecord(
-            f"the row of thread {thread_id!r} has the time {seconds!r}; expected seconds since "
-            "1970, so the database was damaged"
+            f"the database is damaged, because the row of thread {thread_id!r} has the time "
+            f"{seconds!r}, which is not a valid number of seconds since 1970"
         ) from exc
 
 

@@ -316,7 +316,8 @@ class Converter:
             return ormsgpack.Ext(_SNAPSHOT, self._pack_value(value.value))
         if isinstance(value, BaseException):
             raise TypeError(
-                "an exception would be read back as text; store str(error) or its attributes"
+                "perdure would read an exception back as text; store str(error) or the attributes "
+                "of the exception instead"
             )
         if detect_enum_model_dataclass_or_namedtuple(cls) is not None:
             return self._encode_data_class_instance(value)
@@ -465,8 +466,8 @@ class Converter:
             ):
                 return _encode_by_langgraph(value)
             raise TypeError(
-                f"a {type(value).__name__} of {dtype} would be read back as another value; store a "
-                "numpy.ndarray of numbers, booleans or text, or a list"
+                f"perdure would read a {type(value).__name__} of dtype {dtype} back as a different "
+                "value; store a list, or a numpy.ndarray of numbers, booleans or text"
             )
         has_limit = isinstance(value, deque) and value.maxlen is not None
         encoded = self._encode_deque(value, name) if has_limit else _encode_by_langgraph(value)
@@ -623,7 +624,7 @@ def _call_class_with_stored_arguments(
         return cls(*stored_arguments)
     if call_form == _METHOD:
         if rest != ["fromisoformat"]:
-            raise ValueError(f"the method {rest!r} is not allowed")
+            raise ValueError(f"the stored value calls the method {rest!r}, which is not allowed")
         return cls.fromisoformat(stored_arguments)
     if call_form != _MODEL:
         return cls(**stored_arguments)

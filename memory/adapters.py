@@ -210,7 +210,9 @@ class WindowChatMemory(ABC):
     always_keep_system_message_first: bool = False
 
     def __post_init__(self) -> None:
-        expected = "a ChatMemoryStore; for a checkpointer, CheckpointerChatMemoryStore(it)"
+        expected = (
+            "a ChatMemoryStore; for a checkpointer, CheckpointerChatMemoryStore(checkpointer)"
+        )
         check_instance("store", self.store, ChatMemoryStore, expected)
 
     @abstractmethod
@@ -366,7 +368,9 @@ class MessageChatMemory:
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
-        expected = "a repository; for a checkpointer, CheckpointerChatMemoryRepository(it)"
+        expected = (
+            "a repository; for a checkpointer, CheckpointerChatMemoryRepository(checkpointer)"
+        )
         repository = InMemoryChatMemoryRepository() if repository is None else repository
         self.repository = check_instance("repository", repository, ChatMemoryRepository, expected)
         self.max_size = check_whole_number("max_size", max_size, 1)
@@ -470,8 +474,8 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         bind = getattr(self.model, "bind_tools", None)
         if bind is None:
             raise ConfigurationError(
-                f"{self.model!r:.80} has no bind_tools; give the advisor a chat model, or a model "
-                "to which tools are already bound"
+                f"the model {self.model!r:.80} has no method bind_tools; give the advisor a chat "
+                "model, or a model to which tools are already bound"
             )
         bound = copy(self)
         ChatMemoryAdvisor.__init__(bound, bind(tools, **options))

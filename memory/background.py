@@ -56,7 +56,7 @@ try:
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as exc:
     raise MissingDependency(
-        'background extraction needs DBOS: pip install ".[background]" in a checkout'
+        'background extraction needs DBOS; run pip install ".[background]" in a checkout of perdure'
     ) from exc
 
 ThreadId = str
@@ -339,9 +339,9 @@ class Background:
         if count and count >= 2 * self._warned_count:
             self._warned_count = count
             logger.warning(
-                "threads that name no %s are not extracted: %d; pass this value to their runs by "
+                "threads without %s are not extracted: %d; pass this value to their runs by "
                 "context= or in configurable",
-                " or no ".join(self.extraction.namespace.names),
+                " or ".join(self.extraction.namespace.names),
                 count,
             )
 
@@ -700,8 +700,9 @@ def resolve_queue_location_and_schema(database: Any, store: Any) -> tuple[str | 
     schema = schema or _DEFAULT_SCHEMA
     if database is None and store_location == "":
         raise ConfigurationError(
-            "Background needs a fixed DSN for its queue, but dsn= of the store is a function or a "
-            "pool; pass Background(database=…) with a file or 'postgresql://user@host/name'"
+            "Background needs a fixed DSN for its queue, but the store was opened with a function "
+            "or a pool as dsn=; pass Background(database=…) with a file or "
+            "'postgresql://user@host/name'"
         )
     if database is None:
         return store_location, schema
@@ -743,9 +744,9 @@ def _refuse_transaction_pooler(url: str) -> None:
         engine.dispose()
     if first_pid != last_pid or other_pid == first_pid:
         raise ConfigurationError(
-            f"{engine.url!r} leads to a pooler that may run each transaction in another session, "
-            "but the queue needs one session for a connection; pass the DSN of the server "
-            "itself, as Background(database=…) or perdure worker --database"
+            f"{engine.url!r} points to a connection pooler that can run each transaction in a "
+            "different session, but the queue needs one session per connection; pass the DSN of "
+            "the database server itself, as Background(database=…) or perdure worker --database"
         )
 
 

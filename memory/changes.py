@@ -308,7 +308,8 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
     if _TRUST_RANKS.get(trust, 3) <= _TRUST_RANKS[role]:
         return ""
     return (
-        f"the memory rests on the words of the {trust}, and the change only on words of the {role}"
+        f"the memory comes from a message of the {trust}, but the change only from a message of "
+        f"the {role}"
     )
 
 
@@ -681,7 +682,7 @@ class MemoryWriter:
         text = value.get(TEXT)
         if not isinstance(text, str) or not text.strip() or _SURROGATE.search(text):
             raise InvalidValue(
-                f"text is {text!r:.80}; expected a sentence that can stand alone, in valid Unicode"
+                f"text is {text!r:.80}; expected text that is not blank, in valid Unicode"
             )
         return {**value, TEXT: text.strip()}
 
@@ -779,8 +780,9 @@ def check_memory_schema(schema: Any) -> None:
     reserved = [name for name in PERDURE_FIELDS if name in fields]
     if reserved or TEXT not in fields or fields[TEXT].annotation is not str:
         raise ConfigurationError(
-            f"schema is {schema!r:.80}; expected the class of a pydantic model with a field "
-            f"'text: str' and without the fields {', '.join(PERDURE_FIELDS)}, which perdure sets"
+            f"schema is {schema!r:.80}; expected a pydantic model class that has a field "
+            f"'text: str' and none of the fields {', '.join(PERDURE_FIELDS)}, because perdure sets "
+            "these"
         )
 
 
@@ -801,7 +803,10 @@ def _convert_memory_to_fields(memory: MemoryInput) -> dict[str, Any]:
         )
     for name in PERDURE_FIELDS:
         if name in memory:
-            raise InvalidValue(f"the memory has a field {name!r}, which perdure sets; rename it")
+            raise InvalidValue(
+                f"the memory has a field {name!r}, but this name is reserved for a field that "
+                "perdure sets; rename your field"
+            )
     return dict(memory)
 
 

@@ -182,7 +182,10 @@ def check_and_select_messages_to_store(
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
     """
     if any(isinstance(message, RemoveMessage) for message in check_messages(messages, subject)):
-        raise InvalidMessages(f"{subject} contain a RemoveMessage; expected the messages to store")
+        raise InvalidMessages(
+            f"{subject}: a RemoveMessage cannot be stored; expected only messages of the "
+            "conversation"
+        )
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 

@@ -472,8 +472,9 @@ async def _forget(
     if key is not None:
         if namespaces or conversations or dry_run or hand_over:
             raise ConfigurationError(
-                "namespaces, conversations, dry_run and hand_over are options of "
-                "forget(everything=True); remove these options, or remove the key"
+                "namespaces, conversations, dry_run and hand_over apply only to "
+                "forget(everything=True); remove these options, or pass everything=True without a "
+                "key"
             )
         return await collection._forget(key, config=config)
     if collection.namespace.labels != _USER_NAMESPACE:

@@ -194,5 +194,5 @@ def _check_and_convert_token_count(value: Any) -> float:
     if isinstance(value, Coroutine):
         value.close()
     raise ConfigurationError(
-        f"the token counter returned {value!r:.80}; expected a number of tokens of at least 0"
+        f"the token counter returned {value!r:.80}; expected a number of tokens, 0 or more"
     )

@@ -255,8 +255,9 @@ def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConf
     namespace = fill_namespace(template, config)
     if not adapter.versioned and any("." in label for label in namespace):
         raise InvalidNamespace(
-            f"{type(adapter.store).__name__} refuses dots in labels, as in {namespace!r} of "
-            f"{template.labels!r}: pass values without dots, or use perdure.stores.SQLiteStore"
+            f"{type(adapter.store).__name__} does not allow dots in the labels of a namespace, but "
+            f"the template {template.labels!r} gives {namespace!r}; pass values without dots, or "
+            "use perdure.stores.SQLiteStore"
         )
     return Scope(adapter, namespace, config)
 
@@ -451,7 +452,7 @@ class RememberTurns(Learner):
         thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
         if not thread_id:
             raise InvalidConfig(
-                "the run has no thread_id, so its messages cannot become memories; pass "
+                "the run has no thread_id, so its messages cannot be stored as memories; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
         if self.namespace.is_memory_disabled_for_run(config):

@@ -121,9 +121,9 @@ def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> Base
             data = {**defaults, **langchain_fields, "id": form["id"]}
             (message,) = messages_from_dict([{"type": kind, "data": data}])
             if isinstance(message, RemoveMessage):
-                raise ValueError("a RemoveMessage is not a message of a conversation")
+                raise ValueError("a RemoveMessage cannot be part of an imported conversation")
     except json.JSONDecodeError as exc:
-        raise MalformedPart("the arguments of a call are not JSON") from exc
+        raise MalformedPart("the arguments of a tool call are not valid JSON") from exc
     except Exception as exc:  # langchain-core raises errors of many types.
         part = "tool_calls" if form.get("tool_calls") else form["role"]
         raise MalformedPart(f"malformed message ({part})") from exc

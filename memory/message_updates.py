@@ -63,8 +63,9 @@ def check_messages_removable_by_id(messages: Messages, key: str) -> None:
     ids = {message.id for message in messages}
     if None in ids:
         raise InvalidMessages(
-            f"the channel {key!r} has messages without ids; give it a reducer that assigns them, "
-            "perdure.memory.messages or add_messages, and give ids to messages in an Overwrite"
+            f"the channel {key!r} has messages without ids; give the channel a reducer that "
+            "assigns ids (perdure.memory.messages or add_messages), and set the ids of messages "
+            "in an Overwrite yourself"
         )
     if REMOVE_ALL_MESSAGES in ids:
         raise InvalidMessages(

@@ -28,7 +28,8 @@ try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
 except ImportError as exc:
     raise MissingDependency(
-        'perdure.memory.middleware needs langchain: pip install ".[agents]" in a checkout'
+        'perdure.memory.middleware needs langchain; run pip install ".[agents]" in a checkout of '
+        "perdure"
     ) from exc
 try:
     from langchain.agents.middleware import ExtendedModelResponse
@@ -71,7 +72,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         super().__init__()
         expected = "parts such as trim(max_tokens=4_000) or remember_turns()"
         if not parts:
-            raise ConfigurationError(f"MemoryMiddleware() has no parts; expected {expected}")
+            raise ConfigurationError(
+                f"MemoryMiddleware() needs at least one part; expected {expected}"
+            )
         for part in parts:
             check_instance("a part of the memory", part, (MessagesNode, Learner), expected)
         self._learners = [part for part in parts if isinstance(part, Learner)]

@@ -155,7 +155,7 @@ def bind_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
     try:
         return model.bind_tools(tools)  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as exc:
-        fault = "cannot call tools: it has no bind_tools"
+        fault = "cannot call tools, because it has no working method bind_tools"
         raise _build_unsupported_model_error(model, fault, exc) from exc
 
 
@@ -186,7 +186,9 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
             # Each of these exceptions can mean that the model's integration does not support an
             # option.
             cause = exc
-    fault = "cannot return structured answers: it has no with_structured_output"
+    fault = (
+        "cannot return structured answers, because it has no working method with_structured_output"
+    )
     raise _build_unsupported_model_error(model, fault, cause) from cause
 
 
@@ -195,7 +197,7 @@ def _build_unsupported_model_error(
 ) -> ConfigurationError:
     """Return the error to raise if a model lacks a feature. `fault` names the feature."""
     return ConfigurationError(
-        f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
+        f"the model is a {type(model).__name__}, which {fault} ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
     )
 
@@ -447,7 +449,7 @@ def read_structured_answer(answer: Any) -> Any:
         for call in getattr(raw, "invalid_tool_calls", ()):
             fault = f"the arguments {call['args']!r:.200} are not valid JSON"
             raise InvalidAnswer(fault, "the answer is not valid JSON")
-        raise InvalidAnswer("the answer does not call the tool that the request asks it to call")
+        raise InvalidAnswer("the answer does not call the required tool")
     return answer["parsed"]
 
 

@@ -171,7 +171,7 @@ def build_model_answer(parsed: BaseModel) -> ModelAnswer:
     """
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     if not parsed.model_fields_set:
-        raise InvalidAnswer(f"the answer has none of {', '.join(parts)}")
+        raise InvalidAnswer(f"the answer contains none of the fields {', '.join(parts)}")
     for name, entries in parts.items():
         if len(entries) > _MAX_ENTRIES:
             raise InvalidAnswer(
@@ -209,7 +209,8 @@ def build_memory_proposal(
         elif proposed.key in revisions:
             outcomes.append(
                 _build_refused_outcome(
-                    "changes a memory that an earlier operation of the answer changes", proposed.key
+                    "changes a memory that an earlier operation in the answer already changes",
+                    proposed.key,
                 )
             )
         else:
@@ -227,7 +228,7 @@ def _build_change(
     """
     messages = _select_messages(change.messages, batch)
     if not messages:
-        raise InvalidPatch("names no message as its source")
+        raise InvalidPatch("does not cite any message as its source")
     if isinstance(change, EpisodeFound):
         texts = {name: make_storable(getattr(change, name)) for name in ("input", "outcome", "why")}
         if not texts["input"] or not texts["outcome"]:
@@ -299,15 +300,13 @@ async def plan_profile_patch(
             message.id: message for message in _select_messages(change.messages, batch, "user")
         }
         messages |= user_messages
-        description = f"operation {number}, {change.op} {change.path!r:.200},"
+        description = f"operation {number}, {change.op} {change.path!r:.200}"
         if change.profile not in ("", state.name):
-            raise InvalidPatch(
-                f"{description} names the profile {change.profile!r:.80}, which does not exist"
-            )
+            raise InvalidPatch(f"{description}: the profile {change.profile!r:.80} does not exist")
         if not user_messages:
             raise InvalidPatch(
-                f"{description} names no message of a user as its source; leave out information "
-                "that only the assistant or a tool gave"
+                f"{description}: the operation does not cite a user message as its source; leave "
+                "out information that came only from the assistant or a tool"
             )
     cited = list(messages.values())
     handle = state.owner.get_handle(scope.config)
@@ -365,8 +364,8 @@ def build_function_that_plans_new_instruction_lines(
         if not user_messages:
             refused.append(_build_refused_outcome("adds an instruction that no user asked for"))
         elif not 0 < len(line) <= _WISH_CHARS:
-            fault = f"{len(line)} characters; expected 1 to {_WISH_CHARS}"
-            refused.append(_build_refused_outcome(f"adds an instruction of {fault}"))
+            fault = f"with {len(line)} characters; expected 1 to {_WISH_CHARS} characters"
+            refused.append(_build_refused_outcome(f"adds an instruction {fault}"))
         else:
             # The model reported that a user asked for the rule, so mark the candidate as explicitly
             # requested.
@@ -684,8 +683,9 @@ def _check_same_store(store: Any, scope: Scope, description: str) -> None:
     """
     if store is not scope.adapter.store:
         raise ConfigurationError(
-            f"{description} and the memories are in two stores, {store!r:.80} and "
-            f"{scope.adapter.store!r:.80}; use the same store, because one transaction writes both"
+            f"the store of {description} is {store!r:.80}, but the memories are in the store "
+            f"{scope.adapter.store!r:.80}; use one store for both, because they are written in one "
+            "transaction"
         )
 
 

@@ -262,7 +262,8 @@ class View(MessagesNode):
         keys = sorted({part.messages_key for part in parts})
         if len(keys) > 1:
             raise ConfigurationError(
-                f"the parts of the view have the messages_key {keys}; expected the same key for all"
+                f"the parts of the view have different values of messages_key, {keys}; expected "
+                "the same value for all parts"
             )
         super().__init__(keys[0])
         nested = (part.parts if isinstance(part, View) else [part] for part in parts)
@@ -363,15 +364,15 @@ def check_messages(messages: Any, value_description: str) -> Messages:
     """
     if not is_message_list(messages):
         raise InvalidMessages(
-            f"{value_description}: {messages!r:.80} is a {type(messages).__name__}; expected a "
-            "list of langchain messages"
+            f"{value_description}: expected a list of langchain messages, got a "
+            f"{type(messages).__name__} ({messages!r:.80})"
         )
     kinds = {kind for kind in set(map(type, messages)) if not issubclass(kind, BaseMessage)}
     for number, message in enumerate(messages) if kinds else ():
         if type(message) in kinds:
             raise InvalidMessages(
-                f"{value_description}: the message at index {number} is {message!r:.80}, a "
-                f"{type(message).__name__}; expected langchain messages, as "
-                "langchain_core.messages.convert_to_messages returns them"
+                f"{value_description}: expected only langchain messages, but the element at index "
+                f"{number} is a {type(message).__name__} ({message!r:.80}); convert the elements "
+                "with langchain_core.messages.convert_to_messages"
             )
     return messages  # type: ignore[no-any-return]

@@ -105,7 +105,7 @@ def embedder_from(
     own_dims = model.dims if isinstance(model, Embedder) else None
     if None not in (own_dims, dims) and own_dims != dims:
         raise ConfigurationError(
-            f"dims is {dims!r}, but the vectors of this embedder have {own_dims} numbers; "
+            f"dims is {dims!r}, but this embedder returns vectors with {own_dims} dimensions; "
             f"expected {own_dims} or None"
         )
     if is_ready:

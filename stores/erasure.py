@@ -83,8 +83,8 @@ def forget(
         raise ConfigurationError("forget(threads=...) needs a checkpointer; pass checkpointer=")
     if parts.root and checkpointer is not None:
         raise ConfigurationError(
-            "a scoped store cannot erase threads, because its items may name any thread: call "
-            "forget() of the whole store with the prefix"
+            "a scoped store cannot erase threads, because its items can name any thread as their "
+            "source; call forget() of the whole store, with the prefix of the scope"
         )
     criteria = _Criteria(
         Selection(

@@ -241,7 +241,7 @@ def _convert_to_plain_scalar(value: Any, path: _FilterPath) -> str | int | float
         return int(value)
     if isinstance(value, float):
         return float(value)
-    raise _build_filter_error(path, "JSON (dates as ISO strings)", value)
+    raise _build_filter_error(path, "a JSON value (dates as ISO strings)", value)
 
 
 def _parse_document(
@@ -286,8 +286,8 @@ def _parse_condition(value: Any, path: _FilterPath) -> Node:
         return AllOf((Comparison("object", None), *fields))
     if len(operators) < len(value):
         name = next(key for key in value if not key.startswith("$"))
-        advice = f"beside {operators[0]}, field {name!r} needs a filter of its own under $and"
-        raise _build_filter_error(path, "operators only or fields only", value, advice)
+        advice = f"to combine {operators[0]} with the field {name!r}, put both under $and"
+        raise _build_filter_error(path, "either only operators or only fields", value, advice)
     return _combine_all([_parse_operator(key, operand, path) for key, operand in value.items()])
 
 

@@ -51,18 +51,19 @@ def iter_items_of_json_lines(lines: Iterable[str], namespace: Namespace | None) 
     for number, text in enumerate(lines, 1):
         line_name = f"line {number}"
         if not isinstance(text, str):
-            raise ImportFailed(f"{line_name}: a {type(text).__name__}; expected text")
+            raise ImportFailed(f"{line_name}: the line is a {type(text).__name__}; expected text")
         if not text.strip():
             continue
         try:
             line = decode_json_value(text)
         except (ValueError, RecursionError) as exc:
             raise ImportFailed(
-                f"{line_name}: not JSON ({exc}); expected one object per line"
+                f"{line_name}: the line is not valid JSON ({exc}); expected one object per line"
             ) from exc
         if not isinstance(line, dict):
             raise ImportFailed(
-                f"{line_name}: {str(line)[:60]!r} is not an object; expected one object per line"
+                f"{line_name}: {str(line)[:60]!r} is not a JSON object; expected one object per "
+                "line"
             )
         yield line_name, _add_missing_namespace_and_key(line_name, line, namespace)
 
@@ -95,7 +96,7 @@ def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
     provenance_fields = provenance if isinstance(provenance, dict) else {}
     for suffix, names, fields in (
         ("", line, _FIELDS),
-        (" of its provenance", provenance_fields, PROVENANCE),
+        (" in the provenance", provenance_fields, PROVENANCE),
     ):
         for name in names:
             if name not in fields:
@@ -105,10 +106,10 @@ def _check_item_line_fields(line_name: str, line: dict[str, Any]) -> None:
                 )
     if "value" not in line:
         raise ImportFailed(
-            f"{line_name}: the line has no field 'value'; expected a JSON object there"
+            f"{line_name}: the line has no field 'value'; add the field, with a JSON object"
         )
     if not isinstance(line.get("key"), str | None):
-        raise ImportFailed(f"{line_name}: the key is {line['key']!r}; expected text in quotes")
+        raise ImportFailed(f"{line_name}: the key is {line['key']!r}; expected a JSON string")
 
 
 def iter_store_items(store: BaseStore) -> Lines:
@@ -144,7 +145,7 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
             if tuple(item.namespace) == namespace:
                 times = item.created_at, item.updated_at
                 yield (
-                    f"{item.key!r} in {namespace!r}",
+                    f"item {item.key!r} in {namespace!r}",
                     _build_item_line(namespace, item.key, item.value, *times),
                 )
         op = op._replace(offset=op.offset + len(page))
@@ -170,9 +171,9 @@ def iter_langgraph_items(
             yield from _iter_page_items(tables.path, partial(tables.fetch_rows, sql))
         return
     if not isinstance(path, str | os.PathLike):
-        raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
+        raise ConfigurationError(f"cannot import from {path!r}; expected a path, a DSN or a store")
     if not os.path.isfile(path):
-        raise ConfigurationError(f"there is no file {os.fspath(path)!r} to import")
+        raise ConfigurationError(f"cannot import from {os.fspath(path)!r}: there is no such file")
     yield from _iter_file_items(path, max_value_bytes)
 
 
@@ -206,8 +207,8 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
     """Build the error for a file that lacks the table of langgraph's SqliteStore."""
     if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
-            f"{file.path!r} is a file of perdure: export its items to JSON Lines and import these, "
-            "or open it and pass the open store"
+            f"{file.path!r} is a perdure file; export its items to JSON Lines and import that "
+            "file, or open the store and pass it as the source"
         )
     return NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
 
@@ -246,7 +247,7 @@ def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
     If the row is invalid, an `ImportFailed` error is returned instead of the fields.
     """
     prefix, key, value, created, updated, expires, ttl = row
-    item_name = f"{path!r}, {key!r} in {prefix!r}"
+    item_name = f"{path!r}, item {key!r} in {prefix!r}"
     try:
         namespace = tuple(prefix.split("."))
         line = _build_item_line(

@@ -39,7 +39,8 @@ def check_namespace_and_build_path(namespace: Any, root_path: bytes = b"") -> by
         raise InvalidNamespace("the namespace is empty; give at least one label, like memories")
     if len(path) > MAX_KEY:
         raise InvalidNamespace(
-            f"the namespace takes {len(path)} bytes; at most {MAX_KEY} are allowed, so shorten it"
+            f"the namespace is {len(path)} bytes long; at most {MAX_KEY} bytes are allowed, so "
+            "shorten it"
         )
     if path.startswith(_RESERVED_PATH):
         raise InvalidNamespace(
@@ -104,13 +105,13 @@ def _encode_and_check_length(value_kind: str, value: object, text: str) -> bytes
         path = text.encode()
     except UnicodeEncodeError as exc:
         raise InvalidNamespace(
-            f"the {value_kind} {value!r} is not Unicode text ({exc.reason}); remove the lone "
+            f"the {value_kind} {value!r} is not valid Unicode ({exc.reason}); remove the lone "
             "surrogate"
         ) from exc
     if len(path) > MAX_KEY:
         raise InvalidNamespace(
-            f"the {value_kind} {str(value)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} are "
-            "allowed, so shorten it"
+            f"the {value_kind} {str(value)[:60]!r}… is {len(path)} bytes long; at most {MAX_KEY} "
+            "bytes are allowed, so shorten it"
         )
     return path
 

@@ -285,11 +285,14 @@ def _read_vector_table_tokenizer_and_non_english_ids() -> tuple[
             table = np.load(file, allow_pickle=False)
         tokens = (folder / "static-en-256.vocab").read_text("utf-8").split("\n")
         if table.dtype != np.int8 or table.shape != (len(tokens), DIMS):
-            raise ValueError(f"a table of {table.dtype}{table.shape} for {len(tokens)} tokens")
+            raise ValueError(
+                f"the table has the type {table.dtype} and the shape {table.shape}, which does not "
+                f"fit {len(tokens)} tokens"
+            )
     except (OSError, ValueError, EOFError) as exc:
         raise ConfigurationError(
             f"the offline embedder's weights in {str(folder)!r} are missing or damaged ({exc}); "
-            "install perdure again, or give the store another embedder"
+            "install perdure again, or open the store with another embedder"
         ) from exc
     foreign = (
         number

@@ -150,7 +150,7 @@ class PutPreparer:
         """
         path, key = row_key
         if if_version is not None:
-            expected = "a whole number, 0 (not there) or more"
+            expected = "a whole number, 0 (the item must not exist) or more"
             check_number("if_version", if_version, expected, integer=True)
         if value is None:
             return Put(path, key, None, if_version=if_version, limits=self.limits)
@@ -546,11 +546,11 @@ class ItemWriter:
     def _check_required_version(self, put: Put, version: int) -> None:
         """Raise `VersionConflict` if the current version of the key is not the required one."""
         if put.if_version is not None and put.if_version != version:
-            state = f"at version {version}" if version else "not there"
+            state = f"is at version {version}" if version else "does not exist"
             raise VersionConflict(
-                f"{put.key!r} in {decode_path(put.path[self.records.root :])!r} is {state}, not at "
-                f"{put.if_version}: "
-                "read the item again, apply your change to its current value, and put the result"
+                f"the item {put.key!r} in {decode_path(put.path[self.records.root :])!r} {state}, "
+                f"but if_version is {put.if_version}; read the item again, apply your change to "
+                "its current value, and put the result"
             )
 
     def _check_scope_limit(self, limit: Limit, now: int) -> Flow[None]:
@@ -567,7 +567,8 @@ class ItemWriter:
         # that scope to the caller.
         if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
-                "the limit of an outer scope would be exceeded: delete items of that scope first"
+                "the limit of an enclosing scope would be exceeded; delete items from that scope "
+                "first"
             )
         limits = ((limit.items, "items"), (limit.bytes, "bytes"))
         allowed = " and ".join(f"{number} {unit}" for number, unit in limits if number is not None)

@@ -89,7 +89,10 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
     for name in ("thread_id", "checkpoint_id", "actor", "trust", "author", "message_ids"):
         for text in message_ids if name == "message_ids" else (fields[name],):
             if text is not None and (not isinstance(text, str) or _SURROGATE.search(text)):
-                raise ConfigurationError(f"provenance {name} has {text!r}; expected Unicode text")
+                verb = "contains" if name == "message_ids" else "is"
+                raise ConfigurationError(
+                    f"provenance {name} {verb} {text!r}; expected text in valid Unicode"
+                )
     fields["message_ids"] = list(message_ids) or None
     if sent_at is not None:
         fields["at"] = from_microseconds(to_microseconds(sent_at)).isoformat()
@@ -170,8 +173,8 @@ class RecordCodec:
             return decode_json_value(self.decode_row_text(row))
         except ValueError as exc:
             raise CorruptRecord(
-                f"the item {row[2]!r} of {decode_path(row[1])!r} cannot be read back ({exc}): "
-                "its row is damaged"
+                f"the item {row[2]!r} in {decode_path(row[1])!r} cannot be read ({exc}): its row "
+                "is damaged"
             ) from exc
 
     def decode_provenance(self, stored: Any, path: bytes, key: str, version: int) -> dict[str, Any]:
@@ -184,7 +187,7 @@ class RecordCodec:
             )
         except ValueError as exc:
             raise CorruptRecord(
-                f"the provenance of the item {key!r} of {decode_path(path)!r} cannot be read back "
+                f"the provenance of the item {key!r} in {decode_path(path)!r} cannot be read "
                 f"({exc}): its row is damaged"
             ) from exc
 

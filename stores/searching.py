@@ -136,7 +136,7 @@ def _check_period_and_convert_to_seconds(during: Any) -> tuple[float, float]:
     """Validate a time range, and return its start and end as Unix timestamps in seconds."""
     if not isinstance(during, tuple | list) or len(during) != 2:
         raise ConfigurationError(
-            f"the argument during is {during!r:.80}; expected two datetimes, the start and the "
+            f"the argument 'during' is {during!r:.80}; expected two datetimes, the start and the "
             "end of the period"
         )
     start, end = map(to_microseconds, during)
@@ -459,7 +459,7 @@ class Searcher:
         except EmbeddingFailed as exc:
             if query.mode == "semantic":
                 raise
-            _LOG.warning("the query is answered by words alone: %s", exc)
+            _LOG.warning("the search uses only words, because the query has no vector: %s", exc)
             return None
 
 

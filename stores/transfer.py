@@ -238,8 +238,12 @@ class Transfer:
                     progress(line_count, None)
         if not line_count:
             raise error
-        count_text = f"{noun} before that is" if line_count == 1 else f"{noun}s before that are"
-        raise ImportFailed(f"{error}. {line_count} {count_text} kept") from error
+        count_text = (
+            f"1 {noun} before this {noun} is"
+            if line_count == 1
+            else f"{line_count} {noun}s before this {noun} are"
+        )
+        raise ImportFailed(f"{error}. {count_text} kept") from error
 
     def _read_batch_with_skip_count_and_error(
         self, lines: Source, skips_unsuitable: bool
@@ -314,7 +318,7 @@ class Transfer:
             raise ImportFailed(f"{item_name}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
             raise ImportFailed(
-                f"{item_name}: {exc}; expected a line in the format that `export` writes"
+                f"{item_name}: {exc}; expected the format that export() writes"
             ) from exc
 
 
@@ -379,8 +383,9 @@ def _write_versions(
             continue
         if item.version is not None and equal_row is not None and not is_same and not is_tombstone:
             refusal = ImportFailed(
-                f"version {item.version} of {item.put.key!r} in {decode_path(item.put.path)!r} is "
-                "already here with other content; import into a new file, or forget it here first"
+                f"version {item.version} of {item.put.key!r} in {decode_path(item.put.path)!r} "
+                "already exists in this store with different content; import into a new store, or "
+                "forget the item in this store first"
             )
             if state.differing is None:
                 raise refusal

@@ -67,8 +67,8 @@ def check_value_size(size: int, max_bytes: int) -> None:
     """Raise `InvalidValue` if a value exceeds the maximum size in bytes."""
     if size > max_bytes:
         raise InvalidValue(
-            f"the value takes {size:,} bytes as JSON; at most {max_bytes:,} are allowed: "
-            "store large contents elsewhere, and put a reference to them here"
+            f"the value is {size:,} bytes long as JSON; at most {max_bytes:,} bytes are allowed. "
+            "Store large contents elsewhere, and put a reference to them here"
         )
 
 
@@ -154,7 +154,7 @@ def _describe_non_json_leaf(value: Any, thorough: bool) -> str:
     if value is None:
         return ""
     return (
-        f" is {_format_short_repr(value)}, a {type(value).__name__}; a store takes JSON only: "
+        f" is {_format_short_repr(value)}, a {type(value).__name__}; a store accepts only JSON: "
         "text, numbers, booleans, None, and lists and dicts of these (for a pydantic model, use "
         "model_dump(mode='json'))"
     )
@@ -258,12 +258,16 @@ def suggest_name(name: object, allowed: Iterable[str]) -> str:
     names.
 
     >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
-    ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
+    ("did you mean 'actor'? Expected one of actor, at", 'expected one of $eq, $ne')
     """
     names = tuple(allowed)
-    ending = f"here are {', '.join(names)}"
+    known_names = f"one of {', '.join(names)}"
     matches = get_close_matches(str(name), names, 1, _MIN_SIMILARITY)
-    return f"did you mean {matches[0]!r}? T{ending}" if matches else f"t{ending}"
+    return (
+        f"did you mean {matches[0]!r}? Expected {known_names}"
+        if matches
+        else f"expected {known_names}"
+    )
 
 
 def parse_setting(
@@ -285,8 +289,8 @@ def parse_setting(
         setting = None
     if not isinstance(setting, dict) or not is_valid(setting):
         raise CorruptRecord(
-            f"the store's setting {name!r} is {stored!r:.80}; which perdure did not write: "
-            "the file is damaged; restore it from a backup"
+            f"the store's setting {name!r} is {stored!r:.80}, which perdure did not write, so the "
+            "database is damaged; restore it from a backup"
         )
     return setting
 

@@ -121,8 +121,10 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
     items = answer if isinstance(answer, list | tuple) else ()
     vector_lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
     if len(vector_lengths) == count and len(set(vector_lengths)) > 1:
-        problem = f"vectors of {min(vector_lengths)} to {max(vector_lengths)} dimensions"
-        raise _build_embedding_answer_error(model, problem, "all of the same number of dimensions")
+        problem = f"vectors with {min(vector_lengths)} to {max(vector_lengths)} dimensions"
+        raise _build_embedding_answer_error(
+            model, problem, "vectors with the same number of dimensions"
+        )
     try:
         rows = np.asarray(answer)
     # The model may return any object, and its conversion to an array may raise any exception.
@@ -132,7 +134,7 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         ) from exc
     if rows.ndim and len(rows) != count:
         raise _build_embedding_answer_error(
-            model, f"{len(rows)} vectors for {count} texts", "one a text, in order"
+            model, f"{len(rows)} vectors for {count} texts", "one vector for each text, in order"
         )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
         raise _build_embedding_answer_error(
@@ -140,7 +142,7 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         )
     if dims is not None and rows.shape[1] != dims:
         raise _build_embedding_answer_error(
-            model, f"vectors of {rows.shape[1]} dimensions", f"{dims}"
+            model, f"vectors with {rows.shape[1]} dimensions", f"{dims} dimensions"
         )
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
@@ -153,7 +155,7 @@ def _build_embedding_answer_error(model: str, problem: str, expected: str) -> Em
     """Build the error for an invalid response from an embedding model."""
     return EmbeddingFailed(
         f"the embedder {model!r} returned {problem}; expected {expected}. Correct the embedder, "
-        "or open the store with another one"
+        "or open the store with another embedder"
     )
 
 

@@ -261,9 +261,10 @@ class WholeStore(DatabaseOwner, Store):
         expression = build_index_expression(check_index_path(path), "value")
         is_encrypted = self._parts.records.is_encrypted
         if is_encrypted or not self._parts.reader.values.supports_indexes:
-            reason = "are encrypted" if is_encrypted else "are bytes to this database"
+            reason = "are encrypted" if is_encrypted else "are stored as bytes in this database"
             raise ConfigurationError(
-                f"values in this store {reason}, so no path can have an index; filter without one"
+                f"values in this store {reason}, so paths cannot be indexed; filter without an "
+                "index"
             )
         sql = self._parts.sql["create_path_index"]
         sql = sql.format(name=build_path_index_name(path), expression=expression)
@@ -460,7 +461,7 @@ class WholeStore(DatabaseOwner, Store):
         if isinstance(source, WholeStore):
             versions = source._transfer.iter_item_versions((), includes_closed=True)
             lines = (
-                (f"{version.put.key!r} in {list(decode_path(version.put.path))!r}", version)
+                (f"item {version.put.key!r} in {list(decode_path(version.put.path))!r}", version)
                 for version in versions
             )
         elif isinstance(source, BaseStore):

@@ -356,7 +356,7 @@ def test_import_merges_another_database_of_perdure(
     assert (first["conversations"], first["unchanged"]) == (2, 0)
     assert (again["conversations"], again["unchanged"], again["items"]) == (2, 2, 0)
     assert before.count('"thread_id"') == 2
-    assert "neither continues the other: 'trip'" in message
+    assert "neither version continues the other: 'trip'" in message
     assert "human: here" in read_thread_texts("trip")
     assert read_thread_texts("second") == read_thread_texts("trip", "other.db")
     for arguments in (["other.db", "--as", "trip"], ["other.db", "--as", "no=x"]):
@@ -488,7 +488,7 @@ def test_worker_extracts_threads_imported_for_later(tmp_path: Path) -> None:
     assert (
         "'perdure worker' makes no memories of conversations without a user" in import_result.stderr
     )
-    assert "threads that name no user_id are not extracted: 1;" in worker_result.stderr
+    assert "threads without user_id are not extracted: 1;" in worker_result.stderr
     assert (len(read_memory_texts("ann")), read_memory_texts()) == (1, [])
     assert "no user is named: 1 thread" in invoke("memories", "jobs").stderr
 

@@ -386,7 +386,7 @@ INVALID_COMMANDS = {
     "filter": "search a --filter {|--filter is '{', which is not JSON",
     "operator": 'search a --filter {"x":{"$y":1}}|unknown operator \'$y\'',
     "operand": 'forget --filter {"x":{"$in":1}}|expected a list',
-    "regex": 'search a --filter {"x":{"$regex":1}}|\'$regex\'; there are $eq, $ne, $gt',
+    "regex": 'search a --filter {"x":{"$regex":1}}|\'$regex\'; expected one of $eq, $ne, $gt',
     "what": "forget|nothing selects the items to erase",
     "db": "search / --db no.db|there is no database 'no.db' yet",
 }

@@ -282,7 +282,7 @@ INVALID_ALIASES: dict[str, tuple[Any, str]] = {
     "missing module": ({("m", "A"): ("no_module_of_that_name", "B")}, "cannot be imported"),
     "missing class": ({("m", "A"): (HERE, "NoSuchClass")}, "there is no such class"),
     "target is function": ({("m", "A"): (HERE, "compile_graph")}, "there is no such class"),
-    "two targets": ([(("m", "A"), NewData), ("m:A", NewPair)], "two targets for m.A"),
+    "two targets": ([(("m", "A"), NewData), ("m:A", NewPair)], "aliases maps m.A to two classes"),
     "unsupported class": (
         {("m", "A"): Path},
         "not a pydantic model, dataclass, enum or named tuple",

@@ -143,7 +143,7 @@ def test_import_refuses_threads_that_continued_on_both_sides(open_saver: Any) ->
     run_turns(new, "both", "three")
     before = new.history("both")
 
-    expected = r"neither continues the other: 'both'\. Other threads imported: 1\."
+    expected = r"neither version continues the other: 'both'\. Number of other threads .*: 1\."
     with pytest.raises(ImportFailed, match=expected):
         new.import_from(old)
     assert before == new.history("both")
@@ -154,7 +154,9 @@ def test_import_refuses_threads_that_continued_on_both_sides(open_saver: Any) ->
     for names, expected_error in (({"none": "x"}, "no thread 'none'"), ({"both": ""}, "thread_id")):
         with pytest.raises(Exception, match=expected_error):
             new.import_from(old, names=names)
-    with pytest.raises(ConfigurationError, match="names apply only to an open checkpointer"):
+    with pytest.raises(
+        ConfigurationError, match="renamed only if the source is an open checkpointer"
+    ):
         new.import_from("old.sqlite", names={"both": "x"})
 
 
@@ -353,7 +355,9 @@ def test_import_skips_messages_erased_in_source_meanwhile(
 
     monkeypatch.setattr(DatabaseImport, "_write_new_records", write_then_erase)
     if is_known:
-        with pytest.raises(ImportFailed, match="erase it from thread 't' of this database as well"):
+        with pytest.raises(
+            ImportFailed, match="erase the same data from thread 't' of this database"
+        ):
             target.import_from(source)
         return
     target.import_from(source)

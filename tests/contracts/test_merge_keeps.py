@@ -82,7 +82,9 @@ def test_import_refuses_thread_with_a_run_that_the_target_rolled_back(
     new.import_from(old)
     new.delete_for_runs(["r"])
     put(old, {"x": 2}, thread="other-2", uid="1")
-    with pytest.raises(ImportFailed, match="contain a run that was rolled back here: 't'"):
+    with pytest.raises(
+        ImportFailed, match="contain a run that was rolled back in this database: 't'"
+    ):
         new.import_from(old)
     old.delete_for_runs(["r"])
     put(old, {"x": 3}, first, uid="3")

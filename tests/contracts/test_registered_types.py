@@ -180,8 +180,16 @@ def fail(*_: Any) -> Any:
 
 
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
-    "dump raises": (fail, Sheet.loaded, "dump of the registered type raised ValueError: no such"),
-    "load raises": (Sheet.dumped, fail, "load of the registered type raised ValueError: no such"),
+    "dump raises": (
+        fail,
+        Sheet.loaded,
+        "the dump function of the registered type raised ValueError: no such",
+    ),
+    "load raises": (
+        Sheet.dumped,
+        fail,
+        "the load function of the registered type raised ValueError: no such",
+    ),
     "load returns another type": (Sheet.dumped, lambda data: data, "returned a bytes; expected a"),
     "load returns a subclass": (
         Sheet.dumped,
@@ -248,16 +256,22 @@ class Count(int):
 
 
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "one type twice": (lambda: [SHEET, SHEET], "types contains two registrations of"),
+    "one type twice": (lambda: [SHEET, SHEET], "types registers the class"),
     "one name twice": (
         lambda: [SHEET, dataclasses.replace(FRACTION, name=SHEET.stored_name)],
-        "types contains two registrations of .*, one of them for Fraction",
+        "types registers the class Fraction or the name .* twice",
     ),
     "no list": (lambda: SHEET, "types is .*; expected a list"),
     "no StoredType": (lambda: [Sheet], "types contains .*; expected StoredType"),
-    "a dataclass": (lambda: [StoredType(Point, str, Point)], "stores values of Point by itself"),
-    "a builtin": (lambda: [StoredType(str, str, str)], "stores values of str by itself"),
-    "a message": (lambda: [StoredType(HumanMessage, str, HumanMessage)], "by itself"),
+    "a dataclass": (
+        lambda: [StoredType(Point, str, Point)],
+        "can store values of Point without registration",
+    ),
+    "a builtin": (
+        lambda: [StoredType(str, str, str)],
+        "can store values of str without registration",
+    ),
+    "a message": (lambda: [StoredType(HumanMessage, str, HumanMessage)], "without registration"),
     "no class": (lambda: [StoredType("Sheet", str, str)], "expected a class"),  # type: ignore[arg-type]
     "no function": (lambda: [StoredType(Sheet, None, str)], "dump of the stored type Sheet"),  # type: ignore[arg-type]
     "a bad name": (lambda: [dataclasses.replace(SHEET, name="Sheet")], "name is 'Sheet'"),
@@ -306,7 +320,7 @@ def test_by_serializer_stores_and_rebuilds_only_its_type() -> None:
     stored = encode(codec, [Sheet(["a"])])
     assert codec.decode(stored) == [Sheet(["a"])]
     unpickled = codec_with(StoredType.by_serializer(Sheet, JsonPlusSerializer()))
-    with pytest.raises(Unstorable, match="dump of the registered type raised"):
+    with pytest.raises(Unstorable, match="dump function of the registered type raised"):
         encode(unpickled, Sheet(["a"]))
     assert isinstance(unpickled.decode(stored)[0], dict)  # a row cannot ask for pickle
 
@@ -319,7 +333,7 @@ def test_by_serializer_stores_and_rebuilds_only_its_type() -> None:
 @pytest.mark.parametrize("wrong", [None, "jsonplus", object()], ids=type)
 def test_by_serializer_refuses_object_that_is_no_serializer(wrong: Any) -> None:
     """A wrong serializer is refused when the type is registered, not at the first put."""
-    with pytest.raises(ConfigurationError, match="expected a serializer of langgraph"):
+    with pytest.raises(ConfigurationError, match="expected a langgraph serializer"):
         StoredType.by_serializer(Sheet, wrong)
 
 
@@ -436,6 +450,6 @@ def test_erase_fails_without_changes_if_texts_function_fails(texts: Any) -> None
     types = [dataclasses.replace(SHEET, texts=texts)]
     with SQLiteCheckpointer.open(":memory:", types=types) as saver:
         run_turn_with_sheets(saver, Sheet(["x"]))
-        with pytest.raises(SerializationError, match="texts of the registered type"):
+        with pytest.raises(SerializationError, match="the texts function of the registered type"):
             saver.erase("t", ["m1"])
         assert [item.value.text for item in saver.history("t")] == [MESSAGE_TEXT, "and another"]

@@ -449,7 +449,8 @@ def test_model_that_interrupts_is_resumed_with_the_answer(window: Any, tmp_path:
         ({"model": 20}, "model is 20; expected a langchain chat model, or a name"),
         (
             {"model": FakeListChatModel(responses=["hi"]), "tools": [str]},
-            "the model is a FakeListChatModel, which cannot call tools: it has no bind_tools",
+            "the model is a FakeListChatModel, which cannot call tools, because it has no working "
+            "method bind_tools",
         ),
     ],
 )

@@ -281,7 +281,9 @@ def test_middleware_without_parts_names_expected_parts() -> None:
     with pytest.raises(ConfigurationError) as caught:
         MemoryMiddleware()
 
-    assert "MemoryMiddleware() has no parts; expected parts such as trim(" in str(caught.value)
+    assert "MemoryMiddleware() needs at least one part; expected parts such as trim(" in str(
+        caught.value
+    )
 
 
 def test_middleware_refuses_values_that_are_no_nodes() -> None:

@@ -417,10 +417,10 @@ SECRET_FACT = {"action": "insert", "text": "hunter2xyzzy9", "messages": [1]}
             build_answer("length", facts=[SECRET_FACT]),
             "cut off at the model's limit for output tokens",
         ),
-        (build_raw_answer("{}", "hunter2"), "the answer has none of facts"),
+        (build_raw_answer("{}", "hunter2"), "the answer contains none of the fields facts"),
         (build_raw_answer('{"facts": "hunter2'), "the answer is not valid JSON"),
         (build_raw_answer("{}", "hunter2", "Hunter2"), "the answer calls an unknown tool"),
-        (Answer({"content": "hunter2xyzzy9"}), "the answer does not call the tool"),
+        (Answer({"content": "hunter2xyzzy9"}), "the answer does not call the required tool"),
     ],
 )
 def test_error_about_an_answer_does_not_quote_the_model(
@@ -702,7 +702,7 @@ def test_several_profiles_of_one_namespace_are_patched_by_name(
     assert work.get(user_config()) == Work(title="baker")
     assert person.get(user_config()) == Person(likes=["tea"])
     assert (report.updated, report.usage.calls) == (2, 2)
-    assert "names the profile 'home', which does not exist" in setting.read_request()[1]
+    assert "the profile 'home' does not exist" in setting.read_request()[1]
 
 
 def test_lasting_wishes_of_a_user_are_added_to_instructions_once(
@@ -738,7 +738,7 @@ def test_profile_or_instructions_in_another_store_are_refused(
             Profile(Person, other_store) if option == "profile" else Instructions(other_store)
         )
         setting.send_messages(build_message("I like green tea."))
-        with pytest.raises(ConfigurationError, match="same store"):
+        with pytest.raises(ConfigurationError, match="use one store for both"):
             setting.make_extraction(**{option: value}).extract("t", user_config())
 
     assert setting.server.requests == []

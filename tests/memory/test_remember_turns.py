@@ -390,7 +390,7 @@ def test_user_id_with_dot_is_logged_and_does_not_fail_run(
     state = make_graph(file_saver, store).invoke(given, make_config("t", "a.b"))
 
     assert [message.text for message in state["messages"]] == ["one", "You said one"]
-    message = r"refuses dots in labels, .*'a\.b'.*\{user_id\}.*pass values without dots"
+    message = r"does not allow dots in the labels .*\{user_id\}.*'a\.b'.*pass values without dots"
     assert re.search(message, caplog.text)
     with pytest.raises(InvalidNamespace, match=message):
         Extraction(file_saver, store).extract("t", make_config("t", "a.b"))

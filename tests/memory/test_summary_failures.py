@@ -239,7 +239,7 @@ def test_invalid_messages_or_summary_are_refused_before_model_call() -> None:
             summary.invoke({"messages": without_ids})
         with pytest.raises(InvalidMessages, match="no channel 'messages'"):
             summary.invoke({})
-        with pytest.raises(InvalidMessages, match="the message at index 0 is 'hello', a str"):
+        with pytest.raises(InvalidMessages, match=r"the element at index 0 is a str .'hello'"):
             summary.invoke({"messages": ["hello"]})
         with pytest.raises(ConfigurationError, match="channel of the summary is 7"):
             summary.invoke({"messages": make_turns(4), "summary": 7})

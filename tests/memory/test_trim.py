@@ -498,10 +498,10 @@ def test_invalid_options_are_refused_by_name(
     ("state", "expected_message"),
     [
         ({}, "no channel 'messages'"),
-        ({"messages": "hello"}, "is a str"),
+        ({"messages": "hello"}, "got a str ('hello')"),
         (
             {"messages": [HumanMessage("a"), ("user", "b")]},
-            "the message at index 1 is ('user', 'b'), a tuple",
+            "the element at index 1 is a tuple (('user', 'b'))",
         ),
     ],
 )

@@ -299,11 +299,11 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     ),
     "another form": (
         make_tool_call_answer("Memories", {"changes": []}),
-        "the answer has none of profile",
+        "the answer contains none of the fields profile",
     ),
     "an unknown op": (make_patch_answer({**GHENT, "op": "upsert"}), "does not fit the schema"),
-    "text": ("I would set the city to Ghent.", "does not call the tool"),
-    "nothing": (EMPTY, "does not call the tool"),
+    "text": ("I would set the city to Ghent.", "does not call the required tool"),
+    "nothing": (EMPTY, "does not call the required tool"),
     "cut off": (CUT_OFF, "cut off at the model's limit"),
     "a missing path": (
         make_patch_answer(make_operation("replace", "/home/town", "Ghent")),
@@ -329,9 +329,9 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     "no value": (make_patch_answer({**GHENT, "value": None}), "does not contain a 'value'"),
     "a message of the assistant": (
         make_patch_answer({**GHENT, "messages": [2]}),
-        "names no message of a user",
+        "does not cite a user message",
     ),
-    "no message": (make_patch_answer({**GHENT, "messages": []}), "names no message of a user"),
+    "no message": (make_patch_answer({**GHENT, "messages": []}), "does not cite a user message"),
     "the whole": (
         make_patch_answer(make_operation("replace", "", {"name": "A"})),
         "the path of the whole document",
@@ -510,7 +510,8 @@ def test_change_based_on_non_user_messages_is_refused(
         node = make_node(server, profile, retries=1, on_failure="keep")
         assert "asked 2 times" in node.learn(conversation, ANN).fault
         assert (
-            "leave out information that only the assistant or a tool gave" in server.shown()[1][1]
+            "leave out information that came only from the assistant or a tool"
+            in server.shown()[1][1]
         )
     assert profile.history(ANN) == []
 

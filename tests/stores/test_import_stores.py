@@ -114,7 +114,9 @@ def test_import_of_unsuitable_value_fails_or_skips_it(
     """
     source = InMemoryStore()
     source.batch([PutOp(("a",), f"k{n}", {"n": {n} if n == 2 else n}) for n in range(5)])
-    with pytest.raises(ImportFailed, match=r"'k2' in \('a',\): .* a set; .* 2 items before that"):
+    with pytest.raises(
+        ImportFailed, match=r"item 'k2' in \('a',\): .* a set; .* 2 items before this item are"
+    ):
         file_store.import_from(source)
     imported_count = len(file_store.search(()))
     report = file_store.import_from(source, on_unsuitable="skip")
@@ -123,7 +125,7 @@ def test_import_of_unsuitable_value_fails_or_skips_it(
     assert imported_count == 2
     assert TransferReport(2, 0, 2, 1) == report
     assert TransferReport(0, 0, 4, 1) == second_report
-    assert "skipped: 'k2' in ('a',)" in caplog.text
+    assert "skipped: item 'k2' in ('a',)" in caplog.text
     wrong: Any = "ignore"
     with pytest.raises(ConfigurationError, match="on_unsuitable is 'ignore'; expected one of"):
         file_store.import_from(source, on_unsuitable=wrong)
@@ -213,12 +215,12 @@ def test_import_from_unsuitable_source_is_refused(tmp_path: Path, file_store: SQ
         db.execute("UPDATE store SET value = CAST(x'7bff' AS TEXT) WHERE prefix = 'a.b'")
         db.commit()
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (tmp_path / "none.db", ConfigurationError, "there is no file"),
-        (tmp_path, ConfigurationError, "there is no file"),
-        (":memory:", ConfigurationError, "there is no file ':memory:'"),
-        ("a\0b", ConfigurationError, "there is no file"),
-        (5, ConfigurationError, "5 cannot be imported; expected a path or a store"),
-        (None, ConfigurationError, "None cannot be imported"),
+        (tmp_path / "none.db", ConfigurationError, "there is no such file"),
+        (tmp_path, ConfigurationError, "there is no such file"),
+        (":memory:", ConfigurationError, "cannot import from ':memory:': there is no such file"),
+        ("a\0b", ConfigurationError, "there is no such file"),
+        (5, ConfigurationError, "cannot import from 5; expected a path, a DSN or a store"),
+        (None, ConfigurationError, "cannot import from None"),
         (tmp_path / "text.db", NotADatabase, "not an SQLite database"),
         (tmp_path / "other.db", NotADatabase, "no table of langgraph's"),
     ]
@@ -226,14 +228,14 @@ def test_import_from_unsuitable_source_is_refused(tmp_path: Path, file_store: SQ
         with pytest.raises(expected_error, match=expected_message):
             file_store.import_from(source)
     assert file_store.list_namespaces() == []
-    with pytest.raises(ImportFailed, match=r"a\.b.*1 item before that is kept"):
+    with pytest.raises(ImportFailed, match=r"a\.b.*1 item before this item is kept"):
         file_store.import_from(tmp_path / "bad.db")
 
     assert file_store.list_namespaces() == [("a",)]
     assert TransferReport(1, 0, 1, 1) == file_store.import_from(
         tmp_path / "bad.db", on_unsuitable="skip"
     )
-    with pytest.raises(NotADatabase, match="perdure: export its items to JSON Lines"):
+    with pytest.raises(NotADatabase, match="is a perdure file; export its items to JSON Lines"):
         file_store.import_from(file_store.database.path)
     assert not (tmp_path / "none.db").exists()
 

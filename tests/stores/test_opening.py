@@ -59,14 +59,14 @@ def test_open_refuses_invalid_option_before_creating_file(option: str, tmp_path:
     ("options", "expected_message"),
     [
         ({"ttl": {"default": 5}}, "ttl .* 'default'; did you mean 'default_ttl'"),
-        ({"ttl": {5: 5}}, "ttl .* 5; there are default_ttl"),
+        ({"ttl": {5: 5}}, "ttl .* 5; expected one of default_ttl"),
         (
             {"index": {"embed": WordEmbedder(), "feilds": ["text"]}},
             "index .*; did you mean 'fields'",
         ),
         (
             {"index": {"embed": WordEmbedder(), "model": "x"}},
-            "index .*; there are embed, dims, fields",
+            "index .*; expected one of embed, dims, fields",
         ),
     ],
 )

@@ -70,10 +70,13 @@ def test_search_filters_by_any_provenance_field(store: SQLiteStore, clock: Clock
     [
         (
             {"thread": {"$ne": "keep"}},
-            "unknown field 'thread'; did you mean 'thread_id'\\? There are thread_id, ",
+            "unknown field 'thread'; did you mean 'thread_id'\\? Expected one of thread_id, ",
         ),
         ({"actr": "Ann"}, "unknown field 'actr'; did you mean 'actor'?"),
-        ({"said": "x"}, "unknown field 'said'; there are thread_id, .*, position, at, author$"),
+        (
+            {"said": "x"},
+            "unknown field 'said'; expected one of thread_id, .*, position, at, author$",
+        ),
         ({"message.ids": "x"}, "unknown field 'message.ids'; "),
         ({"$or": [{"actor": "Ann"}, {"$not": {"who": "Bob"}}]}, r"filter\['\$or'\]\[1\].*'who'; "),
     ],

@@ -227,8 +227,8 @@ def test_scope_errors_do_not_reveal_prefix_or_other_items(store: SQLiteStore) ->
     messages.append(str(caught.value))
 
     assert not [text for text in messages if "secret" in text or "tenant" in text]
-    assert messages[0].startswith("'k' in ('m',) is at version 1")
-    assert messages[1].startswith("'k' in () is not there")
+    assert messages[0].startswith("the item 'k' in ('m',) is at version 1")
+    assert messages[1].startswith("the item 'k' in () does not exist")
     assert "the scope would contain 2 items" in messages[2]
     assert re.search(r"\d", messages[3]) is None  # the size of other scopes is not revealed
 

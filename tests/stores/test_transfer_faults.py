@@ -114,13 +114,16 @@ def test_import_stops_at_bad_line_and_keeps_earlier_lines(
     [
         (make_line(provenence={}), "unknown field 'provenence'; did you mean 'provenance'?"),
         (make_line(expires="x"), "unknown field 'expires'; did you mean 'expires_at'?"),
-        (make_line(tags=["x"]), "unknown field 'tags'; there are namespace, key, value, "),
+        (make_line(tags=["x"]), "unknown field 'tags'; expected one of namespace, key, value, "),
         (
             make_line(provenance={"thread": "t"}),
-            "unknown field 'thread' of its provenance; did you mean 'thread_id'?",
+            "unknown field 'thread' in the provenance; did you mean 'thread_id'?",
         ),
-        (make_line(key=7), "the key is 7; expected text"),
-        (make_line_without("value"), "the line has no field 'value'; expected a JSON object there"),
+        (make_line(key=7), "the key is 7; expected a JSON string"),
+        (
+            make_line_without("value"),
+            "the line has no field 'value'; add the field, with a JSON object",
+        ),
     ],
 )
 def test_import_refuses_unknown_or_missing_field_with_suggestion(
@@ -128,7 +131,8 @@ def test_import_refuses_unknown_or_missing_field_with_suggestion(
 ) -> None:
     """The error also says how many lines were imported before."""
     with pytest.raises(
-        ImportFailed, match=rf"^line 2: {re.escape(expected_message)}.*\. 1 line before that is"
+        ImportFailed,
+        match=rf"^line 2: {re.escape(expected_message)}.*\. 1 line before this line is",
     ):
         file_store.import_lines([json.dumps(GOOD), bad])
 

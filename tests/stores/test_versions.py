@@ -135,15 +135,17 @@ def test_if_version_allows_put_and_delete_only_at_that_version(store: SQLiteStor
     """The version 0 means that the item must not exist."""
     store.put(A, "k", {"n": 1}, if_version=0)
     store.put(A, "k", {"n": 2}, if_version=1)
-    with pytest.raises(VersionConflict, match=r"'k' in \('a',\) is at version 2, not at 1"):
+    with pytest.raises(
+        VersionConflict, match=r"item 'k' in \('a',\) is at version 2, but if_version is 1"
+    ):
         store.put(A, "k", {"n": 3}, if_version=1)
     with pytest.raises(VersionConflict, match="at version 2"):
         store.put(A, "k", {"n": 3}, if_version=0)
     with pytest.raises(VersionConflict):
         store.delete(A, "k", if_version=1)
-    with pytest.raises(VersionConflict, match="not there"):
+    with pytest.raises(VersionConflict, match="does not exist"):
         store.delete(A, "other", if_version=1)
-    with pytest.raises(VersionConflict, match="not there"):
+    with pytest.raises(VersionConflict, match="does not exist"):
         store.put(("new",), "k", {}, if_version=5)
 
     assert list_versions(store) == [(1, 1), (2, 2)]

@@ -317,7 +317,7 @@ def forget(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Permanently erase items and the messages that they were made from.
+    """Permanently erase items and the messages that they come from.
 
     All versions of the items are erased. The messages that are listed in an item's provenance are
     also erased if they are in the same database.
