@@ -1,4 +1,4 @@
-"""Long-term state: namespaced JSON documents with versions, filters and search."""
+"""Long-term memory: namespaced JSON documents with versions, filters and search."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Erase the texts of one author from items shared by several people."""
+"""Erase one author's texts from items that several people share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perdure.stores.values import encode_value_as_json
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """The rows that must be changed to erase an author's texts.
+    """The database rows that contain an author's texts or the author's name.
 
     Attributes:
         by_author: Rows of the versions that the author wrote.
@@ -53,7 +53,7 @@ def forget_author(
 
 
 def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
-    """Find versions that the author wrote, or that contain earlier texts by the author."""
+    """Find versions that the author wrote, or that still contain the author's earlier texts."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -66,13 +66,13 @@ def _find_rows_of_author(parts: StoreParts, path: bytes, author: str) -> Flow[_A
 
 
 def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
-    """Return the records of an item's earlier texts, which are stored in the item's value."""
+    """Return an item's earlier texts, each as the record that is stored in the item's value."""
     entries = value.get(PREVIOUS)
     return entries if isinstance(entries, list) else []
 
 
 def _is_by(entry: Any, author: str) -> bool:
-    """Return whether the record of an earlier text names `author` as its writer."""
+    """Return whether the record of an earlier text says that `author` wrote the text."""
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 
@@ -111,7 +111,7 @@ def _erase_author(
 def _remove_author_from_version(
     parts: StoreParts, row: Row, author: str, *, hand_over: bool
 ) -> Flow[None]:
-    """Rewrite a version to remove an author's texts, or only the author's name."""
+    """Rewrite a version, removing an author's texts or only the author's name."""
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])
     if provenance.get(AUTHOR) == author:
@@ -144,7 +144,7 @@ def _remove_author_from_version(
 def _build_receipt(
     parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, is_scrubbed: bool
 ) -> Receipt:
-    """Build the `Receipt` for versions that were erased or whose author's name was removed."""
+    """Build the `Receipt` for erasing an author's texts, or only the author's name."""
     rows = [] if hand_over else found_rows.by_author
     closed_count = sum(row[6] is not None for row in rows)
     keys = sorted({(row[1], row[2]) for row in rows})

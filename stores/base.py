@@ -11,7 +11,7 @@ from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
-# A period runs from its start (inclusive) to its end (exclusive), both with a time zone.
+# Start (inclusive) and end (exclusive) of a period, both with a time zone
 Period = tuple[datetime, datetime]
 # Time to live in minutes. None means that the item never expires.
 TTL = float | None | NotProvided
@@ -21,18 +21,18 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The origin of an item. All fields are optional, and filters can refer to each of them."""
+    """The origin of an item. All fields are optional, and searches can filter by any of them."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None  # Id of a checkpoint of the thread `thread_id`
     # Ids of the messages that the item was made from
     message_ids: tuple[str, ...] = ()
     actor: str | None = None  # Name of the speaker
-    # Trust class of the source, which you define, such as "user", "tool" or "web"
+    # Trust class of the source: an application-defined label such as "user", "tool" or "web"
     trust: str | None = None
     position: int | None = None  # Position of the message in its thread
     at: datetime | None = None  # Time at which the message was sent, with a time zone
-    # Name of the user who wrote the item, if several users share the memories
+    # Name of the user who wrote the item, if the memories are shared by several users
     author: str | None = None
 
 
@@ -40,8 +40,8 @@ class Provenance:
 class PutItem:
     """A write operation of a batch.
 
-    `PutItem` has the fields of langgraph's `PutOp`, plus one field for each additional option of
-    `put`.
+    `PutItem` has the fields of LangGraph's `PutOp`, plus a field for each option that perdure adds
+    to `put`.
     """
 
     namespace: Namespace
@@ -127,8 +127,8 @@ class VersionRetention:
     """A retention rule for the closed versions of items.
 
     A closed version is one that was replaced or deleted, or that has expired. A closed version is
-    kept if it meets the condition of `last`, of `days`, or of both. The current version of a key is
-    always kept.
+    kept if it satisfies at least one of the two limits, `last` or `days`. The current version of a
+    key is always kept.
     """
 
     # Number of most recent closed versions to keep for each key
@@ -139,16 +139,16 @@ class VersionRetention:
 
 @dataclass(frozen=True, slots=True)
 class RemovableVersions:
-    """The versions of one key that `sweep_ttl` followed by `retain` would remove."""
+    """The versions of one key that would be removed by calling `sweep_ttl` and then `retain`."""
 
     namespace: Namespace
     key: str
-    # Whether the current version has expired, so that `sweep_ttl` would close it
+    # Whether the current version has expired and would be closed by `sweep_ttl`
     expired: bool
     # Number of versions of the key that would be removed, including the current version if it has
     # expired
     versions: int
-    # Total size in bytes of the values and the provenance in the versions that would be removed
+    # Total size in bytes of the values and provenance of the versions that would be removed
     size_bytes: int
 
 
@@ -164,10 +164,10 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class RankExplanation:
-    """The rank of one item in the results of a query, and why it has this rank."""
+    """The rank of one item in the results of a query, and an explanation of this rank."""
 
     reason: str
-    # Rank of the item in the results, starting at 1, or None if the search excludes the item
+    # Rank of the item in the search results, starting at 1, or None if the search excludes the item
     rank: int | None = None
     # Components of the score, by name; their sum is the score
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class RankExplanation:
 
 @dataclass(frozen=True, slots=True)
 class PendingEmbedding:
-    """An item that was stored without vectors because the embedder failed on its text.
+    """An item that was stored without embeddings because the embedder failed on its text.
 
     The item can still be found by keyword search.
     """
@@ -193,17 +193,17 @@ class Receipt:
     With `dry_run`, the receipt lists the items and messages that `forget` would remove.
 
     The attribute `clean` is true if no byte of the removed items is left in the database file or
-    its WAL. It is false after a dry run, and also if another process still reads an older snapshot,
-    or if the disk has no room for a copy of the database file.
+    its WAL. It is false after a dry run, if another process is still reading an older snapshot, or
+    if the disk has no room for a copy of the database file.
 
-    The receipt does not cover copies of a removed text in other places, such as quotations in a
-    thread's messages. Each hash can prove that a certain text was erased, without revealing the
-    text.
+    The receipt does not cover copies of a removed text elsewhere, such as quotations in the
+    messages of a conversation. Each hash can prove that a certain text was erased, without
+    revealing the text.
     """
 
     items: int  # Number of removed current items
-    # Number of removed versions that were no longer current, including versions of items that had
-    # already been deleted
+    # Number of removed versions that were no longer current, including versions of items that were
+    # deleted earlier
     versions: int
     # Number of messages removed from threads, counting each stored copy of a message
     messages: int
@@ -214,14 +214,14 @@ class Receipt:
     at: datetime  # Time of the erasure (UTC)
     # Whether no byte of the removed items is left in the database file or its WAL
     clean: bool
-    # Tasks that were cancelled because they quoted an erased message, each in the form
+    # Tasks that were cancelled because they quoted an erased message, as strings of the form
     # `thread_id: node:task_id`
     cancelled: tuple[str, ...] = ()
-    # Total size in bytes of the values and the provenance in the removed versions
+    # Total size in bytes of the values and provenance of the removed versions
     size_bytes: int = 0
-    # Namespaces that contain the person's name as a label and were not erased
+    # Namespaces that have the person's name as a label but were not erased
     others: tuple[Namespace, ...] = ()
-    # Number of versions that were handed over: they were kept, but the author's name was removed
+    # Number of versions that were kept, but from which the author's name was removed
     handed_over: int = 0
 
     @property
@@ -258,7 +258,8 @@ class NamespaceSize:
     """
 
     namespace: Namespace
-    # Number of non-empty namespaces that are counted; 1 unless this is the total for a prefix
+    # Number of non-empty namespaces that the size covers: 1 for a single namespace, and possibly
+    # more for a prefix
     namespaces: int
     items: int
     value_bytes: int  # Total bytes of the JSON of the items
@@ -266,7 +267,7 @@ class NamespaceSize:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Statistics on items: the largest namespaces, and the number created in each month."""
+    """Item statistics: the largest namespaces, and the number of items created in each month."""
 
     largest: tuple[NamespaceSize, ...]  # The namespaces with the most bytes
     # Number of current items by the month in which they were created, with keys such as "2026-11"
@@ -277,18 +278,19 @@ class StoreUsage:
 class StoreStats:
     """Counts and sizes of a store.
 
-    The attribute `pending` counts the items that have no vectors from the store's embedding model.
-    These are the items that `pending_embeddings()` returns, plus the items that still have vectors
-    from an earlier model because `reembed()` has not processed them yet.
+    The attribute `pending` is the number of items without embeddings from the store's current
+    model. These are the items that `pending_embeddings()` returns, plus the items that still have
+    embeddings from an earlier model because `reembed()` has not processed them yet.
     """
 
     namespaces: int  # Number of namespaces with items
     items: int  # Number of current items, including expired items that have not been swept yet
     versions: int  # Number of closed versions
     pending: int
-    value_bytes: int  # Total size of the current items as JSON, in bytes
+    # Total size in bytes of the current items, serialized as JSON
+    value_bytes: int
     indexes: tuple[str, ...]  # Paths with an index; see `create_index`
-    # Sizes of the database files and version of the database driver, by name
+    # Database statistics by name, such as sizes in bytes and the SQLite or Postgres version
     database: Mapping[str, Any] = field(repr=False)
 
 

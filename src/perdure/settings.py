@@ -342,8 +342,7 @@ def load(**arguments: str | None) -> Settings:
 def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -> None:
     """Reject settings in a `perdure.toml` that could send the user's data to the file's author.
 
-    A `perdure.toml` that the user did not choose explicitly may come from a repository that the
-    user has cloned.
+    A `perdure.toml` that the user did not choose explicitly may come from a cloned repository.
 
     Raises:
         ConfigurationError: A file that the user has not chosen sets `base_url`, a DSN or `graphs`.
@@ -375,7 +374,7 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
 
 
 def _is_untrusted_file(source: str) -> bool:
-    """Return whether a setting is from a `perdure.toml` that the user did not choose explicitly."""
+    """Return whether a setting's source is a `perdure.toml` that the user did not choose."""
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
@@ -433,7 +432,7 @@ def _find_settings_file() -> Path | None:
             raise ConfigurationError(f"PERDURE_CONFIG is {configured_path!r}, which does not exist")
         return Path(configured_path)
     folder, home = Path(), _read_folder_identity("~")
-    # Keep the path relative, because langgraph's server does not allow calls of os.getcwd().
+    # Keep the path relative, because LangGraph's server forbids calls to os.getcwd().
     while True:
         if os.path.isfile(path := folder / "perdure.toml"):
             return path
@@ -455,9 +454,9 @@ def _read_folder_identity(folder: str | Path) -> tuple[int, int] | None:
 
 
 def _parse_environment_variable(text: str, type_name: str) -> Any:
-    """Convert the text of an environment variable to the type that a setting expects.
+    """Convert an environment variable's value to the type of the setting.
 
-    If the text cannot be converted, it is returned unchanged.
+    A value that cannot be converted is returned unchanged.
     """
     try:
         return _VALUE_KINDS[type_name][1](text)

@@ -1,1 +1,1 @@
-"""Storage for checkpointers and stores: flows, databases, schemas, named queries."""
+"""Storage layer of checkpointers and stores: databases, schemas, locks and SQL requests."""

@@ -2,9 +2,9 @@
 
 `storage/sqlite.py` and `storage/postgres.py` implement the protocol `Database`. Callers pass a
 function that builds a flow (`storage/flow.py`) and not the flow itself, because a flow may have to
-run twice. If the database connection is lost, the flow is built again and rerun. Writes that are
-queued at the same time share a transaction. If a write in a shared transaction fails, the
-transaction is rolled back, and each write is retried in its own transaction.
+run twice. If the database connection is lost, the flow is rebuilt and rerun. Writes that are queued
+at the same time share a transaction. If a write in a shared transaction fails, the transaction is
+rolled back, and each write is retried in its own transaction.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.threads import Promise
 
 _log = logging.getLogger("perdure")
-# Schema version of each component's tables. Version 1 was never released.
+# Version of every component's table definitions. No release of perdure used version 1.
 SCHEMA_VERSION: Final = 2
-# Maximum number of seconds that a write with `may_wait=True` waits for other writes to join its
-# transaction
+# Maximum time in seconds that a write with `may_wait=True` waits for other writes that could share
+# its transaction
 GROUP_WAIT_S: Final = 0.002
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Schema(NamedTuple):
 
 
 def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
-    """Build the error for a database that was written before the first release of perdure."""
+    """Build the error that reports a database written by a pre-release version of perdure."""
     return SchemaMismatch(
         f"{database_name!r} was written by a build of perdure from before the first release; to "
         "move its threads, run with that build: perdure export --all --db FILE > threads.jsonl, "
@@ -90,7 +90,7 @@ def build_error_for_prerelease_database(database_name: str) -> SchemaMismatch:
 
 @dataclass(slots=True)
 class Watch:
-    """Counters that let the owner of a cache detect writes by other writers.
+    """Counters with which the owner of a cache detects writes made by others.
 
     Attributes:
         own_commits: The number of transactions that the owner of the cache has committed.
@@ -103,7 +103,7 @@ class Watch:
 
 
 class Job(Promise[T]):
-    """A write that is waiting for its transaction, with the arguments of `Database.write`."""
+    """A queued write that has not been committed yet, with the arguments of `Database.write`."""
 
     __slots__ = (
         "component",
@@ -133,7 +133,7 @@ class Job(Promise[T]):
         self.may_wait, self.deletes_rows = may_wait, deletes_rows
 
     def finish_with_commit(self) -> None:
-        """Call `on_commit` with the result, after the transaction was committed."""
+        """Call `on_commit` with the result, after the transaction has been committed."""
         try:
             if self.on_commit is not None:
                 self.on_commit(self.result)
@@ -142,7 +142,7 @@ class Job(Promise[T]):
             self._call_on_rollback()
 
     def finish_with_error(self, error: BaseException) -> None:
-        """Record an error that was raised by the job's flow or commit, and call `on_rollback`."""
+        """Record an error that the job's flow or the commit raised, and call `on_rollback`."""
         self.error = error
         self._call_on_rollback()
 
@@ -179,7 +179,7 @@ class QueueLocation(NamedTuple):
 
 
 class Database(Protocol):
-    """A database that is opened by `connect` or on first use.
+    """A database that is opened on first use, or earlier by `connect`.
 
     Each component has its own `Database`. Databases with the same path share connections and OS
     threads. All methods can be called from any thread or event loop. Asynchronous methods do no I/O
@@ -207,9 +207,8 @@ class Database(Protocol):
     def location_key(self) -> Hashable:
         """A key that identifies the database, or None for an in-memory database.
 
-        Components with equal keys use the same database.
-
-        The key is available only after the database has been connected.
+        If two components have the same key, they use the same database. The key is not available
+        until the database has been opened.
         """
 
     def connect(self) -> None:
@@ -292,36 +291,36 @@ class Database(Protocol):
         """
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
-        """Queue a write and return immediately. If the write fails, no error is reported."""
+        """Queue a write and return immediately. If the write fails, the error is discarded."""
 
     def get_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Return a value that changes when another writer has changed rows of the component.
+        """Return the write epoch, which changes when another writer changes the component's rows.
 
-        `watch` keeps track of the cache owner's own writes, which do not change the returned value.
-        The method does no I/O and can be called in an event loop. The method returns None if the
-        value cannot be determined without waiting.
+        `watch` counts the writes made by the owner of the cache, so that these writes do not change
+        the epoch. The method does no I/O and can be called in an event loop. It returns None if the
+        epoch cannot be determined without waiting.
         """
 
     async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
         """Return the write epoch, waiting briefly if a transaction is in progress.
 
-        The write epoch is the value returned by `get_epoch_of_writes_by_others`.
-
-        Return None if the transaction is still in progress after the wait.
+        See `get_epoch_of_writes_by_others` for the epoch. Return None if the transaction is still
+        in progress after the wait.
         """
 
     def request_scrub_of_deleted_rows(self) -> Flow[None]:
-        """Record a request to overwrite the disk space of deleted rows.
+        """Record in the database that the disk space of deleted rows has to be overwritten.
 
-        The caller runs the returned flow in the transaction that deletes the rows, and calls
-        `scrub_deleted_rows` after the transaction. If the process is killed before it can call
+        Run the returned flow in the transaction that deletes the rows, and call
+        `scrub_deleted_rows` after the commit. If the process is killed before it can call
         `scrub_deleted_rows`, the next process that connects to the database calls it.
         """
 
     def scrub_deleted_rows(self) -> bool:
-        """Overwrite the bytes of deleted rows if `request_scrub_of_deleted_rows` was run.
+        """Overwrite the bytes of deleted rows, if this was requested.
 
-        Writers wait until `scrub_deleted_rows` has finished.
+        See `request_scrub_of_deleted_rows` for the request. Writers wait until `scrub_deleted_rows`
+        has finished.
 
         Returns:
             Whether no deleted byte is left. The result is False while another process still reads
@@ -330,13 +329,10 @@ class Database(Protocol):
         """
 
     def release_unused_disk_space(self) -> None:
-        """Free the disk space that deleted rows occupied, in small steps."""
+        """Free the disk space that deleted rows still occupy, in small steps."""
 
     def stats(self) -> dict[str, Any]:
-        """Return statistics such as the database software's version and sizes in bytes.
-
-        The keys of the dict are the names of the statistics.
-        """
+        """Return statistics by name, such as sizes in bytes and the SQLite or Postgres version."""
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> Lock:
         """Return a lock on a name.
@@ -386,9 +382,9 @@ def make_async_twin(
 class LazyAwaitable(Generic[T]):
     """An awaitable that calls a coroutine function each time it is awaited.
 
-    Python gives no warning if a `LazyAwaitable` is never awaited. `DatabaseOwner.setup` returns a
-    `LazyAwaitable`, because `setup` is called without `await` on langgraph's synchronous classes,
-    and with `await` on its asynchronous classes.
+    Unlike a coroutine, a `LazyAwaitable` that is never awaited causes no warning.
+    `DatabaseOwner.setup` returns a `LazyAwaitable`, because callers of LangGraph's synchronous
+    classes call `setup()`, whereas callers of its asynchronous classes call `await setup()`.
     """
 
     __slots__ = ("_run",)

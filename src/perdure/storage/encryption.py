@@ -1,9 +1,9 @@
 """Protect stored rows with AES-GCM encryption or with checksums.
 
 The authentication tag or checksum of a row also covers the row's associated data: its database, its
-tenant, and the names and numbers that identify the row. A row that was moved to another database,
-to another tenant or into the place of another row cannot be read. All components of a database are
-opened with the same key.
+tenant, and the names and numbers that identify the row. A row that was moved to another database or
+tenant, or to another row's place, cannot be read. All components of a database must be opened with
+the same key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CRC_BYTES = 4  # Length of a checksum in bytes
 _NONCE_BYTES = 12  # Length of a random nonce in bytes (96 bits, see NIST SP 800-38D §8.2.2)
 AssociatedData = tuple[str | int | None, ...]
 """The names and numbers that identify a row: its kind, then for example its thread and position."""
-# Name of the row in the `settings` table that contains the key check
+# Name of the row in the `settings` table that holds the key check
 _KEY_CHECK: Final = "key check"
 # The plaintext of the key check is "perdure" followed by the id of the database.
 _PROOF: Final = b"perdure"
@@ -58,7 +58,8 @@ class Seal(Protocol):
     ) -> list[bytes]:
         """Verify or decrypt several sealed rows, and return the original bytes.
 
-        The rows' associated data differs only in its last part, the position of the row.
+        The rows must have the same associated data, except for the last part, which is the row's
+        position.
 
         Args:
             bodies: The sealed rows, by ascending position.
@@ -80,14 +81,14 @@ class Seal(Protocol):
 class ChecksumSeal(Seal):
     """Protects stored bytes with a checksum (CRC-32, IEEE 802.3), without encrypting them.
 
-    The checksum detects a row that was damaged, or moved to the place of another row. A checksum
-    does not protect against deliberate changes, because anybody can compute it.
+    The checksum detects that a row was damaged, or was moved to another row's place. A checksum
+    does not protect against tampering, because anyone can compute it.
     """
 
     hash_key = b""
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return `data`, followed by a checksum of the associated data and `data`."""
+        """Return `data` followed by a checksum of `data` and the associated data."""
         prefix_checksum = zlib.crc32(
             b"%a" % associated_data[-1:], zlib.crc32(repr(associated_data[:-1]).encode())
         )
@@ -124,9 +125,9 @@ class ChecksumSeal(Seal):
 
 
 def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int:
-    """Return the checksum of all parts but the last of a row's associated data.
+    """Return a checksum of a row's associated data without its last part.
 
-    The caller must omit the last part from `associated_data`.
+    Pass `associated_data` without the last part.
     """
     return zlib.crc32(repr(associated_data).encode())
 
@@ -134,10 +135,9 @@ def _compute_checksum_of_associated_data(associated_data: AssociatedData) -> int
 def _compute_checksum_of_data_and_associated_parts(
     data: bytes, prefix_checksum: int, last_associated_part: str | int | None
 ) -> bytes:
-    """Return the checksum of a row's bytes and associated data.
+    """Return a checksum that covers the bytes of a row and the row's associated data.
 
-    `prefix_checksum` is the checksum of all parts of the associated data before
-    `last_associated_part`.
+    `prefix_checksum` is the checksum of the associated data without `last_associated_part`.
     """
     return zlib.crc32(data, zlib.crc32(b"%a" % (last_associated_part,), prefix_checksum)).to_bytes(
         _CRC_BYTES, "little"
@@ -147,10 +147,10 @@ def _compute_checksum_of_data_and_associated_parts(
 class AESGCMSeal(Seal):
     """Protects stored bytes with AES-GCM authenticated encryption (NIST SP 800-38D).
 
-    A row that was changed or moved fails to decrypt.
+    Decryption fails if a row was modified, or was moved to another row's place.
 
-    `bind_to_database` must be called before the seal is used for rows. `check_key_and_bind_seal`
-    calls `bind_to_database`.
+    Before the seal is used for rows, it must be bound to a database with `check_key_and_bind_seal`
+    or `bind_to_database`.
 
     Args:
         key: The key, of 16, 24 or 32 bytes.
@@ -185,7 +185,7 @@ class AESGCMSeal(Seal):
     def bind_to_database(self, key_check: bytes, tenant: str | None) -> None:
         """Bind the seal to a database and a tenant.
 
-        Rows that are sealed after this call can be unsealed only in the same database and tenant.
+        Data that is sealed after this call can be unsealed only for the same database and tenant.
 
         Args:
             key_check: A row that `create_key_check` returned.
@@ -218,7 +218,7 @@ class AESGCMSeal(Seal):
         return nonce + self._aead.encrypt(nonce, data, bound_data)
 
     def _decrypt_and_verify(self, data: bytes, bound_data: bytes, row: AssociatedData) -> bytes:
-        """Decrypt a row, verifying that `bound_data` is its associated data.
+        """Decrypt a row, and verify that `bound_data` is its associated data.
 
         `row` identifies the row in the error message.
         """
@@ -232,15 +232,15 @@ class AESGCMSeal(Seal):
 
 
 def _build_key_check_data(tenant: str | None) -> bytes:
-    """Build the associated data with which a tenant's key check is encrypted."""
+    """Build the associated data for encrypting or decrypting a tenant's key check."""
     return repr((_KEY_CHECK, tenant)).encode()
 
 
 class LangGraphSeal(Seal):
-    """Encrypts stored bytes with the cipher of the `EncryptedSerializer` that the user passed.
+    """Encrypts stored bytes with the cipher of the user's `EncryptedSerializer`.
 
-    langgraph's ciphers do not accept associated data, so they cannot bind a ciphertext to its row.
-    A `LangGraphSeal` therefore does not detect that a ciphertext was moved to another row. An
+    LangGraph's ciphers do not accept associated data, so a ciphertext is not bound to its row. A
+    `LangGraphSeal` therefore does not detect that a ciphertext was moved to another row. An
     `AESGCMSeal` detects that a ciphertext was moved to another row.
 
     Args:
@@ -301,10 +301,10 @@ def build_encryption_or_checksum_seal(key: bytes | str | None) -> Seal:
 def check_key_and_bind_seal(
     seal: Seal, path: str, tenant: str | None = None, *, read_only: bool = False
 ) -> Flow[None]:
-    """Check that a seal has the database's key, and bind the seal to the database and tenant.
+    """Verify that a seal uses the database's key, and bind the seal to the database and tenant.
 
     Whether a database is encrypted is decided when the database is created. A `LangGraphSeal` is
-    handled like a seal that has no key, and is not bound to the database.
+    treated as a seal without a key, so it is not bound to the database.
 
     Args:
         seal: The seal of one component. It must not be used for another database.

@@ -1,4 +1,4 @@
-"""Define flows, which are generators that yield SQL statements and are sent the resulting rows.
+"""Define flows: generators that yield SQL statements and receive the resulting rows.
 
 A flow does not depend on the database driver, so one implementation works with all drivers,
 blocking and asynchronous. The design is based on httpx's `Auth.auth_flow` and psycopg's generators.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-# A LIMIT value that has no effect, because no table has this many rows
+# A LIMIT so large that it has no effect
 NO_LIMIT = 1 << 62
 _UUID_BYTES = 16  # Length of a UUID in bytes
 _EPOCH = date(1970, 1, 1)
@@ -22,7 +22,7 @@ Row = tuple[Any, ...]
 
 
 class TextOrBytes(str):
-    """A string for a column that stores text in some rows and bytes in others.
+    """A string for a column that holds text in some rows and bytes in others.
 
     In Postgres, a column that stores both text and bytes has the type `bytea`. Use
     `decode_text_or_bytes` to decode the stored values.
@@ -31,10 +31,10 @@ class TextOrBytes(str):
     __slots__ = ()
 
     def to_column_bytes(self) -> bytes:
-        """Encode the text for a column of the type `bytea`.
+        """Encode the text for a `bytea` column.
 
-        The encoded text consists of a NUL byte and the text in UTF-8. If the result would be as
-        long as a UUID, the byte 0xFF is appended, so that the result cannot be mistaken for a UUID.
+        The encoded text consists of a NUL byte and the text in UTF-8. If these bytes are as long as
+        a UUID, the byte 0xFF is appended, so that they cannot be mistaken for a UUID.
         """
         data = b"\0" + self.encode()
         return data + b"\xff" if len(data) == _UUID_BYTES else data
@@ -63,10 +63,11 @@ class Statement(NamedTuple):
 
 
 class LastRequest(list[Statement]):
-    """The last request of a transaction. Executing this request also commits the transaction.
+    """The last request of a transaction. Once it has been executed, the transaction is committed.
 
-    If the flow yields more requests, they run in a new transaction or snapshot. On Postgres, each
-    statement of the last request sees the rows that were committed before the statement started.
+    If the flow yields further requests, they run in a new transaction or snapshot. On Postgres, a
+    statement of the last request also sees rows that other transactions committed before that
+    statement started.
     """
 
 
@@ -74,25 +75,25 @@ class GuardedRequest(list[Statement]):
     """A list of SQL statements that runs in its own transaction and begins with a guard statement.
 
     The guard statement is the first SQL statement of the request. The guard statement checks that
-    the state on which the request is based has not changed. The guard statement succeeds if it
-    returns or changes at least one row. If the guard statement succeeds, the transaction is
-    committed, and the flow that yielded the request receives the rows that the guard statement
-    returned. If the guard statement fails, nothing is written, and `GuardFailed` is raised in the
-    flow that yielded the request. On Postgres, all statements of a request are sent at once, before
-    the guard statement's result is known. Therefore, if its check fails on Postgres, a guard
-    statement must raise an SQL error, such as a division by zero or a duplicate key.
+    no concurrent transaction has changed the data on which the request is based. The guard
+    statement succeeds if it returns or changes at least one row. If the guard statement succeeds,
+    the transaction is committed, and the flow receives the guard statement's rows. If the guard
+    statement fails, nothing is written, and `GuardFailed` is raised in the flow that yielded the
+    request. On Postgres, all statements of a request are sent at once, before the guard statement's
+    result is known. Therefore, a guard statement on Postgres must report a failed check by raising
+    an SQL error, such as a division by zero or a duplicate key.
     """
 
 
 class CombinedRequest(GuardedRequest):
-    """Guarded requests that are executed together in one transaction.
+    """Several guarded requests, combined so that they are executed in a single transaction.
 
-    The flow receives a list of rows for each request.
+    The flow receives one list of rows for each statement.
     """
 
 
 class GuardFailed(Exception):
-    """Raised if the guard statement of a `GuardedRequest` fails, so that nothing was written.
+    """Raised if the guard statement of a `GuardedRequest` fails; nothing was written.
 
     A flow may catch this error, read the database again and yield a new request.
     """
@@ -129,7 +130,7 @@ def run_flow(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
 
 
 async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
-    """Run a flow like `run_flow`, but execute its requests with an asynchronous function."""
+    """Run a flow as `run_flow` does, but execute each request with an asynchronous function."""
     try:
         request = flow.send(None)
         while True:
@@ -183,15 +184,15 @@ class NamedSQL(dict[str, str]):
         """Return statements that execute the SQL named `name` once for each row of parameters.
 
         If there are several rows and a statement `<name>_all` exists, only that statement is
-        returned, and it processes all rows at once. Each parameter of `<name>_all` is an array that
-        contains one column's values from all rows.
+        returned, because it processes all rows at once. Its parameters are arrays, one for each
+        column, which contain that column's values from all rows.
         """
         if len(rows) > 1 and f"{name}_all" in self:
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
         return [self(name, *row) for row in rows]
 
     def build_batch(self, name: str, rows: Sequence[Row]) -> Statement:
-        """Return one `Statement` that executes the SQL named `name` for each row of parameters.
+        """Return a single `Statement` that executes the SQL named `name` for all parameter rows.
 
         The returned statement returns no rows.
         """

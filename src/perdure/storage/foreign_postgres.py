@@ -1,4 +1,4 @@
-"""Read the tables of langgraph's own Postgres saver and store, in order to import their data."""
+"""Read the tables of LangGraph's own Postgres checkpointer and store, to import their data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ except ImportError as exc:
 
 
 class ForeignPostgres:
-    """A connection for reading the tables that langgraph created in a Postgres database.
+    """A connection for reading the tables that LangGraph created in a Postgres database.
 
-    The tables are looked up through the role's search path. The DSN may lead to PgBouncer.
+    The tables are found through the role's search path. The DSN may lead to PgBouncer.
 
     Args:
         dsn: The DSN of the database.
@@ -48,13 +48,13 @@ class ForeignPostgres:
             return cursor.execute(sql.encode(), params or None).fetchall()
 
     def lacks_any_table(self, *tables: str) -> bool:
-        """Return whether at least one of the named tables does not exist."""
+        """Return whether any of the given tables is missing."""
         return any(
             self.fetch_rows("SELECT to_regclass(%s)", table) == [(None,)] for table in tables
         )
 
     def list_columns(self, table: str) -> set[str]:
-        """Return the names of the columns of a table."""
+        """Return the column names of a table."""
         sql = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
         return {name for (name,) in self.fetch_rows(f"{sql} AND NOT attisdropped", table)}
 
@@ -79,7 +79,7 @@ class ForeignPostgres:
         return PostgresSaver(self._conn, serde=serde)
 
     def read_with(self, read: Callable[[], T]) -> T:
-        """Call a function that reads from this database, and convert psycopg's errors."""
+        """Call a function that reads from this database, and translate psycopg errors."""
         with convert_psycopg_errors(self.path):
             return read()
 

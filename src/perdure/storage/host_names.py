@@ -1,4 +1,4 @@
-"""Convert host names to the form that DNS, TLS and HTTP use."""
+"""Convert host names to the ASCII form used by DNS, TLS and HTTP."""
 
 from __future__ import annotations
 

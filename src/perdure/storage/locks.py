@@ -1,10 +1,9 @@
 """Named locks that work across OS threads, event loops and processes.
 
-A lock is held by one *run*, which consists of the context (`contextvars`) in which the lock was
-acquired and of all tasks and `to_thread` calls that inherit this context. Within a process, the run
-that has waited longest acquires the lock next. If several processes wait for the same lock, the
-order in which they get it is undefined. A waiting process tries to acquire the lock at short
-intervals.
+Each lock is held by a *run*: the context (`contextvars`) in which the lock was acquired, and all
+tasks and `to_thread` calls that inherit this context. Within a process, the run that has waited
+longest acquires the lock next. If several processes wait for the same lock, they acquire it in no
+particular order. A waiting process tries to acquire the lock at short intervals.
 
 When a process dies, its locks are released. `FileLocks` are operating system locks on single bytes
 of a file next to the database. Each name has its own byte. A Postgres lock belongs to the
@@ -12,7 +11,7 @@ connection that acquired it.
 
 On POSIX systems, a process loses all its locks on a file when it closes any descriptor of that file
 (https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To keep its locks, a
-process opens a database's lock file only once, and does not close the file until it closes the
+process opens a database's lock file only once, and keeps the file open until it closes the
 database. The file locks are advisory. File locks work only on file systems that support `fcntl`
 locks.
 """
@@ -116,7 +115,7 @@ def file_lock(path: str, timeout_s: float) -> Iterator[None]:
 
 
 def _close_locked_files_in_child() -> None:
-    """Close the descriptors of locked files that a forked process inherited from its parent.
+    """Close the descriptors of locked files that this forked process inherited from its parent.
 
     If a forked process kept inherited descriptors open, it could hold a lock that its parent has
     released.
@@ -132,8 +131,8 @@ if hasattr(os, "register_at_fork"):
 def compute_lock_byte_offset(lock_name: str) -> int:
     """Return the offset of the byte in the lock file that represents a lock name.
 
-    Two names can have the same offset. In that case, two processes cannot hold the locks at the
-    same time.
+    Two names can have the same offset. In that case, while one process holds one of the two locks,
+    no other process can acquire either of them.
     """
     digest = hashlib.blake2b(lock_name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _OFFSET_COUNT
@@ -158,7 +157,7 @@ class LockHold:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     def remaining_s(self) -> float | None:
-        """Return the remaining seconds to wait for the lock, or None if there is no limit."""
+        """Return the remaining wait time in seconds, or None if there is no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
 
@@ -166,7 +165,7 @@ _holds_of_run: ContextVar[tuple[LockHold, ...]] = ContextVar("perdure_locks", de
 
 
 class ProcessLocks(Protocol):
-    """Locks that exclude other processes, with at most one lock per name.
+    """Named inter-process locks. A process must not acquire a name that it already holds.
 
     Attributes:
         pause_s: The seconds between two attempts to take a lock.
@@ -186,14 +185,14 @@ class ProcessLocks(Protocol):
         """Release a lock."""
 
     def change_session_number_if_connection_was_lost(self) -> None:
-        """Set `session` to a new number if the connection that held the locks was lost."""
+        """Change `session` if the connection on which the locks were held was lost."""
 
     def close(self) -> None:
         """Release all locks."""
 
 
 class FileLocks(ProcessLocks):
-    """Named locks, each of which is a lock on one byte of a shared file.
+    """Named inter-process locks. Each one locks a single byte of a shared file.
 
     Args:
         path: The file. It is created when it is first needed, and is never removed.
@@ -207,8 +206,8 @@ class FileLocks(ProcessLocks):
     def __init__(self, path: str, offset: Callable[[str], int] = compute_lock_byte_offset) -> None:
         self._path, self._offset = path, offset
         self._lock = threading.Lock()
-        # `_name_counts` maps the file offset of each locked byte to the number of held locks that
-        # use the byte. Several lock names can share an offset.
+        # `_name_counts` maps the file offset of each locked byte to the number of locks that this
+        # process holds on the byte. Two lock names can have the same offset.
         self._name_counts: Counter[int] = Counter()
         self._fd: int | None = None
 
@@ -258,7 +257,7 @@ class FileLocks(ProcessLocks):
                     _unlock_byte(self._fd, offset)
 
     def change_session_number_if_connection_was_lost(self) -> None:
-        """Do nothing, because file locks do not depend on a connection."""
+        """Do nothing, because a file lock does not depend on a database connection."""
 
     def close(self) -> None:
         """See `ProcessLocks.close`."""
@@ -280,7 +279,7 @@ class Locks:
         self._process_locks = process_locks
         self._pid = os.getpid()
         self._queues = Queues()
-        # `_lock` protects `is_taken` and `is_released` of all `LockHold` objects.
+        # `_lock` guards the attributes `is_taken` and `is_released` of all `LockHold` objects.
         self._lock = threading.Lock()
         self._closed = False
 
@@ -302,7 +301,7 @@ class Locks:
     async def aacquire(self, name: str, timeout_s: float | None) -> LockHold:
         """Acquire a lock, waiting for it without blocking the event loop; see `acquire`.
 
-        If the waiting task is cancelled, the lock is not taken.
+        If the task is cancelled while it waits, the lock is not acquired.
         """
         hold = LockHold(self, name, timeout_s)
         with self._wait_in_queue(hold, asyncio.get_running_loop()) as ticket:
@@ -315,7 +314,7 @@ class Locks:
         return hold
 
     async def _try_take_async(self, hold: LockHold) -> bool:
-        """Call `_try_take`, in a worker thread if the call may block."""
+        """Call `_try_take`. If the call could block, it runs in a worker thread."""
         if self._process_locks is None or self._process_locks.is_prompt:
             return self._try_take(hold)
         return await asyncio.to_thread(self._try_take, hold)
@@ -347,7 +346,7 @@ class Locks:
         _holds_of_run.set((*_holds_of_run.get(), hold))
 
     def _try_take(self, hold: LockHold) -> bool:
-        """Try to acquire the interprocess lock for the run at the front of the queue.
+        """Try to acquire the inter-process lock for the run at the front of the queue.
 
         Returns:
             Whether the lock was taken. False if another process holds it, or if the run has
@@ -469,7 +468,7 @@ class NamedLock:
     def raise_if_lost(self) -> None:
         """Check that the lock is still held.
 
-        The caller does not have to be part of the run that holds the lock.
+        The caller need not be part of the run that holds the lock.
 
         Raises:
             StorageUnavailable: The lock was lost with its connection.

@@ -87,8 +87,8 @@ except ImportError as exc:
     ) from exc
 
 T = TypeVar("T")
-# An SQL expression that calls a Postgres function such as `set_config`, and the parameter of the
-# call
+# A call to a Postgres function such as `set_config`: the SQL expression with one placeholder, and
+# the value for the placeholder
 _FunctionCall = tuple[str, Any]
 _log = logging.getLogger("perdure")
 # Maximum number of names that a transaction locks individually. If there are more names, it locks
@@ -103,8 +103,8 @@ _REQUEST_SCRUB_SQL: Final = (
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
 _BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-# Minimum number of deleted rows for which `release_unused_disk_space` vacuums a table. The minimum
-# increases by about 2 % of the number of live rows in the table.
+# Minimum number of deleted rows before `release_unused_disk_space` vacuums a table. About 2 % of
+# the table's live rows are added to this minimum.
 _MIN_DEAD_ROWS: Final = 1_000
 _TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
@@ -195,12 +195,12 @@ class PostgresDatabase(LazyDatabase[Server]):
         # Execute writes in submission order, so that a cancelled run's write cannot be executed
         # after a write of the next run.
         self._queues, self._submit_lock = Queues(), Lock()
-        # Open write groups, which new writes can still join, keyed by the name that all writes in
-        # the group lock exclusively
+        # Write groups that new writes can still join. The key is the one name that all writes in
+        # the group lock exclusively.
         self._open_groups: dict[str, _WriteGroup] = {}
 
     def _build_advisory_locks(self, direct_dsn: object) -> AdvisoryLocks | None:
-        """Return the advisory locks, or None if every DSN leads to a pooler."""
+        """Return the advisory locks, or None if every DSN connects to a pooler."""
         self._can_lock = direct_dsn is not None or not self._is_pooled
         if not self._can_lock:
             return None
@@ -212,7 +212,7 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     @property
     def path(self) -> str:
-        """See `Database.path`. If the user passed a pool, the path is the pool's name."""
+        """See `Database.path`. If the user passed a connection pool, this is the pool's name."""
         return self._source.name if self._pool is None else describe_pool(self._pool)
 
     @property
@@ -222,14 +222,17 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     @property
     def queue_location(self) -> QueueLocation:
-        """See `Database.queue_location`. Each schema has one queue, or one per tenant."""
+        """See `Database.queue_location`.
+
+        Each tenant has its own job queue. Without tenants, the schema has a single job queue.
+        """
         tenant_suffix = (
             f"_{compute_lock_key(*self._lock_namespace) & 0xFFFFFFFFFFFFFFFF:016x}"
             if self._tenant is not None
             else ""
         )
-        # Include the DSN in the queue location only if it is fixed, because a DSN that a
-        # user-supplied function returns may contain a password that expires.
+        # Include the DSN in the queue location only if it is a fixed string, because a DSN returned
+        # by a user-supplied function may contain a short-lived password.
         url = format_uri(self._source.resolve_dsn(0)) if isinstance(self._source, FixedDsn) else ""
         return QueueLocation(url, f"{self._schema}_jobs{tenant_suffix}")
 
@@ -274,7 +277,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         return server
 
     def _start_server(self) -> Server:
-        """Create a connection pool, or use the pool that the user passed."""
+        """Create a connection pool, or use the one that the user passed."""
         connections: Connections
         if self._pool is not None:
             connections = UserPool(self._pool, self._timeout_s)
@@ -329,8 +332,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._resource is None:
-            # Check the locks in the calling OS thread, because a pool thread is not part of the run
-            # that holds the locks.
+            # Check in the calling OS thread that the run still holds its locks, because a pool
+            # thread does not belong to the run.
             self._locks.check_still_held()
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
@@ -368,10 +371,9 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> _WriteGroup:
         """Create a group of writes for one job.
 
-        The group is added to the queue of each name in `exclusive_names`.
-
-        Earlier groups that lock one of `exclusive_names` accept no further writes. Otherwise, a
-        write submitted after `job` could join an earlier group and be committed before `job`.
+        The group joins the queue of each name in `exclusive_names`. Earlier groups that lock one of
+        these names accept no further writes. Otherwise, a write submitted after `job` could join an
+        earlier group and be committed before `job`.
         """
         for name in exclusive_names or ():
             self._close_write_group(name)
@@ -385,9 +387,9 @@ class PostgresDatabase(LazyDatabase[Server]):
         return group
 
     def _close_write_group(self, exclusive_name: str) -> None:
-        """Close the open write group that locks a name exclusively, if there is one.
+        """Close the open write group, if any, that locks the given name exclusively.
 
-        No more writes are added to a closed group.
+        A closed group accepts no more writes.
         """
         group = self._open_groups.pop(exclusive_name, None)
         if group is not None and group.closed is not None:
@@ -396,7 +398,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _commit_write_group(
         self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
-        """Wait until a write group is at the front of all its queues, then commit its jobs."""
+        """Wait until a write group is first in every queue it has joined, then commit its jobs."""
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
                 if self._open_groups.get(exclusive_names[0]) is group:
@@ -418,7 +420,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> None:
         """Run jobs in one transaction.
 
-        If the transaction fails, run each job in its own transaction.
+        If the shared transaction fails, run each job in a transaction of its own.
         """
         try:
             make_flow = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
@@ -440,14 +442,14 @@ class PostgresDatabase(LazyDatabase[Server]):
         return None
 
     async def wait_for_epoch_of_writes_by_others(self, watch: Watch) -> object | None:
-        """Return None; see `get_epoch_of_writes_by_others`."""
+        """Return None, as `get_epoch_of_writes_by_others` does."""
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """See `Database.write_later`.
 
-        The write is executed in another thread, because a read may be in progress in the calling
-        thread.
+        The write runs in another OS thread, because the calling OS thread may be in the middle of a
+        read.
         """
         with suppress(StorageError):
             server = self._get_writable_server()
@@ -476,8 +478,8 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> T:
         """Run a flow in a transaction.
 
-        If the connection is lost or the transaction conflicts with another transaction, the flow is
-        built again and rerun.
+        If the connection is lost or the transaction conflicts with another one, the flow is rebuilt
+        and rerun.
 
         Args:
             server: The server.
@@ -528,7 +530,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def _build_function_call_statements(
         self, conn: Requests, *calls: _FunctionCall
     ) -> list[Statement]:
-        """Build a SELECT that makes the given calls and sets the schema and the tenant."""
+        """Build a SELECT that sets the schema and tenant, and makes the given function calls."""
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
         if self._tenant is not None:
@@ -553,7 +555,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
-        """See `Database.lock`. The lock is an advisory lock that is held on a separate connection.
+        """See `Database.lock`. It is a Postgres advisory lock, held on a dedicated connection.
 
         Raises:
             ConfigurationError: The only DSN leads to a pooler.

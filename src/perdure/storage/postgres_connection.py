@@ -30,9 +30,9 @@ C = TypeVar("C", bound=psycopg.Connection[Any])
 _THREAD_COUNT: Final = 8
 _MIN_SERVER_VERSION: Final = 13  # Oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
-# perdure sets `DateStyle`, `TimeZone` and `standard_conforming_strings` explicitly, because a role
-# may have other defaults. PgBouncer tracks these three settings for each client, and restores them
-# whenever it assigns another server connection to the client.
+# perdure sets `DateStyle`, `TimeZone` and `standard_conforming_strings` explicitly, because their
+# defaults can differ between roles. PgBouncer tracks these three settings for each client, and
+# restores them whenever it assigns another server connection to the client.
 _SET_SESSION_SQL: Final = """
 SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false),
 set_config('standard_conforming_strings', 'on', false)
@@ -63,7 +63,7 @@ def compute_lock_key(*parts: str) -> int:
 
 
 def set_session(conn: psycopg.Connection[Any]) -> None:
-    """Set the session settings that perdure relies on, because a role may have other defaults."""
+    """Set the session settings that perdure relies on, because a role can override the defaults."""
     conn.execute(_SET_SESSION_SQL, prepare=False)
 
 
@@ -139,7 +139,7 @@ def _check_server_version_and_encoding(pgconn: pq.abc.PGconn, name: str) -> None
 
 
 class Connections(Protocol):
-    """The interface through which a `Server` gets its Postgres connections.
+    """The interface from which a `Server` obtains its Postgres connections.
 
     All methods may be called from any thread.
     """
@@ -157,10 +157,10 @@ class Connections(Protocol):
         """
 
     def lend_replacement(self, lost: Requests, within_s: float) -> AbstractContextManager[Requests]:
-        """Provide a replacement for a lost connection for the duration of the `with` block.
+        """Provide another connection in place of a lost one for the duration of the `with` block.
 
-        If the user owns the pool, the lost connection is returned to the pool first, because all
-        other connections may be in use.
+        If the connections come from the user's pool, the lost connection is first returned to that
+        pool. Otherwise, no replacement would be available if all other connections are in use.
 
         Raises:
             StorageUnavailable: No connection is free within about `within_s` seconds.
@@ -231,12 +231,11 @@ class OwnPool(Connections):
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                # If one connection is broken, the idle connections in the pool are probably broken
-                # too.
+                # If one connection is broken, the pool's idle connections are probably broken too.
                 self._pool.drain()
 
     def _take_connection(self) -> Pipelined:
-        """Take a connection from the pool, or raise an error that explains why there is none."""
+        """Take a connection from the pool, or raise an error that says why none is available."""
         deadline, reason = time.monotonic() + self._timeout_s, None
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
@@ -248,7 +247,7 @@ class OwnPool(Connections):
                         _EXPECTED_WAIT_S if self._source.is_fixed else min(_EXPECTED_WAIT_S, left_s)
                     )
             except StorageUnavailable as exc:
-                # The server may be starting, so wait for a connection until the deadline.
+                # Keep waiting until the deadline, because the server may still be starting.
                 reason = exc
         try:
             return self._pool.getconn(deadline - time.monotonic())
@@ -277,9 +276,10 @@ class OwnPool(Connections):
         )
 
     def _try_connecting(self, within_s: float) -> None:
-        """Try to open a connection outside the pool, and raise the error if that fails.
+        """Open a connection outside the pool to check that this is possible, then close it.
 
-        The pool does not report why it could not open a connection.
+        If this fails, the error is raised here, because the pool does not report why it cannot open
+        a connection.
         """
         with self._open_connection(within_s) as conn:
             _check_server_version_and_encoding(conn.pgconn, self.name)
@@ -291,7 +291,7 @@ class OwnPool(Connections):
 
 
 class _Session(NamedTuple):
-    """The values that perdure caches for a connection from the user's pool.
+    """The values that perdure caches for each connection of a user's pool.
 
     Attributes:
         server_run: The result of the query `SERVER_RUN_SQL`, which reveals a crash of the server.
@@ -353,7 +353,7 @@ class UserPool(Connections):
             session = self._sessions.get(conn)
         lent = Borrowed(conn, build_transformer() if session is None else session.transformer)
         try:
-            # The pool's `check` function may have left a transaction open.
+            # The pool's `check` callback may have left a transaction open.
             lent.end_transaction()
             if session is None:
                 _check_server_version_and_encoding(conn.pgconn, self.name)
@@ -398,7 +398,7 @@ class UserPool(Connections):
     def _return_connection(self, lent: Borrowed) -> None:
         """Roll back any open transaction, and return the connection to the pool.
 
-        The connection's session settings are unchanged. If the connection was already returned, do
+        The connection keeps its session settings. If the connection has already been returned, do
         nothing.
         """
         conn, lent.conn = lent.conn, None
@@ -410,13 +410,13 @@ class UserPool(Connections):
             is_lost = lent.closed
             self._pool.putconn(conn)
             if is_lost and not self._pool.closed:
-                # The returned connection was broken, so the idle connections in the pool may be
-                # broken too.
+                # Check the pool's idle connections, because they may be broken like the returned
+                # one.
                 with suppress(Exception):
                     self._pool.check()
 
     def close(self) -> None:
-        """Leave the connections open, because the pool belongs to the user."""
+        """Leave the connections open, because the user owns the pool."""
 
 
 def describe_pool(pool: ConnectionPool[Any]) -> str:
@@ -425,7 +425,7 @@ def describe_pool(pool: ConnectionPool[Any]) -> str:
 
 
 class Server(SharedResource):
-    """The connections to one schema, shared by all databases of this process that open it.
+    """The connections to one schema, shared by all databases in this process that use the schema.
 
     Args:
         connections: The source of the connections.
@@ -455,7 +455,7 @@ class Server(SharedResource):
 
 
 class AdvisoryLocks(ProcessLocks):
-    """Holds the advisory locks of one component on a separate connection.
+    """Holds one component's advisory locks on a dedicated connection.
 
     Args:
         source: The source of the DSN of the server itself. A pooler would give the session, and
@@ -488,7 +488,7 @@ class AdvisoryLocks(ProcessLocks):
         with self._guard, convert_psycopg_errors(self._source.name):
             try:
                 return self._call_lock_function("pg_try_advisory_lock", name)
-            # The server closed this connection while it was idle.
+            # Reconnect, because the server may have closed the connection while it was idle.
             except psycopg.OperationalError:
                 self._drop_connection()
                 return self._call_lock_function("pg_try_advisory_lock", name)
@@ -500,7 +500,7 @@ class AdvisoryLocks(ProcessLocks):
                 self._call_lock_function("pg_advisory_unlock", name)
 
     def _call_lock_function(self, function: str, name: str) -> bool:
-        """Call an advisory lock function for a lock name, and return its result."""
+        """Call a Postgres advisory lock function for a lock name, and return its result."""
         if self._conn is None:
             self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
@@ -525,7 +525,7 @@ class AdvisoryLocks(ProcessLocks):
                     self._drop_connection()
 
     def _drop_connection(self) -> None:
-        """Close the connection, and increment `session`, because all held locks are lost."""
+        """Close the connection, and increment `session`, because all locks held on it are lost."""
         self.session += 1
         if self._conn is not None:
             self._conn.close()
@@ -538,7 +538,7 @@ class AdvisoryLocks(ProcessLocks):
 
 
 def build_lock_needs_direct_dsn_message(name: str) -> str:
-    """Return the message of the error that is raised if a lock is requested through a pooler."""
+    """Return the error message for a lock that is requested through a connection pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "
         "server itself"
