@@ -105,11 +105,11 @@ class ListedThread:
 
     @property
     def is_client_metadata_about_stored_conversation(self) -> bool:
-        """Whether the client-supplied metadata belongs to the stored conversation.
+        """Whether the client-supplied metadata describes the conversation stored in the thread.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
         another program then stores a conversation under the reserved thread id, the client's
-        metadata does not belong to that conversation.
+        metadata does not describe that conversation.
         """
         if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
@@ -155,8 +155,8 @@ class ListedThread:
 class ThreadQuery:
     """The conditions and sort order of a search for threads. Fields that are None are ignored.
 
-    SQL filters out most threads that do not match the query. The caller must check the remaining
-    threads against the query.
+    SQL filters out most threads that do not match the query. The caller must check each thread that
+    SQL returns, because some may not match the query.
 
     Attributes:
         metadata: Values that the metadata of the head or of the client contains. A dict matches a
@@ -191,7 +191,7 @@ class ThreadQuery:
 
 
 class ThreadList:
-    """Searches and modifies a checkpointer's threads, including the server's data about them."""
+    """Searches and modifies a checkpointer's threads, including data stored by the server."""
 
     def __init__(self, saver: Checkpointer) -> None:
         self._saver, self._reader = saver, saver._reader
@@ -300,12 +300,12 @@ class ThreadList:
     def _iter_possible_search_tags_of_each_value(
         self, metadata: Mapping[str, Any]
     ) -> Iterator[list[bytes]]:
-        """Yield the possible tags of a matching thread, for each string or number in a query.
+        """Yield one list of tags for each string or number in a query's metadata.
 
         A tag is a search key that is computed from a metadata key and its value. A thread whose
-        metadata contains the string or number has at least one of these tags. For the key `owner`,
-        two tags are yielded, because the metadata of some threads identifies the user only by
-        `user_id`.
+        metadata contains the string or number has at least one tag from its list. For the key
+        `owner`, each list contains two tags, because the metadata of some threads identifies the
+        user only by `user_id`.
         """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
@@ -377,7 +377,7 @@ class ThreadList:
     # -- writing
 
     def create(self, thread_id: str, client: ClientMetadata) -> bool:
-        """Create a thread without checkpoints. A thread that already exists is not changed.
+        """Create a thread without checkpoints, unless the thread already exists.
 
         Args:
             thread_id: The id of the thread.
@@ -456,8 +456,8 @@ class ThreadList:
                         yield self._sql("set_status", status, key)
                     if may_wait:
                         yield self._sql("mark_may_wait", key)
-                    # If the thread has no checkpoints, `put` has not set its last-activity time, so
-                    # set it here.
+                    # Update the last-activity time here if the thread has no checkpoints. For other
+                    # threads, `put` updates it.
                     if not seq:
                         yield self._sql("touch_thread", time.time(), key)
 
@@ -543,7 +543,7 @@ class ThreadList:
 def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
     """Append conditions to a SELECT statement.
 
-    Return the extended SQL text, and a list of the parameters of the appended conditions.
+    Return a tuple of the extended SQL and the list of parameters for the appended conditions.
     """
     params: list[Any] = []
     for condition, values in where:

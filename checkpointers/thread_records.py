@@ -1,4 +1,4 @@
-"""Read a thread's checkpoints, writes and log items, to copy the thread into any database."""
+"""Read all records of a thread, so that the thread can be copied to any database."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """All records of a thread in decrypted form, from which a copy of the thread can be written.
+    """All decrypted records of a thread, used to write a copy of the thread.
 
     Attributes:
         seq: The counter of puts.
@@ -102,7 +102,7 @@ class ThreadRecords:
     def read_item_times(
         self, reader: CheckpointReader, log_key: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
-        """Return when each item in a range of a log was first stored, keyed by position."""
+        """Return the time at which each item in a log range was first stored, keyed by position."""
         if self.items is None:
             return (yield from reader.read_item_times(log_key, [(start, stop)]))
         return self.times[log_key]
@@ -168,8 +168,8 @@ def _read_namespace(
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to the sequence number `last_seq`.
 
-    If `last_seq` is not the maximum sequence number, only the checkpoint with this sequence number
-    and its ancestors are read from the root namespace.
+    If `last_seq` is less than the maximum, the root namespace is limited further, to the checkpoint
+    with this sequence number and its ancestors.
     """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
     yield from reader.check_row_count(len(rows), *key_range(namespace_key))

@@ -67,7 +67,7 @@ _INFINITY: Final = float("inf")
 
 
 class ThreadReader:
-    """Builds the database flows that read threads, heads, transcripts and checkpoints."""
+    """Builds flows of SQL statements that read threads, heads, transcripts and checkpoints."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
@@ -179,7 +179,7 @@ class ThreadReader:
         return decode_items
 
     def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
-        """Read the time each item at `positions` was first stored, and cache it in `log`."""
+        """Read and cache the time at which each item at `positions` was first stored."""
         missing_ranges = join_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
@@ -190,10 +190,10 @@ class ThreadReader:
     def _check_if_value_is_dict_and_if_its_items_are_known(
         self, value_ref: ValueReference | None
     ) -> tuple[bool, bool]:
-        """Determine from a value's reference whether it is a dict and whether its items are known.
+        """Return whether a value is a dict and whether its items are known, based on its reference.
 
-        A `DeltaChannel`'s items count as unknown if the channel's value is unknown, or if its
-        snapshot is neither a list nor a dict.
+        The items of a `DeltaChannel` are considered unknown if the channel's value is unknown, or
+        if its snapshot is neither a list nor a dict.
         """
         if value_ref is not None and value_ref[0] == DELTA and isinstance(value_ref[1], int):
             return value_ref[1] == DICT, False
@@ -218,7 +218,7 @@ class ThreadReader:
         channel: str,
         value_positions: set[int],
     ) -> Flow[set[int]]:
-        """Find transcript items that also occur in a `DeltaChannel`'s value in another encoding.
+        """Find transcript items that are also in a `DeltaChannel`'s value, but encoded differently.
 
         Returns:
             The positions of the found items in the log.
@@ -466,7 +466,8 @@ class ThreadReader:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
         since = -_INFINITY
         if active_since is not None:
-            # Subtract one microsecond, because stored times may have been rounded down.
+            # Subtract one microsecond to allow for rounding when stored times are converted to
+            # datetimes.
             since = check_has_time_zone("active_since", active_since).timestamp() - 1e-6
         prefix, last_key = check_storable_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
@@ -489,8 +490,7 @@ class ThreadReader:
         """
         thread_id = check_thread_id(thread_id)
         [others] = yield self.sql("neighbouring_thread_ids", thread_id)
-        # In sorted order, the id that shares the longest prefix with this id is directly before or
-        # after it.
+        # In a sorted list of ids, the id with the longest common prefix is next to this id.
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(min_length, shared + 1)]
 
@@ -636,7 +636,7 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
 
 
 def _parse_item_counts_for_start_and_end(bounds: Any) -> tuple[int, int]:
-    """Validate `bounds`, and return how many items to read from the start and from the end.
+    """Validate `bounds`, and return the number of items to read from the start and from the end.
 
     Raises:
         ConfigurationError: The argument is not a pair of numbers that are zero or more.

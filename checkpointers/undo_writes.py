@@ -1,9 +1,10 @@
 """Undo the pending writes that a run added to checkpoints of other runs.
 
 When a run answers an interrupt, the answer is stored as a pending write of the checkpoint at which
-the thread was waiting. The results of the nodes that use the answer are also stored as pending
-writes of this checkpoint. The checkpoint belongs to an earlier run, so deleting the checkpoints of
-the run that gave the answer does not remove these pending writes. They must be undone separately.
+the thread was waiting. The nodes that process the answer also store their results as pending writes
+of this checkpoint. Because the checkpoint belongs to an earlier run, deleting the checkpoints of
+the run that answered the interrupt does not remove these pending writes. They must be undone
+separately.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ async def undo_writes(
 ) -> None:
     """Restore a checkpoint's pending writes to an earlier state, in one transaction.
 
-    Pending writes stored by `update_state` are kept. Pending writes that were stored under the run
-    id instead of a task id are removed.
+    Pending writes stored by `update_state` are kept. Pending writes that have the run id as their
+    task id are removed.
 
     Args:
         saver: The checkpointer.

@@ -98,7 +98,7 @@ DeltaSnapshot: Final[Any] = type(
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A value for a list channel that contains only the items to append to the parent's value.
+    """The items to append to a list channel's value, passed instead of the complete value.
 
     To store many checkpoints of one growing list, for example in an import, pass a `Continuation`
     to `put` as the channel's value instead of the complete list. Only `items` are encoded and
@@ -148,9 +148,9 @@ class Allowlist:
     """Decides which classes may be rebuilt, based on the option `allowed_msgpack_modules`.
 
     The serializer option `allowed_msgpack_modules` names the classes that the checkpointer may
-    rebuild. If the option is True or contains `LOADED`, plain data classes from any imported module
-    may also be rebuilt. Otherwise, the allowlist is strict, which means that only the classes named
-    in the option may be rebuilt.
+    rebuild. If the option is True or contains `LOADED`, the allowlist also accepts plain data
+    classes from any imported module. Otherwise, the allowlist is strict, which means that it
+    accepts only the classes named in the option.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
@@ -183,7 +183,7 @@ class Allowlist:
 
 
 class DetachedFields(dict[str, Any]):
-    """A dict with the fields of an object that cannot be rebuilt.
+    """A dict of an object's fields, returned in place of the object if it cannot be rebuilt.
 
     For example, the object's class might not be importable in this process. When a `DetachedFields`
     is stored, its current entries are encoded as the fields of an instance of the original class.
@@ -283,7 +283,7 @@ class Converter:
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Call the converter function `step` for a nested object, and enforce the nesting limit."""
+        """Convert a nested object with the function `step`, and enforce the nesting limit."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -308,7 +308,7 @@ class Converter:
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
-            # Encode the id only to raise an error if it contains a lone surrogate.
+            # Encode the id, because this raises an error if the id contains a lone surrogate.
             ormsgpack.packb(value.id)
         if name in KNOWN:
             return self._encode_known_class(value, name)
@@ -349,7 +349,7 @@ class Converter:
     def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
         """Encode an instance of a class in `KNOWN` in LangGraph's format.
 
-        Values inside the instance are encoded by the `Converter` itself, not by langgraph.
+        Values nested in the instance are encoded by the `Converter`, not by langgraph.
         """
         cls: Any = type(value)
         code, further_parts = _KEYWORDS, []

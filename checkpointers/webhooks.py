@@ -70,10 +70,10 @@ class WebhookTable(ServerTable):
     async def claim_content_and_attempt_count(
         self, run_id: str, retry_delays_s: Sequence[float]
     ) -> tuple[Any, int] | None:
-        """Claim the next attempt to deliver a webhook.
+        """Claim a webhook's next delivery attempt.
 
-        The webhook becomes due again after the delay that `retry_delays_s` gives for the claimed
-        attempt, unless the webhook is deleted before then.
+        The webhook becomes due again after the retry delay for this attempt, unless it has been
+        deleted by then.
 
         Args:
             run_id: The run whose webhook is due.

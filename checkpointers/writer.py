@@ -3,8 +3,8 @@
 Before storing a checkpoint, the writer plans the SQL statements and the thread's new head, based on
 the checkpoint and the thread's cached head. The planned statements are executed in one transaction,
 provided that the stored thread has not changed since it was cached. If the thread has changed, the
-same transaction reads the thread, builds a new plan, and executes the new plan. If a thread is not
-cached, a checkpoint without a parent is planned on the assumption that the thread is new. See
+same transaction reads the thread, builds a new plan, and executes the new plan. If the thread is
+not cached and the checkpoint has no parent, the plan assumes that the thread is new. See
 docs/decisions/0022.
 """
 
@@ -106,7 +106,7 @@ class CheckpointWriter:
         self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
     def plan_database_write(self, request: CheckpointPut | TaskWrites) -> DatabaseWrite:
-        """Build the arguments with which `Database.write` stores a checkpoint or pending writes.
+        """Build the `Database.write` arguments for storing a checkpoint or pending writes.
 
         If the cache contains enough data about the thread, the SQL statements are planned without
         reading the database. If the thread turns out to have changed since it was cached, the
@@ -161,7 +161,7 @@ class CheckpointWriter:
         )
 
     def _drop_cached_heads_and_keys(self, thread_id: str | None) -> None:
-        """Drop cached data that may be wrong after a failed transaction.
+        """Drop cached data that a failed transaction may have made invalid.
 
         If the transaction was meant to store a checkpoint, drop the thread's cached heads. Also
         discard the row keys that this process has reserved, because the failure may mean that one
@@ -451,10 +451,10 @@ class CheckpointWriter:
     ) -> list[Statement]:
         """Build the statements that update the title and metadata in a thread's row.
 
-        The row of a thread contains a copy of the metadata of the head of its root namespace.
-        Storing a checkpoint on a branch does not change the copied metadata. Instead, the thread is
-        marked as possibly waiting for an answer, because the head stays the same and may be waiting
-        for one.
+        A thread's row contains a copy of the metadata from the head checkpoint of the root
+        namespace. Storing a checkpoint on a branch does not change this copy, but marks the thread
+        as possibly waiting for the answer to an interrupt, because the unchanged head may still be
+        waiting for one.
         """
         if put.address.checkpoint_ns:
             return []
@@ -492,9 +492,9 @@ class CheckpointWriter:
     def _build_decoded_and_encoded_metadata(
         self, metadata: dict[str, Any], previous_decoded_and_encoded: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
-        """Encode metadata, and return it in decoded and encoded form.
+        """Encode metadata, and return a tuple of a decoded copy and the encoded bytes.
 
-        If the encoding has not changed, return the pair `previous_decoded_and_encoded`.
+        If the encoding is unchanged, return `previous_decoded_and_encoded`.
         """
         stored = self.codec.encode(metadata, lambda: "metadata", exact=True)
         if previous_decoded_and_encoded is not None and stored == previous_decoded_and_encoded[1]:
@@ -534,9 +534,9 @@ class CheckpointWriter:
         snapshot: Snapshot,
         additions: Additions,
     ) -> list[Statement]:
-        """Build statements that replace values in stored pending writes with log item references.
+        """Build statements that replace values in pending writes with references to log items.
 
-        The pending writes are those of the tasks whose results are applied in the new checkpoint.
+        The pending writes belong to the tasks whose results are included in the new checkpoint.
         """
         statements, address = [], put.address
         tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
@@ -568,8 +568,8 @@ class CheckpointWriter:
                 yield from self._build_filter_if_removals_are_newer(put, thread.newest_removal)
             )
         ) is not None:
-            # an erasure deletes all views of a thread, so a stale put to the views namespace is
-            # discarded
+            # an erasure deletes all views of a thread, so discard a put to the views namespace
+            # whose data was loaded before the erasure
             if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return PlannedTransaction(self.cache, self.watch, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
@@ -627,7 +627,7 @@ class CheckpointWriter:
     ) -> Flow[Any]:
         """Return a `StalePut` if data was removed since the request's state was loaded.
 
-        Return None if nothing was removed since then.
+        Return None if no data has been removed since the request's state was loaded.
         """
         if not newest_removal or not self.removals.is_stale(request, newest_removal):
             return None
@@ -646,7 +646,10 @@ class CheckpointWriter:
         key_and_generation: tuple[int, int],
         is_cache_valid: bool,
     ) -> tuple[int, int]:
-        """Return the thread key and generation to which a request's log references belong.
+        """Return a thread's key and generation, or `(0, -1)` if its cached data is not valid.
+
+        A request's references to log items are used only if they were made for this key and
+        generation.
 
         Returns:
             The argument `key_and_generation` if the cached data of the thread is valid. If the
@@ -829,9 +832,8 @@ class CheckpointWriter:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        # When a namespace is created in a thread, mark the thread as changed. If a concurrent put
-        # was planned to create the same namespace, the statements of the put then fail and the put
-        # is planned again.
+        # When creating a namespace, mark the thread as changed, so that a concurrent put that would
+        # create the same namespace fails and is planned again.
         if namespace_key is None:
             namespace_key = keys.pop()
             yield [

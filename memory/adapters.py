@@ -137,7 +137,7 @@ class _StoredMessages:
 
 
 class InMemoryChatMemoryStore(_StoredMessages):
-    """A store that keeps chat memories in an in-memory dict."""
+    """A chat memory store backed by an in-memory dict."""
 
     def __init__(self) -> None:
         self._messages: dict[Any, list[BaseMessage]] = {}
@@ -357,9 +357,9 @@ class ChatMemoryRepository(Protocol):
 class MessageChatMemory:
     """A chat memory that returns the newest messages of each conversation.
 
-    A conversation's window follows the rules of LangChain4j. As in Spring AI, messages that precede
-    the first human message in the window are not returned, except for system messages. If a
-    conversation's window has no human message, only system messages are returned.
+    LangChain4j's rules determine which messages are in a conversation's window. As in Spring AI,
+    messages that precede the first human message in the window are not returned, except for system
+    messages. If a conversation's window has no human message, only system messages are returned.
 
     Args:
         repository: The repository, or None for a repository that keeps conversations in the memory
@@ -415,8 +415,9 @@ class MessageChatMemory:
         """Load all messages, oldest first.
 
         Some repositories, such as the example in Spring AI's documentation, return the newest
-        message first. To determine the order, load all messages, then load them again with the
-        limit lowered by one. The message missing from the second result is the oldest one.
+        message first. To determine the order, call the repository's `load` method twice, once for
+        all messages and once for all but one. Because the second call leaves out the oldest
+        message, the results show whether the oldest message comes first or last.
         """
         stored = check_and_select_messages_to_store(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
@@ -431,8 +432,8 @@ class MessageChatMemory:
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
     """A repository that keeps conversations in an in-memory dict.
 
-    An `InMemoryChatMemoryRepository` can also be used directly as a chat memory without a size
-    limit, as in an example in Spring AI's documentation.
+    An `InMemoryChatMemoryRepository` can also be used directly as an unbounded chat memory, as
+    shown in Spring AI's documentation.
     """
 
     def __init__(self) -> None:
@@ -450,7 +451,7 @@ class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore):
 class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     """Base class of advisors. An advisor is a runnable that adds a chat memory to a chat model.
 
-    The call `advisor.invoke("Hello", config)` returns the answer of the chat model.
+    The call `advisor.invoke("Hello", config)` returns the chat model's response.
 
     An advisor accepts the same input as a chat model. The conversation id is read from
     `configurable["conversation_id"]` in the config. After the model has answered, the advisor adds
@@ -526,8 +527,8 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             SystemMessage(system_text) if system_text else None,
             _remove_system_messages(messages),
         )
-        # If the model is itself an advisor, let that inner advisor order the messages, because it
-        # may add messages with tool calls.
+        # If the model is itself an advisor, do not order the messages here, because the inner
+        # advisor may still add messages with tool calls.
         if isinstance(self.model, ChatMemoryAdvisor):
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
@@ -577,7 +578,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
-    """An advisor that extends the system message with earlier messages similar to the question.
+    """An advisor that finds messages similar to the question and adds them to the system message.
 
     An advisor is a runnable that adds a chat memory to a chat model. Each message of a conversation
     is stored as an item in a langgraph store that has an index. Combine this advisor with a
@@ -626,7 +627,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Store each message that has text as an item.
+        """Add one item to the store for each message that contains text.
 
         In a perdure store, the provenance of each item names the run's user as the author.
         """

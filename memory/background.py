@@ -1,9 +1,9 @@
 """Extract memories from threads in the background, as soon as their conversations pause.
 
 A worker determines which threads are due, and queues one job for each of them. The queue consists
-of DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no extractions are
-lost, because the workers look for due threads again. Importing this module takes about a second,
-because the module imports DBOS.
+of DBOS workflows, and DBOS gives each job to one worker. Losing the queue does not lose any
+extractions, because the workers search for due threads again. Importing this module takes about a
+second, because the module imports DBOS.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _DEFAULT_SCHEMA: Final = "perdure_jobs"
 _POSTGRES: Final = "postgresql://"
 # interval in seconds at which DBOS polls the queue for new jobs
 _POLL_INTERVAL_S: Final = 0.25
-# number of extra database connections, for DBOS's own OS threads
+# number of additional connections in the pool, reserved for DBOS's own OS threads
 _DBOS_CONNECTIONS: Final = 6
 _active_worker: list[tuple[Callable[[ExtractionJob], dict[str, Any]], Callable[[], object]]] = []
 """The functions of this process's worker: one extracts a thread, the other queues all threads.
@@ -213,9 +213,9 @@ class Background:
     def every(self, cron: str | None, timezone: str | None = None) -> None:
         """Schedule a recurring extraction of memories from all threads.
 
-        Threads whose extraction has failed too often to be retried are included. The schedule is
-        stored in the queue's database. If no worker is running at a scheduled time, that run is
-        skipped.
+        The schedule includes threads whose extraction has failed and is no longer retried
+        automatically. The schedule is stored in the queue's database. If no worker is running at a
+        scheduled time, that run is skipped.
 
         Args:
             cron: Five fields like `"0 3 * * *"`, or None to remove the schedule.
@@ -226,7 +226,7 @@ class Background:
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
         """Queue all threads with unread messages, and wait for their extraction.
 
-        Threads whose extraction has failed too often to be retried are left out.
+        Threads whose extraction has failed and will not be retried are skipped.
 
         Args:
             timeout_s: The maximum number of seconds to wait.
@@ -263,7 +263,7 @@ class Background:
         return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[ThreadId]:
-        """Return the ids of threads that cannot be extracted because their user is unknown.
+        """Return the ids of threads that extraction skips because their user is unknown.
 
         A thread is unassigned if its latest checkpoint lacks a value that the namespace template
         needs, such as `user_id`. A worker logs a warning when it first finds unassigned threads,
@@ -319,8 +319,8 @@ class Background:
         """Queue due threads, and record a failure for each job whose worker died."""
         queue = self._get_queue()
         running_by_key = queue.read_unfinished_jobs()
-        # Read the queue before listing the due threads, so that a thread that another worker
-        # extracts in between is not queued a second time.
+        # Read the queue before the due threads. Otherwise, if another worker extracts a thread
+        # between the two reads, the thread could be queued a second time.
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
             for job in queue.cancel_lost_jobs(self.pace.limit_s + _LOST_AFTER_S):
@@ -333,7 +333,8 @@ class Background:
     def _warn_of_unassigned_threads(self, unassigned: list[str]) -> None:
         """Log a warning if the number of unassigned threads has doubled since the last warning.
 
-        A thread is unassigned if its user cannot be determined. Such a thread cannot be extracted.
+        A thread is unassigned if its user cannot be determined. No memories can be extracted from
+        such a thread.
         """
         count = len(unassigned)
         if count and count >= 2 * self._warned_count:
@@ -358,8 +359,8 @@ class Background:
         try:
             if (report := self._extract_within_time_limit(job)) is not None:
                 result["report"] = report
-                # A report with no messages means that another worker has already extracted memories
-                # from the thread.
+                # If another worker has already extracted memories from the thread, the report
+                # counts 0 messages.
                 if report["messages"]:
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
