@@ -185,7 +185,7 @@ class RemovalRecords:
         return (yield from self.read_newest_number(thread_id))
 
     def read_records_since(self, thread_id: str, after_number: int) -> Flow[list[RemovalRecord]]:
-        """Return a thread's removal records after `after_number`, in ascending order."""
+        """Return a thread's removal records numbered above `after_number`, in ascending order."""
         thread = self.hash_thread(thread_id)
         rows = yield self.sql("removals_since", thread, after_number)
         records = []
@@ -243,7 +243,7 @@ class RemovalRecords:
     def add_texts_to_newest_record(
         self, thread_id: str, texts_by_kind: Mapping[str, Iterable[str]]
     ) -> Flow[None]:
-        """Add hashes of texts to a thread's latest removal record, skipping existing ones."""
+        """Add text hashes to a thread's latest removal record, skipping those it already has."""
         thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts_by_kind)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
@@ -274,8 +274,8 @@ class RemovalRecords:
     def is_stale(self, request: CheckpointPut | TaskWrites, newest_removal: int) -> bool:
         """Return whether data was removed from the thread after a request's state was loaded.
 
-        A request stores a checkpoint or pending writes, which a run computed from the state that it
-        had loaded.
+        A request stores a checkpoint or pending writes that a run computed from the state it had
+        loaded.
 
         Args:
             request: The checkpoint or the writes to store.
@@ -288,10 +288,10 @@ class RemovalRecords:
     def find_newest_removal_number_when_state_was_loaded(
         self, request: CheckpointPut | TaskWrites
     ) -> RemovalNumberAtLoad:
-        """Return the number of the thread's latest removal when a request's state was loaded.
+        """Return the sequence number of the latest removal before a request's state was loaded.
 
-        A request stores a checkpoint or pending writes, which a run computed from the state that it
-        had loaded. A subgraph or a node can store data from the state that was loaded when the run
+        A request stores a checkpoint or pending writes that a run computed from the state it had
+        loaded. A subgraph or a node can store data from the state that was loaded when the run
         started. Therefore, for a request from a subgraph or a node, the number that was recorded at
         the start of the run is returned, even if the subgraph loaded a checkpoint later.
 
@@ -307,7 +307,7 @@ class RemovalRecords:
     def find_newest_removal_number_when_config_was_loaded(
         self, config: RunnableConfig, thread_id: str
     ) -> RemovalNumberAtLoad:
-        """Return the number of the latest removal when the state of a run or node was loaded.
+        """Return the sequence number of the latest removal before a run or node loaded its state.
 
         See `find_newest_removal_number_when_state_was_loaded`.
         """
@@ -368,5 +368,5 @@ def find_runtime(config: RunnableConfig) -> Any:
 
 
 def find_run_control(runtime: Any) -> object | None:
-    """Return a runtime's `RunControl`, which identifies the run, or None if it has none."""
+    """Return a runtime's `RunControl`, which identifies the run, or None if there is none."""
     return getattr(runtime, "control", None)

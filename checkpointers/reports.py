@@ -15,7 +15,7 @@ NodeAndInterruptValue = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An item in a channel's history up to a given checkpoint, for example a message.
+    """An item, such as a message, from a channel's history up to a given checkpoint.
 
     Attributes:
         value: The message, the element of a list, or the `(key, value)` pair of a dict.
@@ -246,7 +246,7 @@ class ThreadUsage:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """Statistics of a removal: how many objects a prune, retention rule or deletion removed.
+    """Statistics on the objects removed by a prune, a retention rule or a deletion.
 
     The report of a dry run counts the objects that would be removed.
 
@@ -315,8 +315,8 @@ class Retention:
 
     A checkpoint is kept if at least one of `last`, `days` and `turns` applies to it. The head of
     each namespace is always kept. If the head was stored by a state update less than a day ago, the
-    checkpoint that was updated is also kept, because a run that is in progress can still continue
-    from it.
+    checkpoint to which the update was applied is also kept, because a run in progress can still
+    continue from it.
 
     Attributes:
         last: The number of newest checkpoints of each namespace that are kept.
@@ -337,7 +337,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """Statistics of an import: how many objects `import_from` read, added and skipped.
+    """Statistics on the objects that `import_from` read, added and skipped.
 
     Attributes:
         threads: The number of threads that were read.

@@ -1,14 +1,14 @@
 """Record the start times of runs, so that perdure can tell when a message was added to a thread.
 
-Each checkpoint stored by a langgraph run contains the start time of the run. A run begins by
-loading its thread, and the start time is taken immediately before that. A new input starts a run. A
-resumed run counts as the same run as the interrupted run, so the start time in its checkpoints is
-copied from the parent checkpoint.
+Each checkpoint stored by a langgraph run contains the start time of the run. The start time of a
+run is recorded immediately before the run loads its thread. A new input starts a run. A resumed run
+counts as a continuation of the interrupted run, so its checkpoints inherit the start time from the
+parent checkpoint.
 
 Three kinds of checkpoints have no start time: checkpoints stored by a state update, imported
-checkpoints, and checkpoints that were merged with a state update. Start times are not kept when a
-thread is copied or when databases are merged. Otherwise, a file from an unknown source could claim
-that a run of this database added a message.
+checkpoints, and checkpoints that were merged with a state update. Start times are not preserved
+when a thread is copied or databases are merged. Otherwise, a file from an untrusted source could
+claim that a run of this database had added a message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BETWEEN_GRAPHS: Final = "|"
 
 
 class LoadedRun(NamedTuple):
-    """The start time of a run of this process, and information about the checkpoint that it loaded.
+    """The start time of a run in this process, and details of the checkpoint that the run loaded.
 
     Attributes:
         started_at: Unix timestamp in seconds, taken just before the run loaded the thread.
@@ -88,8 +88,8 @@ class RunStarts:
         former_run = self._runs.pop(key, None)
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
-            # The run has already loaded a checkpoint by its id, and langgraph now loads the head
-            # only for comparison. Therefore, keep the existing record.
+            # The run has already loaded a checkpoint by id, and langgraph is now loading the head
+            # only for comparison, so keep the existing record.
             self._runs[key] = former_run
             return
         drop_oldest_entries(self._runs, _MAX_RUNS)
@@ -103,10 +103,10 @@ class RunStarts:
         return self._runs.get((find_run_control(find_runtime(config)), thread_id))
 
     def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
-        """Set the run's start time in a request to store a checkpoint.
+        """Add the run's start time to a request that stores a checkpoint.
 
-        If the checkpoint belongs to the same run as its parent, `continues_run` is set to True
-        instead.
+        If the checkpoint belongs to the same run as its parent, no start time is added, and
+        `continues_run` is set to True.
         """
         config, thread_id = put.config, put.address.thread_id
         runtime = None if config is None or put.address.checkpoint_ns else find_runtime(config)

@@ -1,4 +1,4 @@
-"""Wait for a run's writes that are in progress, and reject any later ones.
+"""Wait for a run's in-progress writes to finish, and reject later writes.
 
 LangGraph starts a separate asyncio task for each checkpoint that a run stores. The asyncio tasks
 keep running if the run is cancelled, so a checkpoint may be stored after the run has ended. Before
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 # Interval in seconds between checks for writes in progress.
 _POLL_S: Final = 0.002
-# A run counts as ended after this number of consecutive event loop iterations without a write in
-# progress.
+# Number of consecutive event loop iterations without a write in progress after which a run is
+# considered to have ended.
 _QUIET_ROUNDS: Final = 20
 
 
 class RunWrites:
-    """Keeps track of the writes of a run that are in progress, across all OS threads."""
+    """Tracks a run's in-progress writes across all OS threads."""
 
     def __init__(self) -> None:
         # No lock is needed, because adding and removing a set element are atomic operations.
@@ -37,7 +37,7 @@ class RunWrites:
 
     @contextmanager
     def count_write(self) -> Iterator[None]:
-        """Register one write as in progress for the duration of the `with` block.
+        """Register a write as in progress while the `with` block runs.
 
         Raises:
             RunEnded: The run has ended.
@@ -62,8 +62,8 @@ class RunWrites:
     def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
         """Wrap a flow factory so that it raises RunEnded once the run has ended.
 
-        A write can still be in the queue when `close` times out. Therefore, the returned function
-        checks again whether the run has ended, immediately before the queued write is executed.
+        A write can still be in the queue when `close` times out. Therefore, immediately before
+        executing the queued write, the returned function checks again whether the run has ended.
         """
 
         def make_if_open() -> Flow[T]:
@@ -85,8 +85,8 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            # Start rejecting new writes one iteration before the loop ends. If another OS thread
-            # has just started a write, the last iteration still notices it.
+            # Start rejecting new writes one iteration before the loop ends, so that the last
+            # iteration still detects a write that another OS thread has just started.
             self._closed = quiet == _QUIET_ROUNDS - 1
         self._closed = True
 

@@ -1,10 +1,10 @@
 """Store the server's runs and their events in the checkpointer's database.
 
-A run is accepted by the server, claimed by the process that executes it, and finally ended or
-cancelled. If the database has an encryption key, the events of a run and the columns `request`,
-`about` and `error` are encrypted. The request is deleted once the run has ended, unless a client
-could still retry it. The table of runs does not store a run's result, because the run's last
-checkpoint contains it.
+A run is first accepted by the server, then claimed by the process that executes it, and finally
+ends or is cancelled. If the database has an encryption key, the events of a run and the columns
+`request`, `about` and `error` are encrypted. The request is deleted once the run has ended, unless
+a client could still retry it. The `runs` table does not store a run's result, because the run's
+last checkpoint contains it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CLEANUP_RUNS: Final = 20
 
 
 class ReservedEventNumbers(NamedTuple):
-    """The event numbers at which a run resumes after another process has taken it over.
+    """Event sequence numbers that a process needs to continue a run it has taken over.
 
     Attributes:
         last_stored: The number of the last stored event.
@@ -199,11 +199,11 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
     async def set_person(self, run: LiveRun, person: str) -> None:
-        """Record the person whose memories a run uses.
+        """Store the id of the person whose memories a run uses.
 
         This method is called when the run starts, because the person is not known before then. The
-        stored details of the run are read again in the same transaction, because an erasure may
-        have removed messages from them since the run was loaded.
+        stored details of the run are reread in the same transaction, because an erasure may have
+        removed messages from them since the run was loaded.
         """
 
         def flow() -> Flow[None]:
@@ -325,7 +325,7 @@ class RunTable(ServerTable):
     async def reserve_event_numbers_after_takeover(
         self, run: LiveRun, number_before_all_events: int
     ) -> ReservedEventNumbers | None:
-        """Reserve a new range of event numbers for a run that this process has taken over.
+        """Reserve a new range of event sequence numbers for a run that this process has taken over.
 
         Args:
             run: The run.
@@ -360,7 +360,7 @@ class RunTable(ServerTable):
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
     async def count_removals(self, thread_keys: Sequence[int]) -> dict[int, int]:
-        """Return the number of erasures in each thread, keyed by thread key.
+        """Return the number of erasures in each given thread, as a dict keyed by thread key.
 
         Deleted threads are left out.
         """
@@ -369,7 +369,7 @@ class RunTable(ServerTable):
     async def read_events(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> list[EventBatch]:
-        """Return a page of the stored events after the event `after_event`, in ascending order.
+        """Return a page of stored events numbered above `after_event`, in ascending order.
 
         Args:
             thread_key: The key of the thread.
@@ -391,7 +391,7 @@ class RunTable(ServerTable):
     async def find_newest_event_numbers_and_run_state(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
     ) -> tuple[int, int, RunState] | None:
-        """Find the latest event of the runs in `seq_range`, and the state of its run.
+        """Find the latest event of the runs in `seq_range`, and the state of the run it belongs to.
 
         The arguments are the same as in `read_events`.
 
@@ -449,9 +449,9 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in await self._read_rows("live_runs_of_thread", thread_id)]
 
     async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the number, id and state of each run of a thread after the run number `seq`.
+        """List a thread's runs that are numbered above `seq`, as (number, id, state) tuples.
 
-        The runs are sorted by number in ascending order. Delayed runs are left out.
+        The runs are sorted by sequence number in ascending order. Delayed runs are left out.
         """
         return [
             (row[0], row[1], row[2]) for row in await self._read_rows("runs_since", seq, thread_id)
@@ -465,7 +465,7 @@ class RunTable(ServerTable):
     async def search_runs_with_is_last_flags(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
-        """Return one page of runs, newest first, from all threads that might match a query.
+        """Return one page of runs from the threads that might match a query, newest runs first.
 
         Only the conditions that can be expressed in SQL are applied, so the result may include runs
         whose threads do not match the query. The sort order of the query is ignored.

@@ -1,9 +1,9 @@
 """Track the progress of the transcript index, which makes messages searchable.
 
-A thread's progress is the position up to which its messages have been indexed. The transcript index
-is stored in tables of the store, in the same database as the threads. A transaction that removes
-items from a thread also removes all messages of the thread from the transcript index. The next
-search then reindexes the messages that remain in the thread.
+A thread's indexing progress is the position up to which its messages have been indexed. The
+transcript index is stored in tables of the store, in the same database as the threads. A
+transaction that removes items from a thread also removes all messages of the thread from the
+transcript index. The next search then reindexes the messages that remain in the thread.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_index_progress_and_unindexed_items_with_times(
 ) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
     """Read a thread's items, such as messages, that have not been indexed yet.
 
-    The result also includes items that are only on branches and items that are no longer in the
+    The result also includes items that exist only on branches, and items that are no longer in the
     thread's current state.
 
     Args:
@@ -112,7 +112,7 @@ def read_index_progress_and_unindexed_items_with_times(
 def _read_log_length_and_time_at_newest_checkpoints(
     threads: ThreadReader, thread_id: str, thread_key: int, channel: str, checkpoint_count: int
 ) -> Flow[list[tuple[int, float]]]:
-    """Read the length of a channel's log at each of the latest checkpoints.
+    """Read the length of a channel's log at each of a thread's most recent checkpoints.
 
     Returns:
         The length of the log and the time of the checkpoint in seconds since 1970, oldest first.
@@ -160,9 +160,9 @@ def save_index_progress(
     rows = yield [
         sql("transcript_progress_of", thread_id) for thread_id, *_ in ids_with_old_and_new_progress
     ]
-    # A changed version token is ignored, because it only means that the thread has new messages,
-    # which will be indexed later. If any other field of the old progress has changed, the new
-    # progress is not stored.
+    # A changed version token is ignored, because it means only that the thread has new messages,
+    # which will be indexed later. If any other field of the stored progress has changed since it
+    # was read, the new progress is not stored.
     is_saved = [
         bool(states)
         and IndexProgress(*states[0])._replace(version_token=before.version_token) == before

@@ -1,10 +1,10 @@
 """Implement LangGraph's `BaseCheckpointSaver`, with blocking and async methods.
 
 A run calls the methods in this module to get, list and store checkpoints and pending writes. The
-module `writer` plans writes, `reader` reads rows, and `listing` finds checkpoints. `writer`,
-`reader` and `listing` do not depend on a database driver. Blocking methods read from the database
-in the calling OS thread. Asynchronous methods read from it in a worker thread. All writes are
-executed in the database's writer thread.
+module `writer` builds write plans, `reader` reads rows, and `listing` finds checkpoints. The
+modules `writer`, `reader` and `listing` are independent of the database driver. Blocking methods
+read from the database in the calling OS thread. Asynchronous methods read from the database in a
+worker thread. All writes are executed in the database's writer thread.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint.
 
-        If the config requests a checkpoint by id and the checkpoint is not a head, remember its
-        address. A run that later stores a child of this checkpoint has gone back to it on purpose
+        If the config requests a checkpoint by id and that checkpoint is not a head, record its
+        address. A run that later stores a child of this checkpoint has deliberately gone back to it
         (see `CheckpointPut.continues_chosen_checkpoint`).
         """
         checkpoint = yield from self._reader.read_tuple(address)
@@ -221,7 +221,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _remember_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
-        """Record the number of the thread's latest removal when a run loads a checkpoint."""
+        """Record the latest removal's sequence number when a run loads a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
         self._removals.remember_newest_removal_number_for_run(
             config, configurable["thread_id"], configurable[REMOVALS_KEY]
@@ -294,12 +294,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Store a checkpoint. Once `put` has returned, the checkpoint survives a crash.
 
         The config names the parent. The checkpoint becomes the head of its namespace if its parent
-        is the current head, or if it is the first checkpoint that a run stores. A run starts with
-        an input, an update or a fork, or resumes from a checkpoint that was loaded by its id. If a
-        later run of the thread starts before the checkpoint is stored, the checkpoint becomes a
-        branch. A channel that is not in `new_versions` keeps its value from the parent checkpoint.
-        If the value of a channel is a list or dict, only the items that are not stored yet are
-        written.
+        is the current head, or if it is the first checkpoint that a run stores. A run either starts
+        with an input, an update or a fork, or resumes from a checkpoint loaded by id. If a later
+        run of the thread starts before the checkpoint is stored, the checkpoint becomes a branch. A
+        channel that is not in `new_versions` keeps its value from the parent checkpoint. If the
+        value of a channel is a list or dict, only the items that are not stored yet are written.
 
         The new checkpoint's metadata inherits `user_id` and `owner` from the parent checkpoint.
         Neither value is inherited if the run's config or context identifies another user, or sets
@@ -482,7 +481,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """Execute a write request without blocking the event loop.
 
-        If the request has many values, they are encoded in another OS thread.
+        If the request has many values, they are encoded in a worker thread.
         """
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
@@ -511,7 +510,7 @@ def choose_serializer(
     types: Sequence[StoredType[Any]] = (),
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
-    """Choose the serializer, encryption and stored types based on the options of `open`."""
+    """Choose the serializer, encryption and stored types based on the options passed to `open`."""
     seal, stored_types = build_encryption_or_checksum_seal(key), StoredTypes(types, aliases)
     if serde is None:
         names = [class_name(t) if isinstance(t, type) else t for t in allow]

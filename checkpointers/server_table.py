@@ -1,6 +1,6 @@
-"""Define the base class for the server's tables, such as the table of runs.
+"""Define the base class for the server's tables, such as the `runs` table.
 
-The server's tables are stored in a checkpointer's database.
+The server keeps its tables in a checkpointer's database.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 class ServerTable:
     """Base class of a server table.
 
-    Each subclass reads and writes one of the server's tables, such as the table of runs. SQL
+    Each subclass reads and writes one of the server's tables, such as the `runs` table. SQL
     statements are looked up by name.
     """
 

@@ -26,10 +26,9 @@ _SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 class SQLiteCheckpointer(Checkpointer):
     """Stores LangGraph threads in one SQLite file, with blocking and async methods.
 
-    Every message of a conversation is stored only once, however many checkpoints contain the
-    message. Items that a run removes from its state can still be read with `history()`. Use the
-    checkpointer in a `with` or `async with` statement, or call `close` after use. The first use
-    opens the file.
+    Each message of a conversation is stored only once, no matter how many checkpoints contain it.
+    Items that a run removes from its state can still be read with `history()`. Use the checkpointer
+    in a `with` or `async with` statement, or call `close` after use. The first use opens the file.
 
     Args:
         path: The path of a file, or `":memory:"`.

@@ -47,13 +47,13 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# Placeholders for a thread key and a generation. They match no thread, so `build_writes_for_state`
-# stores all items inline instead of as references to items in logs.
+# Placeholder thread key and generation that match no thread, so that `build_writes_for_state`
+# stores all items inline instead of as references to log items.
 _NO_ROWS: Final = 0, -1
 
 
 class KeyedTexts(TextSet):
-    """A set of texts of one kind, some of which are known only by their keyed hash.
+    """A set of texts of the same kind. Some of the texts are known only by their keyed hash.
 
     Args:
         kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
@@ -94,7 +94,7 @@ class KeyedTexts(TextSet):
         return super().has_part_of(text) or any(self._iter_whether_substrings_are_in_set(text))
 
     def _iter_whether_substrings_are_in_set(self, text: str) -> Iterator[bool]:
-        """Yield, for each candidate substring of a text, whether this set contains the substring.
+        """Yield, for each candidate substring of a text, whether it is in this set.
 
         A substring is a candidate if it has the same first `PREFIX_CHARS` characters and the same
         length as a text in the set.
@@ -107,10 +107,9 @@ class KeyedTexts(TextSet):
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
     def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
-        """Return the texts of erased messages that are available as plain text.
+        """Return those texts of erased messages that are known in plain text, not only as hashes.
 
-        Texts of which only the hash is known are left out. The returned dict has a single key,
-        which is the kind of the texts in this set.
+        The returned dict has a single key, the kind of the texts in this set.
         """
         return {self._kind: [*self]}
 
@@ -186,7 +185,7 @@ class StalePut:
     # -- a checkpoint
 
     def copy_checkpoint_put_without_erased_messages(self, put: CheckpointPut) -> CheckpointPut:
-        """Return a copy of a checkpoint request without erased messages and quotations of them."""
+        """Return a copy of a checkpoint request without erased messages or quotations of them."""
         values, other_fields, metadata = put.decode_values_other_fields_and_metadata(self._codec)
         self._collect_texts_of_erased_messages(values.items(), are_inputs=False)
         self._remover.remove_messages_from(other_fields, ValueContext())
@@ -213,7 +212,7 @@ class StalePut:
     def _collect_texts_of_erased_messages(
         self, values: Iterable[tuple[str, Any]], *, are_inputs: bool
     ) -> None:
-        """Find erased messages in values by their ids, and collect the texts of these messages."""
+        """Find erased messages by id in the given values, and collect the messages' texts."""
         values = [*values]
         for channel, value in values:
             new = self._remove_erased_messages(
@@ -239,7 +238,7 @@ class StalePut:
         return self._remover.remove_messages_from(value, ValueContext(are_inputs, texts, tasks))
 
     def _ends_with_erased_tool_call(self, value: Any) -> bool:
-        """Return whether a value is a list that ends with an erased message with tool calls."""
+        """Return whether a value is a list whose last item is an erased message with tool calls."""
         value = value.value if type(value) is DeltaSnapshot else value
         last = value[-1] if isinstance(value, list) and value else None
         if not isinstance(last, AIMessage) or not last.tool_calls:
@@ -253,8 +252,8 @@ class StalePut:
     ) -> tuple[list[Write], bool]:
         """Remove erased messages from a task's writes.
 
-        If the question of an interrupt quotes an erased message, the whole question is removed. If
-        an answer to an interrupt quotes an erased message, the whole answer is removed.
+        If an interrupt's question quotes an erased message, the entire question is removed. If the
+        answer to an interrupt quotes an erased message, the entire answer is removed.
 
         Returns:
             The remaining writes, and whether the task still waits for an answer.
@@ -295,9 +294,9 @@ def find_erased_messages(
 ) -> Flow[list[bool]]:
     """Return, for each message, whether it was erased by a removal later than `since_removal`.
 
-    A removal is an erasure of messages from the thread or a deletion of the thread, and is
-    identified by its sequence number. If the thread was deleted by a later removal, all its
-    messages count as erased.
+    A removal is either the erasure of messages from the thread or the deletion of the thread. Each
+    removal has a sequence number. If the thread was deleted by a later removal, all its messages
+    count as erased.
     """
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
@@ -325,12 +324,13 @@ def _check_checkpoints_not_deleted(
     deleted_hashes: frozenset[bytes],
     is_run: bool,
 ) -> Flow[None]:
-    """Raise ThreadDeleted if the checkpoint that a request builds on was deleted with its thread.
+    """Raise ThreadDeleted if a request builds on a checkpoint that was deleted with its thread.
 
-    A request from a run of this process is also rejected if it refers to checkpoints and none of
-    them is stored. Such a run loaded the thread before the thread was deleted. Either the run has
-    durability `exit` and stores no checkpoint until it ends, or its checkpoint was rejected and the
-    run still tries to store pending writes for that checkpoint.
+    A request from a run of this process is also rejected if it refers to checkpoints but none of
+    them exists in the database. The run that sent such a request loaded the thread before the
+    thread was deleted. Either the run has durability `exit` and stores no checkpoint until it ends,
+    or its checkpoint was rejected and the run still tries to store pending writes for that
+    checkpoint.
     """
     thread_id, checkpoint_ns, uid = request.address
     ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}

@@ -1,7 +1,7 @@
 """Determine which tasks of a thread run next or wait for an answer, without needing the graph.
 
-The channels in a checkpoint show which nodes are triggered. Each pending write contains its task's
-path, which LangGraph passes to `put_writes`.
+The channels in a checkpoint determine which nodes are triggered. Each pending write contains its
+task's path, which LangGraph passes to `put_writes`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SENDS: Final = "__pregel_tasks"
 """langgraph's channel that contains the `Send`s for the next superstep."""
 CANCELLED: Final = "__erased__"
 """The node of a `Send` that replaces an erased one. It keeps the index, and never runs."""
-# Prefix of the name of a channel that triggers a single node. The node's name follows the prefix.
+# Name prefix of channels that trigger a single node. The prefix is followed by the node's name.
 _BRANCH: Final = "branch:to:"
-# Prefix of the name of a channel that triggers a node once several other nodes have finished. For
-# example, "join:a+b:c" triggers node c once nodes a and b have finished.
+# Name prefix of channels that trigger a node once several other nodes have finished. For example,
+# "join:a+b:c" triggers node c once nodes a and b have finished.
 _JOIN: Final = "join:"
 # Keys in langgraph's `versions_seen` that are not node names.
 _NO_NODES: Final = ("__input__", INTERRUPT)
@@ -36,7 +36,7 @@ NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 _CONTROL: Final = {INTERRUPT, RESUME, ERROR, "__error_source_node__"}
 # Path prefix of a task that is triggered by a channel; the prefix is followed by the node's name.
 _PULL: Final = "~__pregel_pull, "
-# Path prefix of a task that is created by a `Send` or called by another task; the prefix is
+# Path prefix of a task that was created by a `Send` or called by another task. The prefix is
 # followed by the index of the `Send` or by the path of the calling task.
 _PUSH: Final = "~__pregel_push, "
 _HANDLER: Final = ", node_error_handler, 0000000000"
@@ -48,8 +48,8 @@ IDLE: Final = ThreadStatus()
 class TaskWrite(NamedTuple):
     """A pending write of a task.
 
-    `value` must be given for a write to the interrupt channel or the error channel. For a write to
-    any other channel, `value` can be None.
+    `value` must be given for a write to the interrupt channel or the error channel, and can be None
+    for a write to any other channel.
     """
 
     task_id: str
@@ -85,8 +85,8 @@ def build_thread_status(
         if _has_task_path(task_writes)
     }
     due = dict(_iter_paths_and_nodes_of_triggered_tasks(values, versions, versions_seen))
-    # A task that has pending writes is due, even if `_iter_paths_and_nodes_of_triggered_tasks` did
-    # not yield it.
+    # A task that has pending writes is due to run, even if
+    # `_iter_paths_and_nodes_of_triggered_tasks` did not yield it.
     for path in tasks:
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
@@ -112,7 +112,7 @@ def build_thread_status(
 
 
 def find_send_targets(sends: Any) -> list[str | None]:
-    """Return the target node of each `Send` in a checkpoint, with None for a cancelled `Send`."""
+    """Return the target node of each `Send` in a checkpoint, or None for a cancelled `Send`."""
     nodes = [getattr(send, "node", None) for send in (sends if _is_list(sends) else ())]
     return [None if node == CANCELLED else node for node in nodes]
 
@@ -120,8 +120,8 @@ def find_send_targets(sends: Any) -> list[str | None]:
 def _group_writes_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """Group pending writes by task id.
 
-    Writes of called tasks, error handlers and state updates are omitted. A called task is a task
-    that was started by another task.
+    Writes made by called tasks, error handlers and state updates are omitted. A called task is a
+    task that was started by another task.
     """
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
@@ -142,7 +142,7 @@ def is_update_path(path: str) -> bool:
 def _is_nested_task_path(path: str) -> bool:
     """Return whether a task path belongs to a called task, an error handler or a state update.
 
-    A called task is one that another task started while running. A state update is a call to
+    A called task is one that another task started while it was running. A state update is a call to
     langgraph's `update_state`. A task with a nested path does not count as one of the superstep's
     tasks.
     """
@@ -178,7 +178,7 @@ def _iter_paths_and_nodes_of_triggered_tasks(
 
 
 def _list_nodes_triggered_by_channel(channel: str, value: Any) -> list[str]:
-    """Return the name of the node that a `StateGraph` channel triggers, as a one-element list.
+    """Return a one-element list with the name of the node that a `StateGraph` channel triggers.
 
     The list is empty if the node still has to wait for other nodes.
     """

@@ -1,8 +1,8 @@
 """Register a program's own classes, and aliases for renamed classes, with a checkpointer.
 
-A checkpointer takes registered types and aliases only from the `types` and `aliases` arguments that
-the program passes. The contents of a stored row never determine which module is imported or which
-function is called.
+A checkpointer uses only the types and aliases that the program passes in the `types` and `aliases`
+arguments. The contents of a stored row never determine which module is imported or which function
+is called.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class StoredType(Generic[T]):
         """Build a `StoredType` that stores instances of one class with a LangGraph serializer.
 
         A `JsonPlusSerializer` is replaced with a copy that allows only this class. With
-        `pickle_fallback=True`, values are pickled, and loading a value can run code from the
-        database.
+        `pickle_fallback=True`, values that msgpack cannot encode are pickled, and loading a pickled
+        value can execute arbitrary code from the database.
         """
         for method in ("dumps_typed", "loads_typed"):
             if not callable(getattr(serde, method, None)):
@@ -196,18 +196,18 @@ class StoredTypes:
     def classes(self) -> list[type]:
         """The classes that are alias targets but not registered types.
 
-        The checkpointer may create objects of the target classes when it loads a stored value.
+        The checkpointer is allowed to instantiate the target classes when it loads a stored value.
         """
         return [cls for cls in self._targets.values() if cls not in self.by_class]
 
     @property
     def is_used(self) -> bool:
-        """Whether the program has registered at least one type or alias."""
+        """Whether the program has registered any types or aliases."""
         return bool(self.by_class or self._targets)
 
     @property
     def encoded_names_of_searchable_types(self) -> list[bytes]:
-        """The stored class names, encoded as UTF-8, of all types that have a `texts` function."""
+        """The UTF-8-encoded stored class names of all types that have a `texts` function."""
         names = [each.stored_name[1] for each in self.by_class.values() if each.texts is not None]
         names += [old[1] for old, cls in self._targets.items() if self._has_texts_function(cls)]
         return [name.encode() for name in names]
@@ -241,8 +241,8 @@ class StoredTypes:
         """Build dicts that map current class names to earlier names.
 
         The first dict maps each class to its first earlier name, the second dict to its second
-        earlier name, and so on. For a class with fewer earlier names, the remaining dicts repeat
-        its last one.
+        earlier name, and so on. If a class has fewer earlier names than there are dicts, the
+        remaining dicts repeat the last of these names.
         """
         depth = max(map(len, self.former.values()), default=0)
         return [
@@ -266,7 +266,7 @@ class StoredTypes:
             texts = list(returned)
         except Exception as exc:
             raise _build_texts_function_error(registered, f"raised {_format_error(exc)}") from exc
-        # Reject a single str, because `list()` has split it into characters.
+        # Reject a single str, because `list()` splits a str into characters.
         if isinstance(returned, str):
             raise _build_texts_function_error(
                 registered, "returned a single text instead of a list of texts"
@@ -277,7 +277,7 @@ class StoredTypes:
 
 
 def parse_class_name(description_in_error: str, name: Any) -> Name:
-    """Parse a class name, given as a pair or as a string such as 'module:Name', into a pair.
+    """Convert a class name, given as a pair or as a string such as 'module:Name', to a pair.
 
     Raises:
         ConfigurationError: The name is neither a pair of two texts nor text like 'module:Name'.

@@ -1,13 +1,13 @@
 """Copy threads within one database, and merge threads from one database into another database.
 
 Items, checkpoints and pending writes are copied in encoded form. The copied bytes are decrypted
-with the source's key and re-encrypted with the target's key. Of the copied data, only the metadata
-is decoded, because the target's metadata index is computed from it.
+with the source's key and re-encrypted with the target's key. Only the metadata of the copied data
+is decoded, because it is needed to compute the target's metadata index.
 
-A merge handles a thread that exists in both databases as follows. If both copies are equal, or if
-only the target copy has new checkpoints, nothing is changed. If only the source copy has new
+A merge handles a thread that exists in both databases as follows. If the two copies are equal, or
+if only the target copy has new checkpoints, nothing is changed. If only the source copy has new
 checkpoints, it replaces the target copy. If both copies have new checkpoints, the thread is
-rejected and not imported. Each thread is written in one transaction.
+rejected and not imported. Each thread is written in a single transaction.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class _ThreadWriter:
                     yield Statement(self.sql["add_item"], rows, execute_many=True)
 
     def write_namespace(self, records: NamespaceRecords) -> Flow[None]:
-        """Write a namespace with its checkpoints and pending writes."""
+        """Write a namespace, including its checkpoints and pending writes."""
         ns, head, checkpoints, writes = records
         namespace = self.keys.pop()
         yield self.sql("new_namespace", namespace, self.thread_key, ns)
@@ -412,10 +412,10 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Return whether this thread has each head of `other`, or a later head in its place.
+        """Return whether this thread has each head of `other`, or has advanced beyond that head.
 
-        If the head of a namespace in `other` is not the namespace's latest checkpoint, the first
-        checkpoint that this thread adds to the namespace must be a child of that head.
+        If the head of a namespace in `other` is not the latest checkpoint there, the first
+        additional checkpoint in this thread must be a child of that head.
         """
         common = len(other.checkpoints)
         newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
@@ -484,17 +484,17 @@ class DatabaseImport:
     ) -> None:
         self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
-        # Whether the most recently written thread is new in the target. If it is, its copy can
-        # safely be deleted again.
+        # Whether the target had no copy of the most recently written thread before the import. If
+        # so, the new copy can safely be deleted.
         self._is_new = False
         # ids of threads that were rejected because they contain checkpoints of a run that was
-        # rolled back in the target
+        # rolled back in the target database
         self._rolled_back: list[str] = []
 
     def run(self) -> ImportReport:
         """Merge all threads.
 
-        A thread that has new checkpoints in both databases, but not the same ones, is rejected.
+        A thread is rejected if each of the two databases has new checkpoints that the other lacks.
 
         Returns:
             The number of imported objects.
@@ -555,7 +555,7 @@ class DatabaseImport:
         return report
 
     def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
-        """Copy a thread from the source to the target.
+        """Copy a thread from the source database to the target database.
 
         Return None if the thread is rejected. If data is erased from the source thread after it was
         read but before the copy was written, the copy is deleted and the thread is imported again.

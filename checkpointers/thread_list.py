@@ -1,4 +1,4 @@
-"""Search, count, create, update and delete threads, including the server's data about them.
+"""Search, count, create, update and delete threads and the data that the server stores about them.
 
 A search for threads executes one SELECT on the `threads` table for each page of results. The row of
 a thread contains a copy of its head's metadata, the client-supplied metadata, and the status of the
@@ -39,9 +39,9 @@ from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Stateme
 T = TypeVar("T")
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
 SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "status"]
-# maximum number of rows that one SQL statement of a search returns
+# maximum number of rows returned by each SQL statement of a search
 _PAGE: Final = 2_000
-# maximum SQL OFFSET; it fits in 64 bits, and no database has that many rows
+# maximum SQL OFFSET, which fits in a 64-bit integer and exceeds the row count of any database
 _MAX_OFFSET: Final = 1 << 62
 # maximum number of a query's metadata values that are tested in SQL; the other values are compared
 # in Python
