@@ -83,7 +83,7 @@ class ThreadRecords:
     def read_items_page(
         self, reader: CheckpointReader, channel: str, log_key: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Return one page of the items in a range of a log, as `(position, bytes)` pairs.
+        """Return one page of the items in a log range, as `(position, bytes)` pairs.
 
         Positions without an item are skipped.
         """

@@ -414,7 +414,7 @@ class CheckpointWriter:
     def _inherit_labels(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> dict[str, Any]:
-        """Add the parent's labels to a checkpoint, and return its complete metadata.
+        """Add the parent's labels to a checkpoint's metadata, and return the complete metadata.
 
         If the checkpoint's encoded metadata already contains all inherited labels, the metadata is
         not encoded again.

@@ -371,7 +371,7 @@ class Background:
         return result
 
     def _extract_within_time_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
-        """Extract memories from a conversation in a separate OS thread, within `Pace.limit_s`.
+        """Extract memories in a separate OS thread, with a time limit of `Pace.limit_s` seconds.
 
         Returns:
             The report as a dict, or None if the extraction was abandoned because of `stop`.
