@@ -24,7 +24,8 @@ class Provenance:
     """The origin of an item. All fields are optional, and searches can filter by any of them."""
 
     thread_id: str | None = None
-    checkpoint_id: str | None = None  # Id of a checkpoint of the thread `thread_id`
+    # Id of a checkpoint in the conversation `thread_id`
+    checkpoint_id: str | None = None
     # Ids of the messages that the item was made from
     message_ids: tuple[str, ...] = ()
     actor: str | None = None  # Name of the speaker

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Schema(NamedTuple):
-    """A component's table definitions. The code supports only this version of the tables.
+    """A component's table definitions. No other version of these tables is supported.
 
     Attributes:
         component: The name of the component in the table `schemas`.
@@ -54,7 +54,7 @@ class Schema(NamedTuple):
         return hashlib.sha256(" ".join(self.script.split()).encode()).hexdigest()
 
     def has_tables_of_this_version(self, schema_rows: Sequence[Row], database_name: str) -> bool:
-        """Return whether a database has the tables of the component.
+        """Return whether a database contains the component's tables.
 
         Args:
             schema_rows: The rows `(version, script_hash)` of the component in the table `schemas`.

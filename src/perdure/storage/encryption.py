@@ -44,7 +44,7 @@ class Seal(Protocol):
     hash_key: bytes
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return `data` in protected form, bound to the row that `associated_data` identifies."""
+        """Protect `data`, and bind the result to the row that `associated_data` identifies."""
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """Return the bytes that `seal` protected.
@@ -256,7 +256,7 @@ class LangGraphSeal(Seal):
         self.hash_key = os.urandom(32)
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Return the length of the cipher's name as one byte, then the name and the ciphertext."""
+        """Return the cipher's name with a one-byte length prefix, followed by the ciphertext."""
         name, sealed = self._cipher.encrypt(data)
         text = name.encode()
         return bytes((len(text),)) + text + sealed

@@ -72,7 +72,7 @@ class LastRequest(list[Statement]):
 
 
 class GuardedRequest(list[Statement]):
-    """A list of SQL statements that runs in its own transaction and begins with a guard statement.
+    """A list of SQL statements, of which the first is a guard, executed in its own transaction.
 
     The guard statement is the first SQL statement of the request. The guard statement checks that
     no concurrent transaction has changed the data on which the request is based. The guard
@@ -145,7 +145,7 @@ async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -
 
 
 def fetch_rows(sql: str, *params: Any) -> Flow[list[Row]]:
-    """Run a single-statement flow, and return the statement's rows."""
+    """Execute one SQL statement as a flow, and return the statement's rows."""
     return (yield Statement(sql, params))  # type: ignore[no-any-return]
 
 

@@ -1,13 +1,13 @@
 """Named locks that work across OS threads, event loops and processes.
 
 Each lock is held by a *run*: the context (`contextvars`) in which the lock was acquired, and all
-tasks and `to_thread` calls that inherit this context. Within a process, the run that has waited
-longest acquires the lock next. If several processes wait for the same lock, they acquire it in no
+tasks and `to_thread` calls that inherit this context. Within a process, runs acquire a lock in the
+order in which they requested it. If several processes wait for the same lock, they acquire it in no
 particular order. A waiting process tries to acquire the lock at short intervals.
 
 When a process dies, its locks are released. `FileLocks` are operating system locks on single bytes
-of a file next to the database. Each name has its own byte. A Postgres lock belongs to the
-connection that acquired it.
+of a file next to the database. A hash of the lock's name selects the byte. A Postgres lock belongs
+to the connection that acquired it.
 
 On POSIX systems, a process loses all its locks on a file when it closes any descriptor of that file
 (https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). To keep its locks, a
@@ -129,7 +129,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def compute_lock_byte_offset(lock_name: str) -> int:
-    """Return the offset of the byte in the lock file that represents a lock name.
+    """Return the offset, in the lock file, of the byte that represents a lock name.
 
     Two names can have the same offset. In that case, while one process holds one of the two locks,
     no other process can acquire either of them.
@@ -415,8 +415,8 @@ class Locks:
     def close(self) -> None:
         """Release all locks between processes.
 
-        A run that is still waiting for a lock raises `StorageUnavailable` when it reaches the front
-        of the lock's queue.
+        If a run is still waiting for a lock, `StorageUnavailable` is raised in that run once it is
+        first in the lock's queue.
         """
         with self._lock:
             self._closed = True

@@ -1,7 +1,7 @@
 """`PostgresDatabase`: a `Database` in a schema of a Postgres database.
 
-Each request of a flow is sent as one pipeline, and the COMMIT is sent together with the last
-request (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). Transactions do not
+Each request of a flow is sent in pipeline mode, and the last request's pipeline also contains the
+COMMIT (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). Transactions do not
 depend on session state, so a connection pooler may run each transaction on a different connection.
 
 A writing transaction takes advisory locks on the names that were passed to `Database.write`. If two
@@ -118,7 +118,7 @@ WHERE n.nspname = ? AND c.relkind = 'r'
 
 
 class _WriteGroup(NamedTuple):
-    """A group of writes that lock the same name and are committed together in one transaction.
+    """Writes that lock the same names and are committed together in one transaction.
 
     Attributes:
         jobs: The writes, in the order of their submission.
@@ -373,7 +373,7 @@ class PostgresDatabase(LazyDatabase[Server]):
 
         The group joins the queue of each name in `exclusive_names`. Earlier groups that lock one of
         these names accept no further writes. Otherwise, a write submitted after `job` could join an
-        earlier group and be committed before `job`.
+        earlier group and be committed first.
         """
         for name in exclusive_names or ():
             self._close_write_group(name)

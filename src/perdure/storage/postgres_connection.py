@@ -141,12 +141,12 @@ def _check_server_version_and_encoding(pgconn: pq.abc.PGconn, name: str) -> None
 class Connections(Protocol):
     """The interface from which a `Server` obtains its Postgres connections.
 
-    All methods may be called from any thread.
+    All methods can be called from any OS thread.
     """
 
     @property
     def name(self) -> str:
-        """The name of the database, without a password, for error messages."""
+        """The name of the database for error messages. It contains no password."""
 
     def connection(self) -> AbstractContextManager[Requests]:
         """Provide a connection with no open transaction for the duration of the `with` block.
