@@ -26,8 +26,8 @@ _MAX_TTL: Final = 100 * 366 * 24 * 60
 _Minutes = Annotated[float, Field(gt=0, le=_MAX_TTL)]
 _NO_EFFECT: Final = frozenset({"$schema"})  # keys that are not reported as ignored
 _CORS_REASON: Final = (
-    "every site that matches could read and change all memories in the browser of a user who "
-    'visits it. List exact origins instead: {"allow_origins": ["https://app.example.com"]}'
+    "every site that matches could read and change all memories of a user who visits the site. "
+    'List exact origins instead: {"allow_origins": ["https://app.example.com"]}'
 )
 
 
@@ -129,15 +129,13 @@ class LanggraphFile:
         file = Path(path).resolve()
         expected = 'expected a langgraph.json with "graphs": {"name": "./file.py:graph"}'
         if not file.exists():
-            raise ConfigurationError(
-                f"{str(path)!r} cannot be read: there is no such file; {expected}"
-            )
+            raise ConfigurationError(f"the file {str(path)!r} does not exist; {expected}")
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as exc:
             raise ConfigurationError(f"{str(path)!r} cannot be read ({exc}); {expected}") from exc
         if not isinstance(content, dict) or not isinstance(content.get("graphs"), dict):
-            raise ConfigurationError(f"{str(path)!r} names no graphs; {expected}")
+            raise ConfigurationError(f"{str(path)!r} contains no graphs; {expected}")
         try:
             sections = _File.model_validate(content)
         except ValidationError as exc:
@@ -354,7 +352,8 @@ def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
     ):
         if value is not None:
             raise ConfigurationError(
-                f"http.cors.{name} in {str(path)!r} is {value!r}, which is refused: {_CORS_REASON}"
+                f"http.cors.{name} in {str(path)!r} is {value!r}, which is not allowed, because "
+                f"{_CORS_REASON}"
             )
     return tuple(cors.allow_origins)
 
@@ -366,6 +365,8 @@ def _read_environment_variables(variables: Mapping[str, Any] | str, folder: Path
     try:
         lines = (folder / variables).read_text().splitlines()
     except OSError as exc:
-        raise ConfigurationError(f'"env" is {variables!r}, which cannot be read ({exc})') from exc
+        raise ConfigurationError(
+            f'"env" names the file {variables!r}, which cannot be read ({exc})'
+        ) from exc
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -102,7 +102,7 @@ def build_decision(
     Raises:
         ConfigurationError: The decision is not allowed, or the arguments are not an object.
     """
-    call_name = f"the call {number} of {call.name!r}"
+    call_name = f"tool call {number} ({call.name!r})"
     if kind not in call.allowed:
         raise ConfigurationError(
             f"the decision on {call_name} is {kind!r}; expected one of {', '.join(call.allowed)}"
@@ -110,7 +110,7 @@ def build_decision(
     if kind == "edit":
         if not isinstance(args, dict):
             raise ConfigurationError(
-                f"the arguments of {call_name} are {args!r:.80}; expected {{…}}"
+                f"the arguments of {call_name} are {args!r:.80}; expected a JSON object"
             )
         return {"type": kind, "edited_action": {"name": call.name, "args": args}}
     has_message = kind == "respond" or (kind == "reject" and message)

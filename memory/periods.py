@@ -58,7 +58,7 @@ def _parse_day_or_time(option_name: str, text: str, *, is_end: bool) -> datetime
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise InvalidValue(
-            f"{option_name} is {text!r:.80}; expected a day or a time, like 2026-11-02 or "
+            f"{option_name} is {text!r:.80}; expected a date or a time, like 2026-11-02 or "
             "2026-11-02T09:30Z"
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -55,9 +55,11 @@ def check_patch_operations(patch: Any) -> list[Document]:
         InvalidPatch: The patch is not a JSON Patch (RFC 6902), is too long, or has the path of the
             whole document.
     """
-    if not isinstance(patch, list | tuple) or len(patch) > MAX_OPERATIONS:
+    is_list = isinstance(patch, list | tuple)
+    if not is_list or len(patch) > MAX_OPERATIONS:
+        description = f"has {len(patch)} operations" if is_list else f"is a {type(patch).__name__}"
         raise InvalidPatch(
-            f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
+            f"the patch {description}; expected a list of at most {MAX_OPERATIONS} "
             'operations, like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
         )
     operations: list[Document] = copy_and_check_json(list(patch), "the patch")
@@ -71,7 +73,8 @@ def check_patch_operations(patch: Any) -> list[Document]:
             raise InvalidPatch(f"operation {number} is not a JSON Patch operation: {exc}") from exc
         if not paths[0].parts and operation["op"] != "test":
             raise InvalidPatch(
-                f"operation {number} has the path of the whole document; name the fields to change"
+                f"operation {number} has the path of the whole document; use the paths of the "
+                "fields to change"
             )
     return operations
 
@@ -106,7 +109,7 @@ def apply_patch(
             # Do not use the messages of other jsonpatch errors, because they quote the document,
             # which may contain secrets.
             quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
-            fault = str(exc) if quotable else "it does not fit the document"
+            fault = str(exc) if quotable else "it cannot be applied to the document"
             description = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
             raise InvalidPatch(f"{description}: {fault}") from exc
     return patched
@@ -125,8 +128,9 @@ def _refuse_lost_fields(before: Document, after: Document, moved_path: str | Non
     )
     if lost := [repr(path) for path in lost_paths if path != moved_path]:
         raise InvalidPatch(
-            f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
-            "fields that change, or remove each field with an operation of its own"
+            f"the new object lacks the fields {', '.join(lost[:5])}, so their values would be "
+            "lost; replace only the fields that change, or remove each field with a separate "
+            "operation"
         )
 
 
@@ -195,10 +199,10 @@ def copy_and_check_json(value: Any, description: str) -> Any:
     try:
         text = encode_value_as_json({"document": value})
     except InvalidValue as exc:
-        raise InvalidPatch(f"{description} is not JSON that a store accepts: {exc}") from exc
+        raise InvalidPatch(f"{description} cannot be stored as JSON: {exc}") from exc
     size = len(text.encode()) - len('{"document":}')
     if size > MAX_BYTES:
-        raise InvalidPatch(f"{description} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
+        raise InvalidPatch(f"{description} has {size:,} bytes; at most {MAX_BYTES:,} are allowed")
     return decode_json_value(text)["document"]
 
 
@@ -309,7 +313,9 @@ def validate_profile(schema: type[M], document: Document) -> M:
         faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown_fields]
         if not faults:
             return profile
-    raise InvalidPatch(f"the document does not fit {schema.__name__}: {'; '.join(faults)[:800]}")
+    raise InvalidPatch(
+        f"the document does not match the schema {schema.__name__}: {'; '.join(faults)[:800]}"
+    )
 
 
 def _describe_validation_error(error: Any) -> str:
@@ -426,9 +432,9 @@ class Profile(Generic[M]):
         state = await self.read_state(handle, as_of)
         if state.profile is None:
             raise ConfigurationError(
-                f"the profile {handle.key!r} in {handle.namespace!r} does not exist yet, or does "
-                f"not fit the schema: {state.fault}; history() returns the stored versions, and "
-                "patch() or set() corrects the profile"
+                f"the profile {handle.key!r} in {handle.namespace!r} does not exist yet or does "
+                f"not match the schema: {state.fault}; use history() to see the stored versions, "
+                "and patch() or set() to correct the profile"
             )
         return state.profile
 
@@ -465,8 +471,8 @@ class Profile(Generic[M]):
         fields = dump_profile(document) if isinstance(document, self.schema) else document
         if not isinstance(fields, Mapping):
             raise InvalidPatch(
-                f"the document is {document!r:.80}, a {type(document).__name__}; expected a "
-                f"{self.schema.__name__} or a dict of its fields"
+                f"the document {document!r:.80} has the type {type(document).__name__}; expected "
+                f"an instance of {self.schema.__name__} or a dict with its fields"
             )
         whole: Document = copy_and_check_json(dict(fields), "the document")
         return await self._write_change("set", lambda _: whole, config)
@@ -536,8 +542,8 @@ class Profile(Generic[M]):
         state = await self.read_state(handle)
         if not are_patched_fields_unchanged(valid_operations, seen, state.document):
             raise VersionConflict(
-                f"the profile {handle.key!r} was changed where this patch changes it; make a new "
-                "patch of the present profile"
+                f"the profile {handle.key!r} has changed since this patch was created, in fields "
+                "that the patch also changes; create a new patch from the current profile"
             )
         apply = partial(apply_patch, operations=valid_operations, by_model=True)
         puts, _ = await self._plan_change_and_get_profile(handle, state, "patch", apply)
@@ -606,8 +612,8 @@ def _copy_document(item: Memory) -> Document:
     """
     if item.kind != _KIND or _DOCUMENT not in item.value:
         raise ConfigurationError(
-            f"the item {item.key!r} in {item.namespace!r} is not a profile, but has the fields "
-            f"{list(item.value)}; choose another key or namespace for the profile"
+            f"the item {item.key!r} in {item.namespace!r} is not a profile (its fields are "
+            f"{list(item.value)}); choose another key or namespace for the profile"
         )
     # Copy the document, because langgraph's in-memory store returns the stored object itself, and
     # changing it in place would change the store.
@@ -656,8 +662,8 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
         label = f"{' '.join(names).replace('_', ' ')}: "
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
-        f"{path or 'the change'!r:.200} cannot be stored: {verdict.reason}; leave this "
-        f"value out (refused by the check {verdict.check!r})"
+        f"{path or 'the change'!r:.200} cannot be stored: {verdict.reason} (check "
+        f"{verdict.check!r}); leave this value out"
     )
 
 

@@ -102,7 +102,7 @@ def read_tool_output(
         if result is None:
             raise ToolException(
                 f"No result of the tool call {to_prompt_json(call_id[:_MAX_SHOWN_ID])} is stored "
-                "in this conversation. Check the id, or do without the result."
+                "in this conversation. Check the id, or continue without the result."
             )
         return _get_result_page(result, values.get("start") or 0, limit, name)
 
@@ -126,7 +126,8 @@ def _get_result_page(result: ToolMessage, start: int, limit: int, tool_name: str
         return content
     if start >= len(whole_text):
         raise ToolException(
-            f"The result has {len(whole_text)} characters; start must be less than that."
+            f"The result has {len(whole_text)} characters, so start must be less than "
+            f"{len(whole_text)}."
         )
     end = min(start + limit, len(whole_text))
     note = f"[Characters {start} to {end} of {len(whole_text)}."

@@ -154,8 +154,8 @@ def choose_namespace_option(
     )
     if not is_list_of_lists or not namespaces or tuple(namespace) != NAMESPACE:
         raise ConfigurationError(
-            f"namespaces is {namespaces!r:.80}; expected a list of several namespaces, like "
-            "[('memories', '{user_id}'), ('teams', '{team}')], instead of namespace="
+            f"namespaces is {namespaces!r:.80}; expected a list of namespaces, such as "
+            "[('memories', '{user_id}'), ('teams', '{team}')], and no argument namespace"
         )
     return namespaces
 

@@ -611,12 +611,13 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
     if namespace[0] == TEAMS and not template.is_team:
         raise InvalidNamespace(
             f"the namespace {namespace!r} begins with {TEAMS!r}, which is reserved for memories "
-            f"of teams; expected another value for the first label of {template.labels!r}"
+            "of teams; expected another value for the first label of the template "
+            f"{template.labels!r}"
         )
     if namespace[0] == RESERVED_LABEL:
         raise InvalidNamespace(
-            f"the namespace {namespace!r} begins with {RESERVED_LABEL!r}, where perdure keeps its "
-            "own notes; expected another first label, like 'memories'"
+            f"the namespace {namespace!r} begins with {RESERVED_LABEL!r}, which is reserved for "
+            "perdure's own records; expected another first label, like 'memories'"
         )
     return namespace
 

@@ -117,15 +117,15 @@ def append_new(current_ids: Any, new_ids: Any) -> list[Any]:
     >>> append_new(["a", "b"], ["a", "b", "c"])
     ['a', 'b', 'c']
     """
-    for name, ids in (("list", current_ids), ("update", new_ids)):
+    for name, ids in (("current list", current_ids), ("update", new_ids)):
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable | None):
             raise InvalidUpdate(f"the {name} is {ids!r:.80}; expected a list of ids")
     try:
         return list(dict.fromkeys(chain(current_ids or (), new_ids or ())))
     except TypeError as exc:
         raise InvalidUpdate(
-            f"the update {new_ids!r:.80} of a channel, or the channel's list, contains an element "
-            f"that is not hashable ({exc}); expected a list of ids"
+            f"the update {new_ids!r:.80} or the channel's current list contains an element that is "
+            f"not hashable ({exc}); expected a list of ids"
         ) from exc
 
 

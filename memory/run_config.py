@@ -51,7 +51,7 @@ def get_graph_store(component_in_error: str) -> Any:
         store = None
     if store is None:
         raise ConfigurationError(
-            f"{component_in_error} have no store; pass store=, or compile the graph with a store"
+            f"{component_in_error} need a store; pass store=, or compile the graph with a store"
         )
     return store
 
@@ -121,16 +121,18 @@ def parse_run_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
         InvalidConfig: `team` is not one of `teams`, or a name is blank or not text.
     """
     if teams is not None and (isinstance(teams, str) or not isinstance(teams, Collection)):
-        raise InvalidConfig(f"'teams' of the run is {teams!r:.80}; expected a list of names")
+        raise InvalidConfig(f"the run's 'teams' is {teams!r:.80}; expected a list of team names")
     chosen = [*(teams or ())] if team is None else [team]
     for name in chosen:
         if not is_valid_user_or_team_name(name) or "\0" in name:
             raise InvalidConfig(
-                f"the run names the team {name!a:.80}; expected a name, which is not blank and has "
-                "no NUL"
+                f"the run has the team {name!a:.80}; expected a team name that is not blank, "
+                "contains no NUL character, and is not '.' or '..'"
             )
     if team is not None and teams is not None and team not in teams:
-        raise InvalidConfig(f"'team' of the run is {team!r:.80}, which is not one of its 'teams'")
+        raise InvalidConfig(
+            f"the run's 'team' is {team!r:.80}; expected one of the run's 'teams', {[*teams]!r:.80}"
+        )
     return None if team is None and teams is None else tuple(chosen)
 
 
@@ -248,10 +250,11 @@ class Template:
         if self.is_team:
             filled = self.fill_for_teams(config)
             if len(filled) != 1:
-                teams = ", ".join(map(repr, sorted(read_run_teams(config)))) or "no team"
+                names = ", ".join(map(repr, sorted(read_run_teams(config))))
+                teams = f"the teams {names}" if names else "no team"
                 raise InvalidConfig(
-                    f"the run has {teams}, and {self.labels!r} needs exactly one team; pass "
-                    'context={"team": "…"} or config={"configurable": {"team": "…"}}'
+                    f"the run has {teams}, but the template {self.labels!r} needs exactly one "
+                    'team; pass context={"team": "…"} or config={"configurable": {"team": "…"}}'
                 )
             return filled[0]
         return self._fill_labels(config)
@@ -280,8 +283,9 @@ class Template:
         """
         if self.is_memory_disabled_for_run(config):
             raise InvalidConfig(
-                f"the run has no memory, so {self.labels!r} cannot be filled in: its message is "
-                "not from the person of the thread, and its sender may not act for that person"
+                f"memory is disabled for this run, so the template {self.labels!r} cannot be "
+                "filled in: the message was sent by somebody who is not the user of the thread and "
+                "is not allowed to act for that user"
             )
         names = [name for name in self.names if team is None or name != "team"]
         values = read_values_of_run_context_or_config(names, config) if names else {}
@@ -314,7 +318,7 @@ class Template:
         if name != TEAM and (not name or "{" in name):
             raise ConfigurationError(
                 f"the template {self.labels!r} begins with {TEAMS!r}; expected {TEAM!r} or the "
-                "name of a team as second label"
+                "name of a team as its second label"
             )
 
     def _get_placeholder_value(self, placeholder: str, run_values: dict[str, Any]) -> str:
@@ -324,7 +328,7 @@ class Template:
         """
         if placeholder not in run_values:
             raise InvalidConfig(
-                f"the run has no {placeholder!r}, which {self.labels!r} needs; pass "
+                f"the run has no {placeholder!r}, which the template {self.labels!r} needs; pass "
                 f'context={{{placeholder!r}: "…"}} or '
                 f'config={{"configurable": {{{placeholder!r}: "…"}}}}'
             )
@@ -332,9 +336,9 @@ class Template:
         is_valid = isinstance(value, str) and value.strip() and "\0" not in value
         if not is_valid or (placeholder == "user_id" and not is_valid_user_or_team_name(value)):
             raise InvalidConfig(
-                f"{placeholder!r} of the run is {value!a:.80}, which cannot be a label in "
-                f"{self.labels!r}; expected text with a visible character and without NUL, "
-                "except '.' and '..'"
+                f"the run's {placeholder!r} is {value!a:.80}, which cannot be used in the template "
+                f"{self.labels!r}; expected text with a visible character and no NUL "
+                "character, other than '.' and '..'"
             )
         # For a member of a str enum, `str.__str__` returns the member's value rather than its name.
         return str.__str__(value)

@@ -123,8 +123,9 @@ def _find_smallest_message_and_token_limits(
                 tokens = min(tokens, int(share * context_window(model)))
             case _:
                 raise errors.ConfigurationError(
-                    f'{option_name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000) '
-                    'or ("fraction", 0.7) of the model\'s window'
+                    f"{option_name} is {size!r:.80}; expected a number of messages, such as "
+                    '("messages", 40), a number of tokens, such as ("tokens", 4000), or a fraction '
+                    'of the model\'s context window, such as ("fraction", 0.7)'
                 )
     return messages, tokens
 

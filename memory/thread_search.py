@@ -241,10 +241,10 @@ class TranscriptSearch:
         location, store_location = saver.database.location_key, store.database.location_key
         if location is None or location != store_location:
             raise ConfigurationError(
-                f"the store is in {store.database.path!r}, and the threads are in "
-                f"{saver.database.path!r}; expected both in one database on disk, so that a thread "
-                "is deleted together with its index entries; open the store with "
-                "SQLiteStore.open(path of the threads)"
+                f"the store is in the database {store.database.path!r}, but the threads are in "
+                f"{saver.database.path!r}; expected both in one database on disk, so that index "
+                "entries are deleted together with their thread; open the store with "
+                "SQLiteStore.open(PATH), where PATH is the database of the threads"
             )
         search: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
             saver, store

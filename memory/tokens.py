@@ -265,8 +265,8 @@ def token_counter(model: Countable | None = None) -> TokenCounter:
         encoding = _find_encoding_name(model)
         if encoding is None:
             raise UnknownModel(
-                f"no encoding is known for the model {model!r}; pass 'approximate', a chat model, "
-                "or a function that counts the tokens of a list of messages"
+                f"no token encoding is known for the model {model!r}; pass 'approximate', a chat "
+                "model, or a function that counts the tokens of a list of messages"
             )
         return TokenCounter(encoding, model=model)
     if isinstance(model, TokenCounter):

@@ -248,7 +248,7 @@ def search_memory(
         """Search for memories, and render the results as lines of quoted data."""
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
-            raise ToolException("The query is empty. Say what to look for.")
+            raise ToolException("The query is empty. Pass the words to search for.")
         result_limit = arguments.get("limit") or limit
         options: dict[str, Any] = {
             "query": query,
@@ -463,7 +463,9 @@ async def _execute_memory_action(
             f"'{action}' needs the text of the memory. Call the tool again with the text."
         )
     if action != "create" and not key:
-        raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
+        raise ToolException(
+            f"'{action}' needs the id of a memory. Search for the memory, and copy its id."
+        )
     try:
         outcome = await _write_memory_action(writer, action, key, memory, attribution)
     # Treat an invalid id from the model as an unknown id.
@@ -478,7 +480,7 @@ async def _execute_memory_action(
         ) from exc
     if outcome.change == "unchanged" and outcome.key != key and action != "create":
         raise ToolException(
-            f"Nothing was changed: the memory {outcome.key} says this already, and the memory "
+            f"Nothing was changed: the memory {outcome.key} already says this, and the memory "
             f"{key} still has its old text. Delete the memory {key} if that text is no longer true."
         )
     return _describe_outcome(outcome)

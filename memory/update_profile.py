@@ -151,7 +151,8 @@ class UpdateProfile(Learner):
             elif not _has_conflict(plan):
                 return ProfileUpdate(tuple(plan.outcomes), usage)
         raise VersionConflict(
-            f"other runs changed the profile during each of {_MAX_ATTEMPTS} attempts; retry later"
+            f"the profile was not updated in {_MAX_ATTEMPTS} attempts, because other runs changed "
+            "it during each attempt; retry later"
         )
 
 
@@ -180,8 +181,8 @@ async def _plan_update(
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
         count = format_repeat_count(proposal.usage.calls)
         raise ModelFailed(
-            f"the model was asked {count} and gave no patch that can be applied (see the cause of "
-            "this error)"
+            f"the model was asked {count}, but returned no patch that can be applied (see the "
+            "cause of this error)"
         ) from InvalidPatch(refused[0].reason)
     return plan
 

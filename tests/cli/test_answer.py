@@ -157,7 +157,10 @@ def test_several_questions_are_answered_one_by_one(db_address: str, graphs: str)
     second = run_json("answer", "t", "respond", "two", "--graphs", graphs)
 
     assert unclear.exit_code == 1
-    assert "several questions wait; choose one with --question N:\n1. " in unclear.stderr
+    assert (
+        "the thread has several open questions; choose one with --question N:\n1. "
+        in unclear.stderr
+    )
     assert first["status"] == "waiting"
     assert first["waits_for_answers_to"] == thread["waits_for_answers_to"]
     assert (second["status"], second["waits_for_answers_to"]) == ("idle", [])
@@ -168,7 +171,7 @@ def test_answer_prints_next_question_of_graph(db: Path, graphs: str) -> None:
     """If the graph asks again after an answer, the new question is printed."""
     run_to_question(str(db), graphs, "twice", "t")
     output = run("answer", "t", "respond", "yes", "--graphs", graphs)
-    assert output == "'t' is answered; it waits for an answer (at 'second': Two?)\n"
+    assert output == "'t' is answered; it is waiting for an answer (at 'second': Two?)\n"
     run("answer", "t", "respond", "no", "--graphs", graphs)
 
     assert read_answers(str(db), graphs, "twice", "t") == ["yes", "no"]
@@ -193,16 +196,24 @@ def test_one_answer_decides_all_tool_calls_of_question(db: Path, graphs: str) ->
 
 REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("none", ("approve",), "there is no thread 'none'"),
-    ("idle", ("approve",), "waits for no answer; it is idle"),
+    ("idle", ("approve",), "is not waiting for an answer; it is idle"),
     ("review", ("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
-    ("review", ("approve", "now"), "approve takes no value, but 'now' follows it"),
-    ("review", ("edit",), "edit needs a value; pass the new arguments as JSON after it"),
+    ("review", ("approve", "now"), "'approve' accepts no value, but the value 'now' was passed"),
+    ("review", ("edit",), "the decision 'edit' needs a value; pass the new arguments as JSON"),
     ("review", ("edit", "{euros: 4}"), "the value of edit '{euros: 4}' is not JSON"),
-    ("review", ("edit", "[1]"), "the arguments of the call 1 of 'refund' are [1]; expected {…}"),
-    ("review", ("respond",), "respond needs a value; pass a text after it"),
+    (
+        "review",
+        ("edit", "[1]"),
+        "the arguments of tool call 1 ('refund') are [1]; expected a JSON object",
+    ),
+    ("review", ("respond",), "the decision 'respond' needs a value; pass a text"),
     ("review", ("--answer", "{"), "--answer '{' is not JSON"),
     ("review", ("--answer", "5"), "--answer is 5; expected"),
-    ("review", ("--answer", '{"decisions": []}'), "has 0 decisions, but the question is about 1"),
+    (
+        "review",
+        ("--answer", '{"decisions": []}'),
+        "contains 0 decisions, but the question is about 1",
+    ),
     ("review", ("--answer", '{"type": "drop"}'), "is 'drop'; expected one of approve, edit"),
     (
         "review",
@@ -212,10 +223,10 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     (
         "review",
         ("approve", "--graph", "twice"),
-        "waits at the node 'hear', which the graph 'twice' does not have",
+        "is waiting at the node 'hear', which the graph 'twice' does not have",
     ),
     ("batch", ("respond", "x"), "is 'respond'; expected one of approve, edit, reject"),
-    ("batch", ("edit", "{}"), "is about 2 calls; pass a decision for each call"),
+    ("batch", ("edit", "{}"), "is about 2 tool calls; pass a decision for each tool call"),
     ("plain", ("approve",), "is not about a tool call; answer it with respond TEXT"),
     ("plain", ("respond",), "is not about a tool call; answer it with respond TEXT"),
     ("plain", ("--answer", "yes"), "--answer 'yes' is not JSON"),
@@ -301,6 +312,6 @@ def test_answer_waits_for_lock_of_thread(
         release_lock.set()
         holder.join()
 
-    assert "has not ended for 0.2 s" in str(refused.exception)
+    assert "did not end within 0.2 s" in str(refused.exception)
     assert read_answers(db_address, graphs, "plain", "t") == []
     assert run_json("answer", "t", "respond", "yes", "--graphs", graphs)["status"] == "idle"

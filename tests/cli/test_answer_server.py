@@ -133,10 +133,10 @@ def test_numbered_question_is_answered_through_server(
 
     assert unclear.exit_code == 1
     assert (
-        "several questions wait; choose one with --question N:\n1. First?\n2. Second?"
-        in unclear.stderr
+        "the thread has several open questions; choose one with --question N:\n"
+        "1. First?\n2. Second?" in unclear.stderr
     )
-    assert first == "'t' is answered; it waits for an answer (Second?)\n"
+    assert first == "'t' is answered; it is waiting for an answer (Second?)\n"
     assert second["status"] == "idle"
     assert sorted(read_answers(server.db, server.graphs, "several", "t")) == ["one", "two"]
 
@@ -151,9 +151,9 @@ def test_server_refuses_invalid_answer_and_starts_no_run(
     run("answer", "free", "respond", "yes", "--url", server.url)
     run_count = len(run_json("runs"))
     cases = [
-        ("t", "approve", "there is no thread 't' at http"),
-        ("none", "approve", "there is no thread 'none' at http"),
-        ("free", "respond", "waits for no answer; it is idle"),
+        ("t", "approve", "has no thread 't', or the thread"),
+        ("none", "approve", "has no thread 'none', or the thread"),
+        ("free", "respond", "is not waiting for an answer; it is idle"),
     ]
     for thread, action, expected_message in cases:
         result = invoke("answer", thread, action, "x", "--url", server.url)
@@ -169,7 +169,7 @@ def test_server_refuses_invalid_answer_and_starts_no_run(
         assert expected_message in result.stderr
     monkeypatch.setenv("PERDURE_API_KEY", "perdure_wrong")
     key_error = run_and_read_error("answer", "t", "approve", "--url", server.url, capsys=capsys)
-    assert "replies with status 401: " in key_error
+    assert "replied with status 401: " in key_error
     assert "set PERDURE_API_KEY to a valid key" in key_error
     assert "cannot be reached" in run_and_read_error(
         "answer", "t", "approve", "--url", "http://127.0.0.1:1", capsys=capsys

@@ -387,7 +387,7 @@ def test_chat_is_refused_while_another_run_locks_thread(
         busy = contextvars.Context().run(invoke, "chat", "-t", "t", "-m", "hi", "--user", "ann")
 
     assert isinstance(busy.exception, StorageUnavailable)
-    assert "another run of the thread 't' has not ended for 0.1 s" in str(busy.exception)
+    assert "another run of the thread 't' did not end within 0.1 s" in str(busy.exception)
     assert read_database_state(db) == before
 
 
@@ -398,7 +398,10 @@ def test_chat_on_thread_of_another_user_is_refused(options: tuple[str, ...], db:
     before = read_database_state(db)
     message = chat_and_read_refusal("--user", "zoe", *options)
 
-    assert "the thread 't' belongs to 'ann', and you are 'zoe'; pass --user ann" in message
+    assert (
+        "the thread 't' belongs to the user 'ann', but you are the user 'zoe'; pass --user ann"
+        in message
+    )
     assert read_database_state(db) == before
 
 
@@ -417,7 +420,7 @@ def test_thread_keeps_its_owner_after_chat_without_memory(db: Path) -> None:
         last_head = read_existing_head(saver, "t")
 
     assert (head_without_memory.owner, head_without_memory.metadata["user_id"]) == ("ann", "")
-    assert "belongs to 'ann'" in message
+    assert "belongs to the user 'ann'" in message
     assert (last_head.owner, last_head.metadata["user_id"]) == ("ann", "ann")
 
 
@@ -445,8 +448,8 @@ def test_chat_shows_open_question_of_another_graph(
     before = read_database_state(db)
     message = chat_and_read_refusal()
 
-    assert "the thread 't' waits for an answer (at 'worker': 1; at 'worker': 2;" in message
-    assert f"The question is from {expected_graph}, so" in message
+    assert "the thread 't' is waiting for an answer (at 'worker': 1; at 'worker': 2;" in message
+    assert f"The question comes from {expected_graph}, so" in message
     assert "Command(resume=...)" in message
     assert read_database_state(db) == before
     assert [record for record in caplog.records if "langgraph" in record.name] == []
@@ -463,7 +466,7 @@ def test_chat_names_unfinished_run_of_another_graph(db: Path) -> None:
     before = read_database_state(db)
 
     assert (
-        "belongs to another graph, and has an unfinished run, which stopped before 'fails'"
+        "has an unfinished run, which stopped before 'fails'. The run belongs to another graph"
         in chat_and_read_refusal()
     )
     assert read_database_state(db) == before

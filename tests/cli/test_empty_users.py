@@ -127,7 +127,7 @@ def test_blank_user_of_python_call_is_refused(user: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("command", "expected_message"),
     [
-        (("memories", "forget", "--all", "--thread", ""), "pass either keys of memories, or"),
+        (("memories", "forget", "--all", "--thread", ""), "select the memories in exactly one way"),
         (("memories", "forget", "--all", "--query", ""), "--query is empty"),
         (("memories", "forget", "--thread", ""), "--thread is empty"),
         (("store", "forget", ""), "the namespace is empty"),

@@ -59,8 +59,8 @@ def test_list_says_if_there_are_more_entries_than_its_limit() -> None:
 @pytest.mark.parametrize(
     ("words", "expected_error"),
     [
-        (["history", ""], "the id is empty; 'perdure threads' lists ids\n"),
-        (["delete", "", "--yes"], "the id is empty; 'perdure threads' lists ids\n"),
+        (["history", ""], "the id is empty; run 'perdure threads' to list the ids\n"),
+        (["delete", "", "--yes"], "the id is empty; run 'perdure threads' to list the ids\n"),
         (["threads", "--limit", "9" * 20], "less than or equal to 2147483647\n"),
     ],
 )

@@ -146,7 +146,7 @@ def test_forget_names_threads_that_belong_to_person_only_by_owner(two_people_db:
     assert "acme-1" in exported.stdout
     assert "acme-1" not in left_out.stdout
     assert refused.exit_code != 0
-    assert "applies only to --user" in str(refused.exception)
+    assert "can only be used with --user" in str(refused.exception)
 
 
 def test_owners_are_organisations_if_database_had_an_auth_file(

@@ -170,7 +170,7 @@ def test_zip_bomb_is_refused_without_unpacking(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert "'conversations.json' unpacks from " in str(exception)
+    assert "expand 'conversations.json' from " in str(exception)
     assert " to 68.2 MB, " in str(exception)
     assert "import the folder" in str(exception)
     assert peak < 16 << 20
@@ -432,7 +432,9 @@ def test_import_of_langgraph_database_keeps_checkpoints(tmp_path: Path) -> None:
     assert [entry["conversation"] for entry in first["skipped"]] == ["own"]
     assert piped.stdout == "2 conversations: 6 new checkpoints, 1 memory\n"
     assert read_memory_texts() == ["user: I like figs"]
-    assert "keeps its own thread ids" in str(invoke("import", str(old), "--prefix", "x").exception)
+    assert "imported databases keep their thread ids" in str(
+        invoke("import", str(old), "--prefix", "x").exception
+    )
 
 
 def create_langgraph_database(path: Path, users: dict[str, Any]) -> str:
@@ -490,7 +492,10 @@ def test_worker_extracts_threads_imported_for_later(tmp_path: Path) -> None:
     )
     assert "threads without user_id are not extracted: 1;" in worker_result.stderr
     assert (len(read_memory_texts("ann")), read_memory_texts()) == (1, [])
-    assert "no user is named: 1 thread" in invoke("memories", "jobs").stderr
+    assert (
+        "no memories are extracted from 1 thread without a user"
+        in invoke("memories", "jobs").stderr
+    )
 
 
 def test_line_with_one_message_may_name_its_user(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_training_examples_of_every_kind_are_imported(tmp_path: Path) -> None:
     assert (report["conversations"], report["messages"]) == (4, 8)
     assert report["left_out"] == {"tools": 2, "parallel_tool_calls": 1, "reference_answer": 1}
     assert [entry["reason"] for entry in report["skipped"]] == [
-        "a preference example without 'input.messages'",
-        "the prompt or its completion is not text",
+        "a preference example has no 'input.messages'",
+        "a training example has a 'prompt' or 'completion' that is not text",
     ]
     assert read_all_thread_texts() == [
         *(["human: Hi", "ai: Ho"], ["human: How deep is it?", "ai: Two metres"]),
@@ -111,9 +111,9 @@ def test_batch_requests_are_imported_with_their_responses(tmp_path: Path) -> Non
     assert report["left_out"] == {"tools": 1}
     assert sorted(entry["reason"] for entry in report["skipped"]) == [
         "a batch request failed: batch_expired",
-        "a batch request to '/v1/embeddings', which is not a conversation",
-        "the answer to a batch request that is in none of the files; import the batch's input "
-        "file in the same command",
+        "a batch request to '/v1/embeddings' contains no conversation",
+        "the request of a batch response is missing; import the batch's input file in the same "
+        "command",
     ]
     assert read_all_thread_texts() == [
         *(["human: Fail"], ["human: Hi", "ai: Ho"], ["human: Water is", "ai:  wet"]),

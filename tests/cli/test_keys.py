@@ -139,7 +139,9 @@ def test_revoke_by_ambiguous_hash_prefix_is_refused(
         "keys", "revoke", "--keys", str(keys_file), "--hash", first, "--yes", capsys=capsys
     )
 
-    assert f"several hashes begin with {first!r} (dora {hash_key(DORA)[:12]}" in message
+    assert (
+        f"the hash prefix {first!r} is ambiguous: it matches dora {hash_key(DORA)[:12]}" in message
+    )
     assert len(read_keys(keys_file)) == 4
 
 

@@ -147,7 +147,9 @@ def test_index_section_sets_embedder_of_server_and_commands(
     ],
 )
 def test_cors_section_with_inexact_site_is_refused(app_folder: Path, cors: Any, field: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"http\.cors\.{field} .*refused: every site"):
+    with pytest.raises(
+        ConfigurationError, match=rf"http\.cors\.{field} .*not allowed, because every site"
+    ):
         LanggraphFile.read(write_langgraph_json(app_folder, http={"cors": cors}))
 
 
@@ -238,7 +240,7 @@ def test_sections_without_effect_are_reported_as_ignored(app_folder: Path) -> No
         ({"checkpointer": {"ttl": {"strategy": "keep"}}}, r"checkpointer\.ttl\.strategy .*'keep'"),
         ({"http": {"cors": {"allow_origins": "https://a"}}}, r"http\.cors\.allow_origins"),
         ({"http": []}, "http"),
-        ({"graphs": ["shop"]}, "names no graphs"),
+        ({"graphs": ["shop"]}, "contains no graphs"),
     ],
 )
 def test_invalid_section_is_refused_by_name(

@@ -250,8 +250,8 @@ def test_empty_list_says_which_memories_do_not_exist(
 @pytest.mark.parametrize(
     ("command", "expected_error"),
     [
-        ("history nope", "there is no key 'nope'; 'perdure memories list --ids' lists them"),
-        ("forget Ann-", "several ids of keys begin with 'Ann-' (Ann-1, Ann-2)"),
+        ("history nope", "there is no key 'nope'; run 'perdure memories list --ids' for a list"),
+        ("forget Ann-", "the key prefix 'Ann-' is ambiguous: it matches Ann-1, Ann-2"),
         ("forget", "--query"),
         ("forget k --query x", "--query"),
         ("forget --query x --thread t", "--query"),

@@ -111,7 +111,7 @@ def test_threads_of_a_chat_are_not_listed_as_due(db: Path) -> None:
     with run_server(create_app(Settings(db=str(db)))) as url:
         page = httpx.get(f"{url}/ui/jobs.json", timeout=30).json()
 
-    assert invoke("memories", "jobs").stderr == "no thread waits for an extraction\n"
+    assert invoke("memories", "jobs").stderr == "no thread is waiting for memory extraction\n"
     assert [job for job in page["jobs"] if job["state"] != "done"] == []
     assert "I like figs" in listed
 

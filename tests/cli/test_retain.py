@@ -85,8 +85,8 @@ def test_retain_of_named_threads_keeps_others_and_items(db: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected_message"),
     [
-        (("old-1",), "no rule applies to threads"),
-        (("old", "--last", "1"), "several ids of threads begin with 'old'"),
+        (("old-1",), "no retention rule applies to threads"),
+        (("old", "--last", "1"), "the thread prefix 'old' is ambiguous"),
         (("nobody", "--last", "1"), "no thread 'nobody'"),
     ],
 )

@@ -137,7 +137,7 @@ def test_new_key_option_lists_each_team_once(tmp_path: Path) -> None:
 
     assert KeysFileAccess(tmp_path / "keys.toml").find_teams("ann", None) == {*teams}
     assert [refusal.exit_code != 0 for refusal in refused] == [True, True]
-    assert "applies only to --new-key" in str(refused[0].exception)
+    assert "can only be used with --new-key" in str(refused[0].exception)
     assert "no team can be called '*'" in str(refused[1].exception)
     assert refused[1].stdout == ""
 
@@ -158,7 +158,7 @@ def test_serve_refuses_invalid_options(
     assert "remove one of them" in read_refusal("--keys", str(keys_file), "--auth", auth_file)
     assert "cannot be read" in read_refusal("--keys", "none.toml")
     assert "cannot be imported" in read_refusal("--auth", "none.py:auth")
-    assert "cannot be read" in read_refusal("--graphs", "none.json")
+    assert "does not exist" in read_refusal("--graphs", "none.json")
     assert "Address already in use" in read_refusal("--port", str(taken_port))
     for origin in ("*", "http://a.example/", "a.example"):
         message = read_refusal("--port", "0", "--cors-origin", origin)

@@ -112,7 +112,7 @@ def test_serve_refuses_object_that_is_not_a_graph(
 def test_serve_names_the_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     """The error says which option names the file, and mentions no other option."""
     assert run_and_read_error("serve", "--port", "0", "--graphs", "none.json", capsys=capsys) == (
-        "'none.json' cannot be read: there is no such file; expected a langgraph.json with "
+        "the file 'none.json' does not exist; expected a langgraph.json with "
         '"graphs": {"name": "./file.py:graph"}\n'
     )
     message = run_and_read_error("serve", "--port", "0", "--auth", "none.py:auth", capsys=capsys)

@@ -112,7 +112,7 @@ def test_server_whose_session_process_died_ends_with_error(tmp_path: Path) -> No
         os.kill(read_child_ids(process)[1], signal.SIGKILL)
         assert process.wait(60) == 1
         assert process.stderr is not None
-        assert "has died; start the server again" in process.stderr.read()
+        assert "has died; restart the server" in process.stderr.read()
         assert not any(map(is_alive, served_by))
 
 
@@ -161,6 +161,6 @@ def test_workers_option_refuses_metrics_and_memory_database(
     message = run_and_read_error(
         *options, "--metrics", "--db", str(tmp_path / "m.db"), capsys=capsys
     )
-    assert "--metrics counts in one process" in message
+    assert "--metrics can count requests in only one process" in message
     message = run_and_read_error(*options, "--db", ":memory:", capsys=capsys)
-    assert "a database in memory belongs to one process" in message
+    assert "several processes cannot share an in-memory database" in message

@@ -88,7 +88,7 @@ def test_prefix_of_key_is_resolved_within_its_namespace(seat_key: str) -> None:
     run_store("put", f"{AT}/x", "other", "{}")
 
     assert run_store_json("get", AT, "seat")["key"] == "seat"
-    assert "several ids of keys begin with 'se' (seat, seats)" in str(
+    assert "the key prefix 'se' is ambiguous: it matches seat, seats" in str(
         invoke_store(f"get {AT} se").exception
     )
     assert "there is no key 'oth'" in str(invoke_store(f"get {AT} oth").exception)
@@ -366,12 +366,12 @@ def test_status_prints_file_name_without_markup(terminal: Any) -> None:
 
 
 INVALID_COMMANDS = {
-    "no": "get users/alice no|there is no key 'no'; 'perdure store search users",
+    "no": "get users/alice no|there is no key 'no'; run 'perdure store search users",
     "never": "history users/alice no|there is no key 'no'",
     "gone": "delete users/alice no|there is no key 'no'",
     "slash": "put /users/x k {}|the namespace '/users/x' begins or ends with a slash",
-    "none": "put a k|pass the value either as JSON",
-    "both": "put a k {} --text x|pass the value either as JSON",
+    "none": "put a k|pass the value in exactly one way",
+    "both": "put a k {} --text x|pass the value in exactly one way",
     "list": "put a k [1]|the value is '[1]'; expected a JSON object",
     "json": "put a k {x}|the value is '{x}', which is not JSON",
     "NaN": 'put a k {"x":NaN}|$.x is nan, which JSON cannot represent',
@@ -387,7 +387,7 @@ INVALID_COMMANDS = {
     "operator": 'search a --filter {"x":{"$y":1}}|unknown operator \'$y\'',
     "operand": 'forget --filter {"x":{"$in":1}}|expected a list',
     "regex": 'search a --filter {"x":{"$regex":1}}|\'$regex\'; expected one of $eq, $ne, $gt',
-    "what": "forget|nothing selects the items to erase",
+    "what": "forget|to select the items to erase",
     "db": "search / --db no.db|there is no database 'no.db' yet",
 }
 

@@ -407,8 +407,8 @@ def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
     assert output == f"'trip' continues from {before[3]}\n"
     assert read_thread_texts(trip) == texts[:2]
     assert read_checkpoint_ids(trip) == before
-    assert "several ids of checkpoints begin with '1'" in str(ambiguous.exception)
-    assert "no checkpoint 'zzz'; 'perdure show trip'" in str(unknown.exception)
+    assert "the checkpoint prefix '1' is ambiguous" in str(ambiguous.exception)
+    assert "no checkpoint 'zzz'; run 'perdure show trip'" in str(unknown.exception)
 
 
 # -- delete
@@ -458,7 +458,7 @@ def test_delete_of_several_threads_deletes_all_or_none(db: Path, trip: str) -> N
     remaining = [info["thread_id"] for info in run_json("threads")]
     report = run_json("delete", trip, "copy", "trip", "--yes", "--keep-memories")
 
-    assert "there is no thread 'nope'; 'perdure threads' lists them" in str(unknown.exception)
+    assert "there is no thread 'nope'; run 'perdure threads' for a list" in str(unknown.exception)
     assert remaining == ["copy", trip]
     assert report == {"threads": [trip, "copy"], "messages": 8, "memories": 0, "clean": True}
     assert run_json("threads") == []
@@ -488,16 +488,16 @@ def test_stats_count_threads_and_items(db: Path, trip: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("history nope", "there is no thread 'nope'; 'perdure threads' lists them"),
-        ("show nope", "there is no thread 'nope'; 'perdure threads' lists them"),
-        ("fork nope x", "there is no thread 'nope'; 'perdure threads' lists them"),
-        ("rewind nope --to 1", "there is no thread 'nope'; 'perdure threads' lists them"),
-        ("delete nope --yes", "there is no thread 'nope'; 'perdure threads' lists them"),
+        ("history nope", "there is no thread 'nope'; run 'perdure threads' for a list"),
+        ("show nope", "there is no thread 'nope'; run 'perdure threads' for a list"),
+        ("fork nope x", "there is no thread 'nope'; run 'perdure threads' for a list"),
+        ("rewind nope --to 1", "there is no thread 'nope'; run 'perdure threads' for a list"),
+        ("delete nope --yes", "there is no thread 'nope'; run 'perdure threads' for a list"),
         (
             "threads --limit 0",
             "Invalid value for '--limit': Input should be greater than or equal to 1",
         ),
-        ("history t", "several ids of threads begin with 't' (trip, trap)"),
+        ("history t", "the thread prefix 't' is ambiguous: it matches trip, trap"),
         ("fork trip trip", "the thread 'trip' already exists"),
         ("stats --db no.db", "there is no database 'no.db' yet"),
     ],
@@ -546,6 +546,6 @@ def test_waiting_and_unfinished_threads_are_marked(db: Path) -> None:
         "status", "unfinished", "waiting", "idle"
     ]  # fmt: skip
     for command in ("show", "history"):
-        assert "waits for an answer (at 'part': Sure?)" in invoke(command, "asks").output
+        assert "is waiting for an answer (at 'part': Sure?)" in invoke(command, "asks").output
         assert "has an unfinished run, which stopped " in invoke(command, "cut").output
         assert "waits" not in invoke(command, "talk").output

@@ -62,7 +62,7 @@ def test_search_tool_answers_invalid_period_with_error() -> None:
         message = search_memory(store=store).invoke(call, config)
 
     assert message.status == "error"
-    assert "since is 'last week'; expected a day or a time" in message.text
+    assert "since is 'last week'; expected a date or a time" in message.text
 
 
 def test_rest_search_ranks_by_period_and_refuses_reversed_period(tmp_path: Path) -> None:

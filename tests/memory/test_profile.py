@@ -413,7 +413,7 @@ def test_planned_patch_is_refused_if_its_fields_have_changed(profile: Profile[Pe
     assert put.value["document"]["name"] == "Anna"
     patch_fields(profile, {"home": {"city": "Bruges"}}, ANN)
 
-    with pytest.raises(VersionConflict, match="was changed where this patch changes it"):
+    with pytest.raises(VersionConflict, match="has changed since this patch was created"):
         run(profile.plan_patch(place, city, seen))
 
 
@@ -599,7 +599,7 @@ def test_missing_user_or_store_and_foreign_items_are_refused(store: SQLiteStore)
     for config in (None, make_config(), make_config(user_id=""), make_config(user_id=3)):
         with pytest.raises(InvalidConfig, match="user_id"):
             patch_fields(profile, {"name": "Ann"}, config)
-    with pytest.raises(ConfigurationError, match="no store"):
+    with pytest.raises(ConfigurationError, match="need a store"):
         Profile(Person).get(ANN)
     with pytest.raises(InvalidNamespace, match="perdure"):
         Profile(Person, store, namespace=("{user_id}",)).get(make_config(user_id="perdure"))

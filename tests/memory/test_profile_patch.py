@@ -153,18 +153,18 @@ REFUSED_PATCHES: dict[str, tuple[Any, str]] = {
     ),
     "a value that is no JSON": (
         [make_op("add", "/a", value={1, 2})],
-        "the patch is not JSON that a store accepts: $.document[0].value is",
+        "the patch cannot be stored as JSON: $.document[0].value is",
     ),
-    "not a number": ([make_op("add", "/a", value=float("nan"))], "is not JSON"),
-    "a lone surrogate": ([make_op("add", "/a", value="\ud800")], "is not JSON"),
-    "a name that is no text": ([make_op("add", "/a", value={1: 2})], "is not JSON"),
+    "not a number": ([make_op("add", "/a", value=float("nan"))], "cannot be stored as JSON"),
+    "a lone surrogate": ([make_op("add", "/a", value="\ud800")], "cannot be stored as JSON"),
+    "a name that is no text": ([make_op("add", "/a", value={1: 2})], "cannot be stored as JSON"),
     "a missing field": (
         [make_op("replace", "/home/town", value=1)],
         "operation 1, replace '/home/town': can't replace a non-existent object 'town'",
     ),
     "a missing parent": (
         [make_op("add", "/work/city", value=1)],
-        "operation 1, add '/work/city': it does not fit",
+        "operation 1, add '/work/city': it cannot be applied",
     ),
     "the second of two": (
         [make_op("remove", "/name"), make_op("remove", "/name")],
@@ -188,37 +188,37 @@ REFUSED_PATCHES: dict[str, tuple[Any, str]] = {
     ),
     "the element after the last": (
         [make_op("remove", "/likes/-")],
-        "it does not fit",
+        "it cannot be applied",
     ),
-    "a leading zero": ([make_op("remove", "/likes/01")], "it does not fit"),
-    "a negative index": ([make_op("remove", "/likes/-1")], "it does not fit"),
+    "a leading zero": ([make_op("remove", "/likes/01")], "it cannot be applied"),
+    "a negative index": ([make_op("remove", "/likes/-1")], "it cannot be applied"),
     "digits of another script": (
         [make_op("remove", "/likes/\u0661")],
-        "it does not fit",
+        "it cannot be applied",
     ),
     "a very long index": (
         [make_op("remove", "/likes/" + "9" * 5_000)],
-        "it does not fit",
+        "it cannot be applied",
     ),
     "a name in a list": (
         [make_op("add", "/likes/first", value=1)],
-        "it does not fit",
+        "it cannot be applied",
     ),
     "a field of text": (
         [make_op("add", "/name/0", value="A")],
-        "it does not fit",
+        "it cannot be applied",
     ),
     "a letter of text": (
         [make_op("test", "/name/0", value="A")],
-        "it does not fit",
+        "it cannot be applied",
     ),
     "a test that fails": (
         [make_op("test", "/name", value="Bo")],
-        "operation 1, test '/name': it does not fit",
+        "operation 1, test '/name': it cannot be applied",
     ),
     "true is not one": (
         [make_op("test", "/seen", value=1)],
-        "operation 1, test '/seen': it does not fit",
+        "operation 1, test '/seen': it cannot be applied",
     ),
     "the whole": ([make_op("replace", "", value={})], "the path of the whole document"),
     "remove the whole": ([make_op("remove", "")], "the path of the whole document"),
@@ -405,5 +405,5 @@ def test_unchanged_check_looks_only_at_fields_of_the_patch() -> None:
 
 def test_json_size_limit_counts_bytes_not_characters() -> None:
     copy_and_check_json({"a": "é" * 49_996}, "it")
-    with pytest.raises(InvalidPatch, match="takes 100,002 bytes"):
+    with pytest.raises(InvalidPatch, match="has 100,002 bytes"):
         copy_and_check_json({"a": "é" * 49_997}, "it")

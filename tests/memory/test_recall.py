@@ -414,7 +414,7 @@ INVALID_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"kinds": "fact"}, "kinds is 'fact'"),
     ({"as_of": datetime(2024, 5, 1)}, "expected a datetime with a time zone"),
     ({"store": {}}, "expected a BaseStore"),
-    ({"store": None}, "have no store"),
+    ({"store": None}, "need a store"),
 ]
 
 
@@ -434,7 +434,7 @@ def test_recall_needs_user_and_refuses_reserved_namespace(
         recall_as_ann("the train", store, config={"configurable": {}})
     with pytest.raises(InvalidConfig, match="with a visible character"):
         recall_as_ann("the train", store, config={"configurable": {"user_id": 7}})
-    with pytest.raises(InvalidNamespace, match="own notes"):
+    with pytest.raises(InvalidNamespace, match="own records"):
         recall_as_ann("the train", store, namespace=[("perdure", "quarantine")])
     assert (
         recall_as_ann("the train", store, config={"configurable": {"user_id": "an"}}).memories == []

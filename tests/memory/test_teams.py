@@ -144,7 +144,7 @@ def test_invalid_team_names_are_refused(team_values: Any) -> None:
 
 
 def test_team_must_be_one_of_teams() -> None:
-    with pytest.raises(InvalidConfig, match="not one of its 'teams'"):
+    with pytest.raises(InvalidConfig, match="expected one of the run's 'teams'"):
         read_run_teams(make_config(team="blue", teams=["red"]))
 
 

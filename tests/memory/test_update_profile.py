@@ -311,7 +311,7 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     ),
     "a missing parent": (
         make_patch_answer(make_operation("add", "/work/city", "Ghent")),
-        "it does not fit",
+        "it cannot be applied",
     ),
     "no first slash": (make_patch_answer({**GHENT, "path": "home/city"}), "must start with /"),
     "a value that is not JSON text": (
@@ -338,7 +338,7 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     ),
     "an object with less": (
         make_patch_answer(make_operation("replace", "/home", {"city": "Ghent"})),
-        "lacks '/home/zip', which would be lost",
+        "lacks the fields '/home/zip', so their values would be lost",
     ),
     "too many operations": (make_patch_answer(*[GHENT] * 101), "at most 100"),
     "too much": (
@@ -347,8 +347,8 @@ UNUSABLE_ANSWERS: dict[str, tuple[Reply, str]] = {
     ),
     "a card number": (
         make_patch_answer(make_operation("add", "/likes/-", "4111 1111 1111 1111")),
-        "'/likes/0' cannot be stored: the text contains the number of a payment card; "
-        "leave this value out",
+        "'/likes/0' cannot be stored: the text contains the number of a payment card "
+        "(check 'secrets'); leave this value out",
     ),
     "what a check refuses": (
         make_patch_answer(make_operation("add", "/likes/-", "beer")),
@@ -561,7 +561,7 @@ def test_model_can_repair_profile_that_no_longer_fits_schema(store: SQLiteStore)
         node.learn(CONVERSATION, ANN)
         assert profile.get(ANN) == Newer(name="Ann", age="forty")
         assert (
-            "<fault_of_the_profile>\nthe document does not fit Newer: '/age'"
+            "<fault_of_the_profile>\nthe document does not match the schema Newer: '/age'"
             in server.shown()[1][1]
         )
 

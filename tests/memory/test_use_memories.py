@@ -309,7 +309,7 @@ def test_failing_store_is_logged_and_turn_continues_without_memories(
 def test_missing_user_id_or_store_raises(store: SQLiteStore, apply_node: Any) -> None:
     with pytest.raises(InvalidConfig, match="user_id"):
         apply_node(use_memories(store), [KEYS_QUESTION], {"configurable": {}})
-    with pytest.raises(ConfigurationError, match="have no store"):
+    with pytest.raises(ConfigurationError, match="need a store"):
         apply_node(use_memories(), [KEYS_QUESTION])
 
 

@@ -109,7 +109,7 @@ def test_run_without_memory_writes_nothing(store: SQLiteStore) -> None:
         lambda: Collection(store, ("notes", "{user_id}")).insert("Ann rows.", config=GUEST),
         lambda: Profile(TasteProfile, store).set(TasteProfile(drink="tea"), GUEST),
     ):
-        with pytest.raises(InvalidConfig, match="the run has no memory"):
+        with pytest.raises(InvalidConfig, match="memory is disabled for this run"):
             write()
 
 

@@ -68,7 +68,7 @@ def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
     assert read_run_user(config) is None
     with pytest.raises(InvalidConfig, match="expected text with a visible character"):
         Template(("memories", "{user_id}")).fill(config)
-    with pytest.raises(InvalidConfig, match="the run names the team"):
+    with pytest.raises(InvalidConfig, match="the run has the team"):
         parse_run_teams(name, None)
     with SQLiteStore.open(":memory:") as store, SQLiteCheckpointer.open(":memory:") as saver:
         with pytest.raises(ConfigurationError, match="expected the name of a user"):

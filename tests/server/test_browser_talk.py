@@ -148,7 +148,7 @@ def test_arguments_of_tool_call_are_edited(plain: Page, sdk: SyncLangGraphClient
         ('{"to": "cy", "text": "hi"}', "Approve", "were changed, but the decision is 'approve'"),
         ('{"to": ', "Send as edited", "is not JSON"),
         ("[" * 100_000, "Send as edited", "is not JSON"),
-        ('["cy"]', "Send as edited", "the arguments of the call 1 of 'send' are ['cy']"),
+        ('["cy"]', "Send as edited", "the arguments of tool call 1 ('send') are ['cy']"),
         ('{"to": "cy", "text": "hi"}', "Send as edited", ""),
     ):
         plain.get_by_label("Arguments, JSON").fill(sent)

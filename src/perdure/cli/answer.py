@@ -104,7 +104,7 @@ def answer(
         str,
         typer.Argument(
             metavar="ID",
-            help="The id of the thread, or a prefix of it.",
+            help="The thread id or an id prefix.",
             autocompletion=complete_thread_id,
         ),
     ],
@@ -121,7 +121,9 @@ def answer(
     ] = None,
     json_text: Annotated[
         str | None,
-        typer.Option("--answer", metavar="JSON", help="The complete answer, instead of an action."),
+        typer.Option(
+            "--answer", metavar="JSON", help="The complete answer as JSON, instead of ACTION."
+        ),
     ] = None,
     question: Annotated[
         int | None,
@@ -133,7 +135,7 @@ def answer(
     ] = None,
     graph: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The graph, if the thread does not name it."),
+        typer.Option(metavar="NAME", help="Run this graph instead of the thread's last one."),
     ] = None,
     url: Annotated[
         str | None,
@@ -206,7 +208,7 @@ def _choose_question_id_and_build_answer(
     """
     if not questions:
         _refuse_answer(
-            f"the thread {thread_id!r} waits for no answer; it {description or 'is idle'}"
+            f"the thread {thread_id!r} is not waiting for an answer; it {description or 'is idle'}"
         )
     if user_answer.number is None and len(questions) > 1:
         numbered = (
@@ -214,7 +216,8 @@ def _choose_question_id_and_build_answer(
             for number, question in enumerate(questions, 1)
         )
         _refuse_answer(
-            "several questions wait; choose one with --question N:\n" + "\n".join(numbered)
+            "the thread has several open questions; choose one with --question N:\n"
+            + "\n".join(numbered)
         )
     if (number := user_answer.number or 1) > len(questions):
         _refuse_answer(
@@ -255,8 +258,9 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
             )
         if len(inputs) != len(calls):
             raise ConfigurationError(
-                f"--answer has {format_count(len(inputs), 'decision')}, but the question is about "
-                f"{format_count(len(calls), 'tool call')}; pass one decision for each call"
+                f"--answer contains {format_count(len(inputs), 'decision')}, but the question is "
+                f"about {format_count(len(calls), 'tool call')}; pass one decision for each tool "
+                "call"
             )
         decisions = [
             build_decision(
@@ -278,15 +282,18 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
         return value
     if action == "approve" and value is not None:
         raise ConfigurationError(
-            f"approve takes no value, but {value!r:.80} follows it; remove the value, or use edit"
+            f"'approve' accepts no value, but the value {value!r:.80} was passed; remove the "
+            "value, or use 'edit'"
         )
     if action in ("edit", "respond") and value is None:
         expected = "the new arguments as JSON" if action == "edit" else "a text"
-        raise ConfigurationError(f"{action} needs a value; pass {expected} after it")
+        raise ConfigurationError(
+            f"the decision {action!r} needs a value; pass {expected} after {action!r}"
+        )
     if action == "edit" and len(calls) > 1:
         raise ConfigurationError(
-            f"edit applies to one tool call, but the question is about {len(calls)} calls; pass a "
-            "decision for each call with --answer"
+            f"'edit' applies to one tool call, but the question is about {len(calls)} tool calls; "
+            "pass a decision for each tool call with --answer"
         )
     args = parse_json(value or "", "the value of edit") if action == "edit" else None
     decisions = [
@@ -325,7 +332,8 @@ async def _resume_run(
         from perdure.server.graphs import Graphs
     except ImportError as exc:
         raise MissingDependency(
-            '--graphs needs more packages; run pip install ".[server]" in a checkout'
+            '--graphs needs additional packages; run pip install ".[server]" in a checkout of '
+            "perdure"
         ) from exc
     from langgraph.types import Command
 
@@ -337,7 +345,7 @@ async def _resume_run(
     async with _ThreadLock(saver, thread_id):
         head = await saver.ahead(thread_id)
         if head is None:
-            _refuse_answer(f"there is no thread {thread_id!r}; 'perdure threads' lists them")
+            _refuse_answer(f"there is no thread {thread_id!r}; run 'perdure threads' for a list")
         questions = [
             {"id": getattr(interrupt, "id", None), "value": getattr(interrupt, "value", interrupt)}
             | {"response_schema": getattr(interrupt, "response_schema", None)}
@@ -354,8 +362,8 @@ async def _resume_run(
             unknown = {task.node for task in head.status.tasks} - {*graph.nodes, ""}
             if unknown:
                 _refuse_answer(
-                    f"the thread {thread_id!r} waits at the node {min(unknown)!r}, which the graph "
-                    f"{name!r} does not have; name the right graph with --graph"
+                    f"the thread {thread_id!r} is waiting at the node {min(unknown)!r}, which the "
+                    f"graph {name!r} does not have; pass the thread's graph with --graph"
                 )
             command: Any = Command(
                 resume=resume_value if question_id is None else {question_id: resume_value}
@@ -400,8 +408,8 @@ class _ThreadLock:
             if not isinstance(exc.__cause__, TimeoutError):
                 raise
             raise StorageUnavailable(
-                f"another run of the thread {self._thread_id!r} has not ended for "
-                f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
+                f"another run of the thread {self._thread_id!r} did not end within "
+                f"{_LOCK_TIMEOUT_S} s; wait until that run ends, and try again"
             ) from exc
 
     async def __aexit__(self, *exc: Any) -> None:
@@ -518,7 +526,7 @@ def _answer_on_server(
     texts = "; ".join(
         format_line(_convert_to_str_or_json(question), _MAX_TEXT) for question in open_questions
     )
-    descriptions = {"waiting": f"waits for an answer ({texts})", "idle": ""}
+    descriptions = {"waiting": f"is waiting for an answer ({texts})", "idle": ""}
     description = descriptions.get(status, "has an unfinished run")
     outcome = _Outcome(status, description, open_questions, _get_last_model_text(values))
     return _AnsweredQuestion(thread_id, question_id, resume_value, outcome)
@@ -548,17 +556,20 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
         code = exc.response.status_code
         if code == 404:
             _refuse_answer(
-                f"there is no thread {thread_id!r} at {url}, or it belongs to others; check "
-                f"the id and {_KEY_VARIABLE}"
+                f"the server {url} has no thread {thread_id!r}, or the thread belongs to another "
+                f"user; check the id and {_KEY_VARIABLE}"
             )
         reason = format_line(_read_error_detail(exc), _MAX_TEXT)
         if code in (409, 422):
-            _refuse_answer(f"{url} refuses the answer: {reason}")
+            _refuse_answer(f"the server {url} refused the answer: {reason}")
         hint = f"; set {_KEY_VARIABLE} to a valid key" if code in (401, 403) else ""
-        raise ConfigurationError(f"{url} replies with status {code}: {reason}{hint}") from exc
+        raise ConfigurationError(
+            f"the server {url} replied with status {code}: {reason}{hint}"
+        ) from exc
     except (httpx.TransportError, httpx.InvalidURL) as exc:
         raise ConfigurationError(
-            f"{url} cannot be reached: {exc}; check --url, and that the server runs"
+            f"the server {url} cannot be reached: {exc}; check --url, and check that the server is "
+            "running"
         ) from exc
 
 

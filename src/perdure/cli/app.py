@@ -132,7 +132,7 @@ def main() -> None:
     """
     try:
         if sys.stdout is None:
-            raise OSError("stdout is closed; run the command with an open stdout")
+            raise OSError("stdout is closed; run the command again with an open stdout")
         code = app(prog_name="perdure", standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -203,7 +203,7 @@ OwnersOption = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
-        help="The kind of thread owners: people or organisations.",
+        help="Whether threads belong to people or to organisations.",
     ),
 ]
 DryRunOption = Annotated[
@@ -214,7 +214,7 @@ QueryOption = Annotated[
     str | None,
     typer.Option("--query", metavar="TEXT", help="Select entries that contain these words."),
 ]
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or a prefix of it.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key or a key prefix.")]
 
 
 def check_query_option_not_blank(query: str | None) -> None:
@@ -480,7 +480,7 @@ def resolve_id_prefix(id_or_prefix: str, ids: Iterable[str], noun: str, list_com
         ConfigurationError: No id or several ids begin with `id_or_prefix`.
     """
     if not id_or_prefix:
-        raise ConfigurationError(f"the id is empty; '{list_command}' lists ids")
+        raise ConfigurationError(f"the id is empty; run '{list_command}' to list the ids")
     ids = list(ids)
     if id_or_prefix in ids:
         return id_or_prefix
@@ -488,11 +488,12 @@ def resolve_id_prefix(id_or_prefix: str, ids: Iterable[str], noun: str, list_com
         return ids[0]
     if not ids:
         raise ConfigurationError(
-            f"there is no {noun} {id_or_prefix!r}; '{list_command}' lists them"
+            f"there is no {noun} {id_or_prefix!r}; run '{list_command}' for a list"
         )
     examples = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     raise ConfigurationError(
-        f"several ids of {noun}s begin with {id_or_prefix!r} ({examples}); type more of the id"
+        f"the {noun} prefix {id_or_prefix!r} is ambiguous: it matches {examples}; type more "
+        "characters"
     )
 
 
@@ -585,7 +586,7 @@ ThreadArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="The id of the thread, or a prefix of it.",
+        help="The thread id or an id prefix.",
         autocompletion=complete_thread_id,
     ),
 ]
@@ -593,7 +594,7 @@ ThreadsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
-        help="Ids of threads, or prefixes of them.",
+        help="Thread ids or id prefixes.",
         autocompletion=complete_thread_id,
     ),
 ]

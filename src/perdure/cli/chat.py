@@ -89,7 +89,7 @@ def chat(
     """
     if message is not None and not message.strip():
         raise ConfigurationError(
-            "--message is empty; pass a text, or remove --message to type messages"
+            "--message is empty; pass a text, or remove --message to type your messages"
         )
     with open_database(db, user, create=True) as database, ExitStack() as stack:
         # With `--no-memory`, the run has an empty user id, so that background workers extract no
@@ -180,22 +180,23 @@ class _ChatSession:
         owner, name = str(head.owner or ""), head.metadata.get("graph_id")
         if owner not in ("", self.database.user):
             raise ConfigurationError(
-                f"the thread {self.thread_id!r} belongs to {owner!r}, and you are "
-                f"{self.database.user!r}; pass --user {quote(owner)}, or another id with --thread "
-                "to start a thread of your own"
+                f"the thread {self.thread_id!r} belongs to the user {owner!r}, but you are the "
+                f"user {self.database.user!r}; pass --user {quote(owner)}, or start your own "
+                "thread with another --thread id"
             )
         graph = f"the graph {name!r}" if name else "another graph"
         if head.status.state == "waiting":
             raise ConfigurationError(
-                f"the thread {self.thread_id!r} {describe_status(head.status)}. The question is "
-                f"from {graph}, so this chat cannot answer it. Resume the thread in the program "
-                "that runs that graph, with Command(resume=...), or with a client of its server"
+                f"the thread {self.thread_id!r} {describe_status(head.status)}. The question "
+                f"comes from {graph}, so this chat cannot answer it. Resume the thread in the "
+                "program that runs that graph, with Command(resume=...), or with a client of its "
+                "server"
             )
         if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_OPTIONAL_NODES}:
             raise ConfigurationError(
-                f"the thread {self.thread_id!r} belongs to {graph}, and "
-                f"{describe_status(head.status)}. Before you chat here, finish the run in the "
-                "program that runs this graph: invoke the graph with None as the input"
+                f"the thread {self.thread_id!r} {describe_status(head.status)}. The run belongs to "
+                f"{graph}, so this chat cannot finish it. Before you chat here, finish the run in "
+                "the program that runs that graph, by invoking the graph with None as the input"
             )
         self.config["metadata"] = {
             name: value for name, value in head.metadata.items() if name in _INHERITED_METADATA
@@ -225,8 +226,8 @@ class _ChatSession:
                 if not isinstance(exc.__cause__, TimeoutError):
                     raise
                 raise StorageUnavailable(
-                    f"another run of the thread {self.thread_id!r} has not ended for "
-                    f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
+                    f"another run of the thread {self.thread_id!r} did not end within "
+                    f"{_LOCK_TIMEOUT_S} s; wait until that run ends, and try again"
                 ) from exc
             # Another process may have changed the thread while this process was waiting for the
             # lock.

@@ -19,10 +19,11 @@ KeyFile = Path | None
 @app.command()
 def copy(
     source: Annotated[
-        str, typer.Option("--from", metavar="DB", help="The source, a file or a Postgres DSN.")
+        str,
+        typer.Option("--from", metavar="DB", help="The source: a file or a Postgres DSN."),
     ],
     target: Annotated[
-        str, typer.Option("--to", metavar="DB", help="The target, a new or empty database.")
+        str, typer.Option("--to", metavar="DB", help="The target: a new or empty database.")
     ],
     from_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
@@ -88,5 +89,5 @@ def _read_key_file(path: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"the key file {str(path)!r} cannot be read: {exc}") from exc
     if not key:
-        raise ConfigurationError(f"the key file {str(path)!r} is empty; expected hexadecimal")
+        raise ConfigurationError(f"the key file {str(path)!r} is empty; expected a hexadecimal key")
     return key

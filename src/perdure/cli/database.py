@@ -126,7 +126,7 @@ def retain(
         _build_rule_option("--idle-days", "DAYS", "Delete threads idle for over DAYS days."),
     ] = None,
     memories: Annotated[
-        bool | None, typer.Option(help="Whether to erase memories of these threads.")
+        bool | None, typer.Option(help="Whether to erase memories of deleted threads.")
     ] = None,
     checkpoints_last: Annotated[
         int | None,
@@ -160,7 +160,8 @@ def retain(
         rules = replace(database.settings.retention, **overrides)
         if ids and not rules.checkpoints and rules.idle_days is None:
             raise ConfigurationError(
-                "no rule applies to threads; pass --idle-days, --last or --days, or remove the ids"
+                "thread ids were passed, but no retention rule applies to threads; pass "
+                "--idle-days, --last or --days, or remove the ids"
             )
         if not rules:
             print_note(

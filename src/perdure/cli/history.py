@@ -63,7 +63,7 @@ _INDENT: Final = "    "
 def history(
     thread: ThreadArgument,
     channel: Annotated[
-        str, typer.Option(metavar="NAME", help="The channel of the state to show.")
+        str, typer.Option(metavar="NAME", help="The state channel to show.")
     ] = "messages",
     checkpoint: Annotated[
         str | None, typer.Option(metavar="ID", help="Show only the history up to this checkpoint.")
@@ -127,7 +127,7 @@ def describe_status(status: ThreadStatus) -> str:
             f"{format_line(_render_content_text(question), _MAX_QUESTION)}"
             for node, question in status.questions
         )
-        return f"waits for an answer ({'; '.join(questions)})"
+        return f"is waiting for an answer ({'; '.join(questions)})"
     nodes = ", ".join(repr(format_line(node)) for node in dict.fromkeys(status.next))
     position = f"before {nodes}" if nodes else "at the end of a step"
     return f"has an unfinished run, which stopped {position}" if status.tasks else ""

@@ -77,19 +77,23 @@ def import_(
         list[str],
         typer.Argument(
             metavar="FILE...",
-            help="ZIP, folder, JSON, JSONL or SQLite; - is stdin; or a Postgres DSN.",
+            help="Files or folders to import, Postgres DSNs, or - for stdin.",
         ),
     ],
     prefix: Annotated[
         str, typer.Option(metavar="TEXT", help="Text to prepend to each thread id.")
     ] = "",
-    no_memories: Annotated[bool, typer.Option("--no-memories", help="Make no memories.")] = False,
+    no_memories: Annotated[
+        bool, typer.Option("--no-memories", help="Do not extract memories.")
+    ] = False,
     later: Annotated[
         bool, typer.Option("--later", help="Let 'perdure worker' extract memories later.")
     ] = False,
     renamed: Annotated[
         list[str] | None,
-        typer.Option("--as", metavar="ID=NEW", help="A new id for a thread of a perdure database."),
+        typer.Option(
+            "--as", metavar="ID=NEW", help="Import the thread ID of a perdure database as NEW."
+        ),
     ] = None,
     max_value_mb: Annotated[
         int,
@@ -98,7 +102,7 @@ def import_(
             min=1,
             max=2047,
             metavar="N",
-            help="Refuse values above N MB.",
+            help="Reject values larger than N MB.",
         ),
     ] = 256,
     user: UserOption = None,
@@ -134,7 +138,10 @@ def import_(
                 else:
                     databases.append(str(copied if copied.exists() else path))
         if databases and prefix:
-            raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
+            raise ConfigurationError(
+                "--prefix cannot be used with a database, because imported databases keep their "
+                "thread ids; remove --prefix"
+            )
         conversations = reader.build_conversations()
         conversations.sort(
             key=lambda talk: talk.find_message_creation_time(next(reversed(talk.nodes), None))
@@ -191,13 +198,13 @@ def export(
 
     if [bool(thread), every, user is not None].count(True) != 1:
         raise ConfigurationError(
-            "no threads are selected, or in several ways; pass either thread ids, --all or --user"
+            "select the threads in exactly one way: pass thread ids, --all or --user"
         )
     if user is not None:
         _export_person(check_user("--user", user, "give the name of the person"), owners, db)
         return
     if owners is not None:
-        raise ConfigurationError(f"--owners {owners} applies only to --user; remove it")
+        raise ConfigurationError(f"--owners {owners} can only be used with --user; remove --owners")
     with open_database(db, allow_read_only=True) as file:
         ids = [resolve_thread_id(file, name) for name in thread or ()]
         # Read all thread ids before exporting the first thread. If the ids were read page by page,
@@ -367,7 +374,7 @@ class _FilesReader:
             raise ImportFailed(f"{label!r} is not UTF-8 text: {location}byte {exc.start}") from exc
         if not is_any:
             raise ImportFailed(
-                f"{label!r} {reason or 'holds no conversations'}; expected one of these: an "
+                f"{label!r} {reason or 'contains no conversations'}; expected one of these: an "
                 "export of ChatGPT or Claude (ZIP, folder, conversations.json); an export of "
                 "Open WebUI or LibreChat; a session of Claude Code or Codex; the JSON of a "
                 "shared link; a JSONL file of messages; a database of LangGraph or perdure"
@@ -420,7 +427,7 @@ def _explain_failure(problem: MalformedPart, location: str) -> str:
     reason = str(problem)
     if reason.startswith(_LINK_LIST_PROBLEM):
         return reason
-    return f"holds no conversations: {location}{reason}"
+    return f"contains no conversations: {location}{reason}"
 
 
 def _build_no_conversation_error(value: Any) -> MalformedPart:
@@ -462,11 +469,11 @@ def _iter_files(
                     _ALWAYS_UNPACKED_BYTES, _MAX_UNPACK_RATIO * info.compress_size
                 ):
                     raise zipfile.BadZipFile(
-                        f"{name!r} unpacks from {format_size(info.compress_size)} to "
-                        f"{format_size(info.file_size)}, which is more than "
+                        f"unpacking would expand {name!r} from {format_size(info.compress_size)} "
+                        f"to {format_size(info.file_size)}, which is more than the allowed "
                         f"{format_size(_ALWAYS_UNPACKED_BYTES)} and more than {_MAX_UNPACK_RATIO} "
-                        "times its packed size; if you trust the file, unpack it and import the "
-                        "folder"
+                        "times the packed size; if you trust the archive, unpack it yourself and "
+                        "import the folder"
                     )
                 try:
                     data = archive.read(info)

@@ -41,11 +41,11 @@ def convert_training_example_to_conversation(
     if any(name in json_line for name in _PREFERENCE_FIELDS):
         model_input = get_by_path(json_line, dict, "input")
         if not isinstance(model_input.get("messages"), list):
-            raise MalformedPart("a preference example without 'input.messages'")
+            raise MalformedPart("a preference example has no 'input.messages'")
         preferred, other = (json_line.get(name) for name in _PREFERENCE_FIELDS)
         if not isinstance(preferred, list) or not isinstance(other, list):
             raise MalformedPart(
-                f"a preference example without {' and '.join(map(repr, _PREFERENCE_FIELDS))}"
+                f"a preference example needs lists in {' and '.join(map(repr, _PREFERENCE_FIELDS))}"
             )
         messages = model_input["messages"]
         branch = {"after": len(messages), "messages": other}
@@ -54,7 +54,9 @@ def convert_training_example_to_conversation(
     if {"prompt", "completion"} <= json_line.keys() and "messages" not in json_line:
         prompt, completion = json_line["prompt"], json_line["completion"]
         if not isinstance(prompt, str) or not isinstance(completion, str):
-            raise MalformedPart("the prompt or its completion is not text")
+            raise MalformedPart(
+                "a training example has a 'prompt' or 'completion' that is not text"
+            )
         turns = ("user", prompt), ("assistant", completion)
         return {**rest, "messages": [{"role": r, "content": text} for r, text in turns]}
     return None
@@ -95,11 +97,11 @@ class OpenAIBatches:
         body = get_by_path(line, dict, "body")
         if not any(name in body for name in _CONVERSATION_FIELDS):
             raise MalformedPart(
-                f"a batch request to {shorten_line(line.get('url'), 40)!r}, which has no messages"
+                f"a batch request to {shorten_line(line.get('url'), 40)!r} has no messages"
             )
         if "/embeddings" in str(line.get("url")) or "/moderations" in str(line.get("url")):
             raise MalformedPart(
-                f"a batch request to {shorten_line(line['url'], 40)!r}, which is not a conversation"
+                f"a batch request to {shorten_line(line['url'], 40)!r} contains no conversation"
             )
         request: dict[str, Any] = {
             "messages": _convert_openai_request_to_messages(body),
@@ -141,16 +143,16 @@ class OpenAIBatches:
             raise MalformedPart(f"a batch request failed: {shorten_line(reason, 80)}")
         if not requests:
             raise MalformedPart(
-                "the answer to a batch request that is in none of the files; import the batch's "
-                "input file in the same command"
+                "the request of a batch response is missing; import the batch's input file in the "
+                "same command"
             )
         if len(requests) > 1:
             raise MalformedPart(
-                "the answer to one of several batch requests with the same 'custom_id'"
+                "several batch requests have the same 'custom_id' as a batch response"
             )
         answers = [*_iter_messages_of_each_answer(body)]
         if not answers:
-            raise MalformedPart("the answer to a batch request has no message")
+            raise MalformedPart("a batch response contains no message")
         request, created_at = requests[0][2], body.get("created") or body.get("created_at")
         for answer in answers:
             answer[-1] = {"created_at": created_at, **answer[-1]} if created_at else answer[-1]
@@ -173,7 +175,7 @@ def _convert_openai_request_to_messages(request_body: Mapping[str, Any]) -> list
     if isinstance(model_input, str):
         return [*first, {"role": "user", "content": model_input}]
     if not isinstance(model_input, list):
-        raise MalformedPart("the batch request has no messages")
+        raise MalformedPart("a batch request has no messages")
     return [*first, *map(_convert_responses_api_item_to_message, model_input)]
 
 

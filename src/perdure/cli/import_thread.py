@@ -211,8 +211,8 @@ class ImportWriter:
         db = source.path
         if new_thread_ids_by_old:
             raise ConfigurationError(
-                f"--as applies only to databases of perdure, and {db!r} was written by langgraph; "
-                "remove --as"
+                f"--as can only be used with databases of perdure, but {db!r} was written by "
+                "langgraph; remove --as"
             )
         saver, limit = self._file.saver, source.max_value_bytes
         with closing(open_import_source(db, Codec(saver.serde, saver.types), limit)) as tables:

@@ -62,7 +62,7 @@ def revoke(
     ] = None,
     hash: Annotated[
         str | None,
-        typer.Option(metavar="HASH", help="Revoke the key with this hash or prefix of a hash."),
+        typer.Option(metavar="HASH", help="Revoke the key with this hash or hash prefix."),
     ] = None,
     tenant: TenantOption = None,
     yes: YesOption = False,
@@ -81,7 +81,7 @@ def revoke(
     if user is not None:
         check_user("--user", user, "pass the name of a user, or use --hash")
     if hash == "":
-        raise ConfigurationError("--hash is empty; pass a prefix of the hash")
+        raise ConfigurationError("--hash is empty; pass a hash or a hash prefix")
     chosen = [
         key
         for key in read_keys(file)
@@ -91,7 +91,7 @@ def revoke(
     if hash is not None and len({key.sha256 for key in chosen}) > 1:
         listed_keys = ", ".join(" ".join(filter(None, _build_key_cells(key))) for key in chosen)
         raise ConfigurationError(
-            f"several hashes begin with {hash!r} ({listed_keys}); type more of the hash"
+            f"the hash prefix {hash!r} is ambiguous: it matches {listed_keys}; type more characters"
         )
     if not chosen:
         condition = f"of {user!r}" if hash is None else f"whose hash begins with {hash!r}"
@@ -114,8 +114,8 @@ def _check_server_is_installed() -> None:
         import perdure.server.keys_file  # noqa: F401 - imported to find out whether it works
     except ImportError as exc:
         raise MissingDependency(
-            'perdure keys needs the packages of the server; run pip install ".[server]" in a '
-            "checkout"
+            'perdure keys needs additional packages; run pip install ".[server]" in a checkout of '
+            "perdure"
         ) from exc
 
 

@@ -105,14 +105,15 @@ def list_(
 @memories.command()
 def search(
     query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="A question, or words to search for.")
+        str, typer.Argument(metavar="QUERY", help="A question or words to search for.")
     ],
     limit: LimitOption = SEARCH_LIMIT,
     min_score: Annotated[
-        float, typer.Option(metavar="SCORE", help="Leave out memories with a lower score.")
+        float, typer.Option(metavar="SCORE", help="Exclude memories with a lower score.")
     ] = MIN_SCORE,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Explain scores, also those below --min-score.")
+        bool,
+        typer.Option("--explain", help="Explain the scores, including those below --min-score."),
     ] = False,
     ids: IdsOption = False,
     as_of: AsOfOption = None,
@@ -158,7 +159,7 @@ def add(
     ],
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Store the fact under this key, as its new version."),
+        typer.Option(metavar="KEY", help="Store the fact under this key, and keep old versions."),
     ] = None,
     user: UserOption = None,
     db: DbOption = None,
@@ -173,10 +174,11 @@ def add(
     ]
     facts = [fact for fact in map(str.strip, lines) if fact]
     if not all(map(str.strip, text)):
-        raise ConfigurationError("one of the facts is empty; pass a text for each fact")
+        raise ConfigurationError("one of the facts is empty; pass a text for every fact")
     if key is not None and len(facts) != 1:
         raise ConfigurationError(
-            f"--key applies to one fact, but there are {len(facts)}; remove --key, or pass one fact"
+            f"--key can only be used with one fact, but {len(facts)} facts were passed; remove "
+            "--key, or pass one fact"
         )
     from perdure.memory import remember
 
@@ -218,7 +220,7 @@ def history(
 def forget(
     key: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY]...", help="Keys of memories, or prefixes of them."),
+        typer.Argument(metavar="[KEY]...", help="Memory keys or key prefixes."),
     ] = None,
     query: QueryOption = None,
     thread: Annotated[
@@ -240,7 +242,9 @@ def forget(
     """
     check_query_option_not_blank(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
-        raise ConfigurationError("pass either keys of memories, or --query, --thread or --all")
+        raise ConfigurationError(
+            "select the memories in exactly one way: pass memory keys, --query, --thread or --all"
+        )
     with open_database(db, user) as database:
         if every:
             erase = partial(_erase_all_memories, database)
@@ -436,7 +440,7 @@ def _format_memory_day(memory: Memory) -> str:
 def quarantine(
     key: Annotated[
         str | None,
-        typer.Argument(metavar="[KEY]", help="The key of an entry, or a prefix of the key."),
+        typer.Argument(metavar="[KEY]", help="The key of an entry, or a key prefix."),
     ] = None,
     release: Annotated[
         bool, typer.Option("--release", help="Store the entry as a memory.")
@@ -456,7 +460,9 @@ def quarantine(
     """
     has_action = release or discard
     if (release and discard) or (has_action and key is None):
-        raise ConfigurationError("pass a key, and at most one of --release and --discard")
+        raise ConfigurationError(
+            "pass a key with --release or --discard, and only one of these two options"
+        )
     from perdure.memory.collection import Quarantine
 
     with open_database(db, user, allow_read_only=not has_action) as database:
@@ -531,11 +537,11 @@ def jobs(
         ("thread", "user", "state", "due", "error"),
         rows,
         ids=("thread", "state"),
-        empty_note="no thread waits for an extraction",
+        empty_note="no thread is waiting for memory extraction",
     )
     if unassigned:
         count = format_count(len(unassigned), "thread")
-        print_note(f"not extracted, because no user is named: {count}")
+        print_note(f"no memories are extracted from {count} without a user")
 
 
 def _describe_failures(job: ExtractionJob) -> str:

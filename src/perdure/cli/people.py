@@ -75,7 +75,7 @@ def forget(
         bool,
         typer.Option(
             "--hand-over",
-            help="Keep team items, without the person's name.",
+            help="Keep team items, but remove the person's name.",
         ),
     ] = False,
     owners: OwnersOption = None,

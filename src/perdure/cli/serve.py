@@ -75,11 +75,13 @@ def serve(
         int, typer.Option(min=0, max=65535, metavar="N", help="The port to listen on.")
     ] = 2024,
     keys: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The keys file, with the API keys of users.")
+        str | None, typer.Option(metavar="FILE", help="The file with the API keys of the users.")
     ] = None,
     auth: Annotated[
         str | None,
-        typer.Option(metavar="FILE:NAME", help="A langgraph_sdk.Auth object, instead of keys."),
+        typer.Option(
+            metavar="FILE:NAME", help="Use this langgraph_sdk.Auth object instead of --keys."
+        ),
     ] = None,
     graphs: Annotated[
         str | None,
@@ -87,27 +89,29 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A host name of the server behind a proxy."),
+        typer.Option(metavar="NAME", help="Accept requests addressed to this host name."),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="A site whose scripts may call the server."),
+        typer.Option(
+            metavar="ORIGIN", help="Allow scripts from this web origin to call the server."
+        ),
     ] = None,
     proxy: Annotated[
         list[Any] | None,
         typer.Option(
             parser=ip_network,
             metavar="ADDRESS",
-            help="A proxy whose X-Forwarded-For header is trusted.",
+            help="Trust the X-Forwarded-For header of this proxy.",
         ),
     ] = None,
     new_key: Annotated[
         str | None,
-        typer.Option(metavar="USER", help="Print a new API key and its keys file entry."),
+        typer.Option(metavar="USER", help="Print a new API key and its entry for the keys file."),
     ] = None,
     team: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A team of the --new-key user; may be repeated."),
+        typer.Option(metavar="NAME", help="A team of the --new-key user; can be repeated."),
     ] = None,
     log: Annotated[
         Literal["text", "json"],
@@ -126,7 +130,7 @@ def serve(
     ] = 1,
     webhook_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A host that webhooks of runs may call."),
+        typer.Option(metavar="NAME", help="Allow webhooks of runs to call this host."),
     ] = None,
     user: UserOption = None,
     db: DbOption = None,
@@ -144,13 +148,16 @@ def serve(
         from perdure.settings import load
     except ImportError as exc:
         raise MissingDependency(
-            'the server needs more packages; run pip install ".[server]" in a checkout'
+            'the server needs additional packages; run pip install ".[server]" in a checkout of '
+            "perdure"
         ) from exc
     if new_key is not None:
         _print_new_key(new_key, team or [], keys)
         return
     if team:
-        raise ConfigurationError(f"--team {team[0]!r} applies only to --new-key; remove --team")
+        raise ConfigurationError(
+            f"--team {team[0]!r} can only be used with --new-key; remove --team"
+        )
     graphs = graphs or load(db=db, user=user).graphs
     configured = LanggraphFile.read(graphs) if graphs else None
     access = _build_access(keys, auth, configured)
@@ -162,8 +169,8 @@ def serve(
     is_local = _is_loopback(host)
     if access is None and not is_local:
         raise ConfigurationError(
-            f"other machines can reach {host}, and without authentication anybody could read and "
-            "change everything; pass --keys or --auth, or remove --host"
+            f"other machines can connect to the address {host}, and without authentication anyone "
+            "could read and change everything; pass --keys or --auth, or remove --host"
         )
     hosts = [*LOOPBACK_HOSTS, *(allowed_host or ())] if is_local or allowed_host else None
     with ExitStack() as stack:
@@ -330,8 +337,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
             wait([process.sentinel for process in (session_process, *workers)], _POLL_S)
             if not received and session_process.exitcode is not None:
                 print_note(
-                    "the process that holds the sessions of browsers has died; start the server "
-                    "again",
+                    "the process that stores the browser sessions has died; restart the server",
                     "red",
                 )
                 break
@@ -341,7 +347,8 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
             if not received:
                 for worker in dead:
                     print_note(
-                        f"a worker has exited with code {worker.exitcode} and is replaced", "yellow"
+                        f"a worker process exited with code {worker.exitcode}; starting another",
+                        "yellow",
                     )
                 workers = [
                     _start_worker(context, arguments) if worker in dead else worker
@@ -407,7 +414,8 @@ def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
 
     if isinstance(access, KeysFileAccess) and access.tenants != {None} and not is_dsn(db):
         raise ConfigurationError(
-            f"API keys have tenants, but {db!r} is a file; tenants need a Postgres database"
+            f"the API keys have tenants, but the database {db!r} is a file; tenants need a "
+            "Postgres database"
         )
 
 
@@ -415,13 +423,14 @@ def _check_worker_options(workers: int, db: str, metrics: bool) -> None:
     """Raise ConfigurationError if the options do not allow several worker processes."""
     if workers > 1 and metrics:
         raise ConfigurationError(
-            f"--metrics counts in one process, but --workers is {workers}; remove one of the two, "
-            "or start several servers on different ports, and read the metrics of each"
+            f"--metrics can count requests in only one process, but --workers is {workers}; remove "
+            "one of the two options, or start several servers on different ports and read the "
+            "metrics of each server"
         )
     if workers > 1 and db == ":memory:":
         raise ConfigurationError(
-            f"a database in memory belongs to one process, but --workers is {workers}; pass --db "
-            "with a file or a Postgres DSN"
+            "several processes cannot share an in-memory database, but --workers is "
+            f"{workers}; pass --db with a file or a Postgres DSN"
         )
 
 
@@ -504,7 +513,8 @@ def _build_access(
     auth = auth or (configured.auth if configured else None)
     if auth and keys:
         raise ConfigurationError(
-            f"--keys and the handlers in {auth!r} cannot be combined; remove one of them"
+            f"--keys and the authentication handlers in {auth!r} cannot be combined; remove one of "
+            "them"
         )
     if auth:
         return AuthFileAccess(auth)
@@ -551,8 +561,8 @@ def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
 
     if keys is not None:
         raise ConfigurationError(
-            f"--new-key prints an entry and writes no file; remove --keys, and append >> {keys} to "
-            "the command"
+            "--new-key prints the entry instead of writing it to a file; remove --keys, and append "
+            f">> {keys} to the command"
         )
     team_names = [_quote_toml(check_team_name(name)) for name in dict.fromkeys(teams)]
     key, digest = create_api_key_and_hash(user)
@@ -579,7 +589,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
     # Check for `mcp` and `fastapi` with `find_spec`, because importing them takes about a second.
     if find_spec("mcp") is None or find_spec("fastapi") is None:
         raise MissingDependency(
-            'MCP needs more packages; run pip install ".[server]" in a checkout'
+            'MCP needs additional packages; run pip install ".[server]" in a checkout of perdure'
         )
     from perdure import __version__
     from perdure.server.logs import Audit, log_to_stderr

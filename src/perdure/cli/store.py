@@ -124,13 +124,14 @@ def put(
     ns: NamespaceArgument,
     key: Annotated[str, Argument(metavar="KEY", help="The key of the item.")],
     value: Annotated[
-        str | None, Argument(metavar="[JSON]", help="The value, a JSON object; - reads stdin.")
+        str | None,
+        Argument(metavar="[JSON]", help="The value as a JSON object; - reads it from stdin."),
     ] = None,
     text: Annotated[
         str | None, Option(metavar="TEXT", help='Store the value {"text": TEXT}.')
     ] = None,
     ttl: Annotated[
-        float | None, Option(metavar="MINUTES", help="Let the item expire after this time.")
+        float | None, Option(metavar="MINUTES", help="Expire the item after this time.")
     ] = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -138,7 +139,10 @@ def put(
     """Store an item. The previous value is kept as an old version."""
     namespace = parse_namespace(ns)
     if (value is None) == (text is None):
-        raise ConfigurationError("pass the value either as JSON, with - for stdin, or with --text")
+        raise ConfigurationError(
+            "pass the value in exactly one way: as JSON, with - to read JSON from stdin, or with "
+            "--text"
+        )
     if ttl is not None and not ttl > 0:
         raise ConfigurationError(f"--ttl is {ttl} minutes; expected more than zero")
     from perdure.stores.values import parse_json_object
@@ -171,8 +175,9 @@ def get(
         item = database.store.get(*found_key, as_of=as_of, refresh_ttl=False)
     if item is None:
         raise ConfigurationError(
-            f"{format_namespace(namespace)} had no item {key!r} at "
-            f"{format_time(as_of, exact=True)}; 'perdure store history' shows its versions"
+            f"the namespace {format_namespace(namespace)} had no item {key!r} at "
+            f"{format_time(as_of, exact=True)}; run 'perdure store history' to see the item's "
+            "versions"
         )
     if json:
         print_json(_build_item_json(item))
@@ -224,7 +229,7 @@ def search(
     limit: LimitOption = SEARCH_LIMIT,
     mode: Annotated[
         Literal["hybrid", "text", "semantic"],
-        Option(metavar="MODE", help="The mode: hybrid, text or semantic."),
+        Option(metavar="MODE", help="The search mode: hybrid, text or semantic."),
     ] = "hybrid",
     as_of: AsOfOption = None,
     db: DbOption = None,
@@ -327,8 +332,7 @@ def forget(
     check_query_option_not_blank(query)
     if namespace is None and not conditions and not query:
         raise ConfigurationError(
-            "nothing selects the items to erase; pass a prefix (/ is everything), --filter or "
-            "--query"
+            "pass a prefix (/ for everything), --filter or --query to select the items to erase"
         )
     with open_database(db) as database:
         erase = partial(

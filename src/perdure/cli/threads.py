@@ -333,7 +333,7 @@ def delete(
         list[str],
         typer.Argument(
             metavar="ID...",
-            help="Ids of threads, or prefixes of them.",
+            help="Thread ids or id prefixes.",
             autocompletion=complete_thread_id,
         ),
     ],
