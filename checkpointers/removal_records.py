@@ -356,8 +356,8 @@ def find_runtime(config: RunnableConfig) -> Any:
     """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
 
     The runtime in the root graph's config has no `execution_info`. langgraph passes this config to
-    the checkpointer when it loads the thread. The runtime in the config of a subgraph or a node has
-    an `execution_info`.
+    the checkpointer when it loads the thread. In the config of a subgraph or a node, the runtime
+    has an `execution_info`.
     """
     # If `langgraph.runtime` has not been imported, no graph can be running in this process.
     module: Any = sys.modules.get("langgraph.runtime")

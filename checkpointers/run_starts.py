@@ -58,7 +58,7 @@ class LoadedRun(NamedTuple):
 
 
 class RunStarts:
-    """Remembers when each run of this process loaded its thread."""
+    """Records the time at which each run in this process loaded its thread."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[object, str], LoadedRun] = {}
@@ -191,7 +191,7 @@ def _find_added_messages(
     Messages that are not in the checkpoint's transcript are left out of the result. If a message
     has several versions, the result is True only if every version was added by a run that started
     within `period`. Each version is attributed to the run that stored the oldest checkpoint
-    containing the version. If the parent of that checkpoint was pruned, the run cannot be
+    containing the version. If the parent of the oldest checkpoint was pruned, the run cannot be
     determined, and the result for the message is False.
     """
     if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
@@ -266,7 +266,7 @@ def _read_log_positions_of_transcript(
 ) -> Flow[set[int]]:
     """Return the log position of each item in a channel's transcript.
 
-    For an item that is an alias of an earlier item, the position of the earlier item is returned.
+    If an item is an alias of an earlier item, the position of the earlier item is returned.
     """
     if channel not in snapshot.transcript:
         return set()

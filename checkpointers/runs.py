@@ -2,9 +2,9 @@
 
 A run is first accepted by the server, then claimed by the process that executes it, and finally
 ends or is cancelled. If the database has an encryption key, the events of a run and the columns
-`request`, `about` and `error` are encrypted. The request is deleted once the run has ended, unless
-a client could still retry it. The `runs` table does not store a run's result, because the run's
-last checkpoint contains it.
+`request`, `about` and `error` are encrypted. A run's request is deleted once the run has ended,
+unless a client could still send the request again. The `runs` table does not store a run's result,
+because the run's last checkpoint contains it.
 """
 
 from __future__ import annotations

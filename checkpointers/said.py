@@ -1,9 +1,9 @@
 """Track the progress of the transcript index, which makes messages searchable.
 
 A thread's indexing progress is the position up to which its messages have been indexed. The
-transcript index is stored in tables of the store, in the same database as the threads. A
-transaction that removes items from a thread also removes all messages of the thread from the
-transcript index. The next search then reindexes the messages that remain in the thread.
+transcript index is stored in the store's tables, in the same database as the threads. A transaction
+that removes items from a thread also removes all messages of the thread from the transcript index.
+The next search then reindexes the messages that remain in the thread.
 """
 
 from __future__ import annotations

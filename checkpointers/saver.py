@@ -76,8 +76,8 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import use_short_switch_interval
 
 T = TypeVar("T")
-# Maximum number of items that are encoded in the event loop's thread. States with more items are
-# encoded in a worker thread.
+# Maximum number of items of a state that is encoded in the event loop's OS thread. Larger states
+# are encoded in a worker thread.
 OFF_LOOP_ITEMS: Final = 512
 # A no-op context manager, for runs without a `RunWrites` object.
 _NO_RUN: Final = nullcontext()
@@ -87,10 +87,10 @@ _MAX_REMEMBERED: Final = 1024
 
 
 class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
-    """Implements LangGraph's checkpoint saver on top of a database, which it owns and closes.
+    """Implements LangGraph's checkpoint saver on top of a database.
 
     Args:
-        database: The database.
+        database: The database, which the checkpointer owns and closes.
         sql: The statements in its dialect, by name.
         serde: The serializer.
         seal: Encrypts rows.
@@ -194,7 +194,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _find_cached_tuple(self, address: Address, epoch: object | None) -> CheckpointTuple | None:
-        """Return the cached head if it is still valid in this epoch, otherwise None."""
+        """Return the cached head, or None if it is no longer valid in the given epoch."""
         if epoch is None:
             return None
         with collector_paused():
@@ -301,8 +301,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         value of a channel is a list or dict, only the items that are not stored yet are written.
 
         The new checkpoint's metadata inherits `user_id` and `owner` from the parent checkpoint.
-        Neither value is inherited if the run's config or context identifies another user, or sets
-        `user_id` or `owner` to `""` or None.
+        `user_id` and `owner` are not inherited if the run's config or context identifies another
+        user, or sets one of the two values to `""` or None.
 
         Returns:
             The config that names the new checkpoint.

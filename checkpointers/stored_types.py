@@ -82,7 +82,7 @@ class StoredType(Generic[T]):
         serde: SerializerProtocol,
         texts: Callable[[T], Iterable[str]] | None = None,
     ) -> StoredType[T]:
-        """Build a `StoredType` that stores instances of one class with a LangGraph serializer.
+        """Build a `StoredType` that uses a LangGraph serializer to store instances of a class.
 
         A `JsonPlusSerializer` is replaced with a copy that allows only this class. With
         `pickle_fallback=True`, values that msgpack cannot encode are pickled, and loading a pickled
@@ -377,7 +377,7 @@ def _import_alias_target(old_name: Name, target_name: Name) -> type:
 
 
 def _refuse_natively_storable_class(cls: Any) -> None:
-    """Raise ConfigurationError for a class that perdure can store without registration."""
+    """Raise ConfigurationError if perdure can store a class without registration."""
     if (
         cls in _BUILTIN
         or cls is type(None)

@@ -199,7 +199,7 @@ def write_thread_and_get_key(
 
 
 class _ThreadWriter:
-    """Writes the records of a thread to a database as a new thread, with new row keys.
+    """Writes a thread's records to a database as a new thread with new row keys.
 
     Args:
         reader: The reader of the target database.
@@ -559,7 +559,8 @@ class DatabaseImport:
 
         Return None if the thread is rejected. If data is erased from the source thread after it was
         read but before the copy was written, the copy is deleted and the thread is imported again.
-        If the target already had the thread before the import, ImportFailed is raised instead.
+        If the target already had the thread before the import, the copy is not deleted, and
+        ImportFailed is raised.
 
         Raises:
             ImportFailed: Something was erased from the source thread while it was copied, and the
