@@ -450,8 +450,7 @@ def run_worker(background: Background) -> None:
         for number, handler in previous_handlers.items():
             stack.callback(signal.signal, number, handler)
         with background:
-            # Pass a timeout, because on some platforms signals cannot interrupt a wait without a
-            # timeout.
+            # Pass a timeout, because on some platforms signals cannot interrupt an untimed wait.
             while not stop_requested.wait(1.0):
                 pass
             # Restore the previous signal handlers, so that a second signal ends the process at
@@ -510,12 +509,15 @@ class JobQueue:
             self._client.enqueue(options, *arguments)
 
     def read_unfinished_jobs(self) -> dict[str, bool]:
-        """Return a dict that maps the key of each unfinished job to whether the job is running."""
+        """Return the unfinished jobs, as a dict from job key to whether the job is running."""
         rows = self._list_workflows(["ENQUEUED", "PENDING"], load_input=False)
         return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
 
     def list_done_jobs(self) -> list[ExtractionJob]:
-        """Return up to 1,000 of the latest jobs completed in the last 24 hours, oldest first."""
+        """Return the jobs that were completed in the last 24 hours, oldest first.
+
+        If there are more than 1,000, only the latest 1,000 are returned.
+        """
         jobs = []
         for row in self._list_workflows("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(row.output, dict) and "report" in row.output and row.completed_at:
@@ -657,7 +659,7 @@ class JobQueue:
             return self._client.list_workflows(**options)
 
     def _cancel_workflows(self, workflows: list[WorkflowStatus]) -> list[ExtractionJob]:
-        """Cancel the given workflows of extraction jobs, and return the jobs."""
+        """Cancel DBOS workflows, and return the extraction jobs that they belong to."""
         with _translate_database_errors("written"):
             self._client.cancel_workflows([row.workflow_id for row in workflows])
         return [_build_job(*(row.input or {"args": ()})["args"]) for row in workflows]

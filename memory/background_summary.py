@@ -3,9 +3,9 @@
 A summary is stored at the thread's head checkpoint, as a pending write with the task id of
 LangGraph's null task. LangGraph uses the null task's id for writes that come from outside the
 graph's nodes, such as the update of a `Command`. The next run that starts from the head checkpoint
-applies the summary. A run that had already read the head checkpoint when the summary was stored
-does not apply it, and the run's new checkpoints do not contain it. Storing a summary adds no
-checkpoint, so it never creates a branch of the thread.
+applies the summary. A run that read the head checkpoint before the summary was stored does not
+apply the summary, and the checkpoints that this run writes do not contain the summary. Storing a
+summary adds no checkpoint, so it never creates a branch of the thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perdure.storage.threads import ThreadPool
 _LOG: Final = logging.getLogger("perdure")
 # maximum number of summaries that one node generates concurrently
 _MAX_OS_THREADS: Final = 16
-# Maximum time in seconds to wait for the run that scheduled a summary to end.
+# Maximum time, in seconds, to wait until the run that scheduled a summary has ended.
 _RUN_TIMEOUT_S: Final = 15.0
 # Initial and maximum interval, in seconds, for polling a thread's head (the checkpoint from which
 # the thread's next run continues).
@@ -74,7 +74,10 @@ def find_thread_of_current_run() -> SavedThread | None:
 
 
 def ends_with_answer(messages: Messages) -> bool:
-    """Return whether the last message is an AI message without tool calls, which ends the turn."""
+    """Return whether the messages end with an answer, which means that the turn is complete.
+
+    An answer is an AI message without tool calls. System messages after the answer are ignored.
+    """
     last = next((message for message in reversed(messages) if role(message) != "system"), None)
     return last is not None and role(last) == "ai" and not getattr(last, "tool_calls", ())
 
@@ -94,8 +97,8 @@ class SavedHead(NamedTuple):
 async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
-    If the `messages_key` channel is a `DeltaChannel`, the values of all delta channels are
-    reconstructed.
+    If the `messages_key` channel is a `DeltaChannel`, the checkpoint may not contain its messages.
+    In this case, a perdure checkpointer reconstructs the values of all delta channels.
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
@@ -168,7 +171,7 @@ async def store_summary(
 
 
 class BackgroundSummaries:
-    """Writes a node's summaries after each turn, using daemon threads in this process."""
+    """Writes a node's summaries after each turn, in daemon threads of this process."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[int, str], object] = {}  # the newest job of each thread
@@ -186,7 +189,7 @@ class BackgroundSummaries:
         last_id: str | None,
         summarize_thread: Callable[[SavedThread], object],
     ) -> None:
-        """Schedule a summary to start after the run that stores the message `last_id` has ended.
+        """Schedule a summary that starts once the run that stores the message `last_id` has ended.
 
         If a summary that an earlier turn scheduled for the same thread is still waiting to start,
         it is dropped.

@@ -1,12 +1,12 @@
 """Plan changes to memories, have the gate judge them, and write them with optimistic locking.
 
-The plan of a change lists the store items to write. It depends on the memories that are already
-stored. In a versioned store, the plan is written by compare-and-set: each put specifies the version
-that was read, and each change also increments a per-namespace counter. If two processes change
-memories in the same namespace concurrently, the second write fails, and its change is planned again
-from the current memories. `plan_proposal` builds the write plan for the changes that an extractor
-proposes. `MemoryWriter` builds the plan for a change that a person, a tool or an application
-requests.
+A change's write plan lists the store items to write. A write plan depends on the memories that were
+stored when it was built. In a versioned store, the plan is written by compare-and-set: each put
+specifies the version that was read, and each change also increments a per-namespace counter. If two
+processes change memories in the same namespace concurrently, the second write fails, and its change
+is planned again from the current memories. `plan_proposal` builds the write plan for the changes
+that an extractor proposes. `MemoryWriter` builds the plan for a change that a person, a tool or an
+application requests.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ CurrentMemories = Mapping[str, Memory]
 async def build_puts_that_increment_change_counter(
     adapter: StoreAdapter, namespace: Namespace
 ) -> list[PutItem]:
-    """Return a list containing the put that increments a namespace's change counter.
+    """Build the put operation that increments a namespace's change counter, as a list.
 
-    Writing this put raises `VersionConflict` if a concurrent change was written first. An empty
-    list is returned if the store keeps no versions, because such a store has no change counters.
+    Writing the put raises `VersionConflict` if a concurrent change was written first. An empty list
+    is returned if the store keeps no versions, because such a store has no change counters.
     """
     if not adapter.versioned:
         return []
@@ -139,7 +139,7 @@ async def build_puts_that_increment_change_counter(
 async def plan_and_write(
     adapter: StoreAdapter, plan: Callable[[], Operation[ChangePlan]], tries: int = MAX_TRIES
 ) -> ChangePlan:
-    """Plan a change and write it, and start over if another change was written first.
+    """Plan and write a change, starting over if a concurrent change is written first.
 
     Args:
         adapter: The store.
@@ -255,8 +255,9 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         parts.append(ChangePlan(counter_puts))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        # Keep only the first put for each key. If several facts from one turn are superseded, each
-        # of them produces a put that sets the turn's end date.
+        # Keep only the first put operation for each key. A key can have several puts, because each
+        # superseded fact produces a put that sets the end date of the turn that the fact comes
+        # from.
         puts.setdefault((put.namespace, put.key), put)
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
@@ -264,10 +265,10 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
 async def _separate_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
-    """Separate out new episodes that share a source message with a stored episode.
+    """Filter out new episodes that share a source message with a stored episode.
 
     Returns:
-        The remaining additions, and a plan with the outcomes of the episodes that were split off.
+        The remaining additions, and a plan with the outcomes of the filtered-out episodes.
     """
     if not any(addition.candidate.kind == EPISODE for addition in additions):
         return additions, ChangePlan()
@@ -314,7 +315,7 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
 
 
 def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> bool:
-    """Return whether a revision replaces the text of a memory that it is allowed to change."""
+    """Return whether a revision is permitted and replaces the memory instead of deleting it."""
     return revision.change != "deleted" and not _find_refusal_reason(
         revision, current.get(revision.key)
     )
@@ -343,7 +344,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_dates_when_facts_of_new_turns_were_superseded(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """Return the end dates for new turns whose facts have been superseded, keyed by message id.
+    """Return the end dates of new turns whose facts have been superseded, as a dict by message id.
 
     A turn is stored with an end date if a fact that was extracted from it has been superseded. The
     end date is the time at which the superseded fact ceased to be true.
@@ -412,8 +413,9 @@ async def plan_changes_that_gate_admits(
                     scope.adapter, memory, until, source
                 )
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    # `dropped_ids` are the messages that are sources of the old text but not of the
-                    # new text. New turns created from them get the old text's end date.
+                    # `dropped_ids` are the ids of the messages that are sources of the old text but
+                    # not of the new text. New turns that are created from these messages get the
+                    # old text's end date.
                     dropped_ids = list_source_message_ids_missing_in_successor(
                         memory.provenance, source
                     )
@@ -473,10 +475,10 @@ def _plan_replacement(
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
-    """Return a put, with an end date added if `end_dates` has one for its turn.
+    """Return a put operation, with the turn's end date added if `end_dates` contains one.
 
-    The end date is added only to a put that stores a new turn, if `end_dates` has an entry for a
-    source message of the turn. Otherwise, the put is returned unchanged.
+    The end date is added only if the put operation stores a new turn and `end_dates` has an entry
+    for one of the turn's source messages. Otherwise, the put operation is returned unchanged.
     """
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
@@ -710,7 +712,7 @@ class MemoryWriter:
     async def _plan_change(
         self, change: Change, previous: Memory | None, puts_of_change_counter: Sequence[PutItem]
     ) -> ChangePlan:
-        """Check a change with the gate, and build the plan for writing it.
+        """Have the gate judge a change, and build its write plan.
 
         If the gate admits the change, the plan also includes `puts_of_change_counter`, the puts
         that increment the namespace's change counter.
@@ -763,7 +765,7 @@ def complete_provenance(
 
 
 def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
-    """Build the error that reports that no memory has the given key."""
+    """Build the error to raise if no memory is stored under the given key."""
     return UnknownMemory(
         f"there is no memory {key!r} in {namespace!r}; search() and list() return memories with "
         "their keys"

@@ -147,9 +147,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         Do nothing if the checkpointer cannot lock threads.
         """
         context = ExitStack()
-        # Perdure's checkpointers have a method `lock` that locks a thread. LangGraph's
-        # checkpointers cannot lock threads. They have an attribute `lock`, but it is a lock object,
-        # which is not callable.
+        # Perdure's checkpointers have a method `lock` that locks a thread. LangGraph's own
+        # checkpointers cannot lock threads. Their attribute `lock` is a lock object, which is not
+        # callable.
         lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
             with suppress(AlreadyLocked):  # The current run already holds the lock.
@@ -176,7 +176,7 @@ def check_and_select_messages_to_store(
     """Validate messages, and return those that should be stored.
 
     Messages that perdure added for a single model request are left out, because they are not
-    stored. `subject` describes the checked messages in error messages.
+    stored. Error messages refer to the validated messages as `subject`.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.

@@ -85,9 +85,9 @@ class Collection:
     `Outcome` reports the decision. Only the methods whose names begin with `forget` erase the
     earlier texts of a changed memory. The following arguments have the same meaning in all methods.
 
-    - `memory` is a text, a dict with `text` and other fields, or an instance of the schema.
-    - `provenance` is the origin of the memory. Its field `trust` is the class of the speaker who
-      stated the memory: `"user"`, `"assistant"`, `"tool"` or a class that you define. If
+    - `memory` is a string, a dict with `text` and other fields, or an instance of the schema.
+    - `provenance` describes where the memory comes from. `provenance.trust` is the kind of speaker
+      who stated the memory: `"user"`, `"assistant"`, `"tool"` or a class that you define. If
       `provenance` is None, the memory is attributed to the current run's user.
     - `config` is the config of the run. If `config` is None inside a graph node, the config of the
       current run is used.
@@ -185,7 +185,8 @@ class Collection:
     ) -> Outcome:
         """Replace a memory whose text is no longer true.
 
-        In the same transaction, stored turns that stated the previous text are given an end date.
+        The same transaction adds an end date to the stored turns from which the previous text was
+        extracted.
 
         Args:
             key: The key of the memory.
@@ -218,8 +219,8 @@ class Collection:
     async def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase a stored or deleted memory with all its versions and its quarantine entries.
 
-        The conversation that the memory comes from is not changed. A tombstone prevents the memory
-        from being extracted from the conversation again.
+        The conversation from which the memory was extracted is left unchanged. A tombstone prevents
+        the memory from being extracted from the conversation again.
 
         Raises:
             UnknownMemory: The namespace neither has nor had a memory with the key.
@@ -251,13 +252,13 @@ class Collection:
         return await forget_matching_memories(adapter, namespace, **conditions, dry_run=dry_run)
 
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
-        """Erase a namespace's memories and quarantine, and internal records about the memories.
+        """Erase a namespace's memories and quarantine, and perdure's internal records about them.
 
-        Perdure's internal records include which messages have already been extracted, so once they
-        are erased, the next extraction reads each thread from the start. To prevent memories from
-        being extracted again, delete the threads with `store.forget(threads=…, checkpointer=…)`
-        before you call `forget_all`. Namespaces that extend the given namespace with further labels
-        are not changed.
+        Perdure's internal records include which messages have already been extracted. Once these
+        records are erased, the next extraction reads each thread from the start. To prevent
+        memories from being extracted again, call `store.forget(threads=…, checkpointer=…)` to
+        delete the threads before you call `forget_all`. Namespaces that extend the given namespace
+        with further labels are not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 
@@ -538,7 +539,7 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 
 
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase perdure's internal records about the memories in a namespace, then the memories.
+    """Erase a namespace's memories, after perdure's internal records about these memories.
 
     Namespaces that extend the given namespace with further labels are not changed.
     """
@@ -576,7 +577,7 @@ async def forget_matching_memories(
         ConfigurationError: Neither a thread nor a query is given, or the store is not a store of
             perdure.
     """
-    # Raise an error if neither a thread nor a query is given, because everything would match.
+    # Without a thread or a query, everything would match, so raise an error if neither is given.
     check_text("thread_id or query", query if thread_id is None else thread_id)
     check_instance(
         "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
@@ -665,7 +666,7 @@ async def _try_writing_tombstones(adapter: StoreAdapter, tombstones: list[PutIte
 
 
 def _build_empty_receipt(*, clean: bool) -> Receipt:
-    """Build a receipt that reports that nothing was erased."""
+    """Build a receipt stating that nothing was erased."""
     return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)
 
 
@@ -712,7 +713,7 @@ class QuarantineEntry:
         }
 
 
-# An alias for use in the class `Quarantine`, where `list` refers to a method.
+# Alias for use in the class `Quarantine`, whose method `list` shadows the built-in `list`.
 Entries = list[QuarantineEntry]
 
 
@@ -766,8 +767,8 @@ class Quarantine:
         put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if existing is None else existing.version)
         await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
-        # Erase the quarantine entry with its past versions, because a plain deletion would keep the
-        # past versions, which contain the original text.
+        # Erase the quarantine entry together with its past versions. A plain deletion would keep
+        # the past versions, and these contain the original text.
         await erase_items(adapter, entries_namespace, key)
         return Outcome("added" if existing is None else "updated", entry.memory_key)
 

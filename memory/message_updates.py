@@ -55,7 +55,7 @@ def build_update_from_current_to_target_messages(
 
 
 def check_messages_removable_by_id(messages: Messages, key: str) -> None:
-    """Check that the messages of the channel `key` can be removed by id.
+    """Check that the messages in the channel `key` can be removed by id.
 
     Raise InvalidMessages if a message has no id, or if the channel's reducer stored a
     `RemoveMessage` instead of applying it.

@@ -1,4 +1,4 @@
-"""`MemoryMiddleware` adds memory nodes to an agent that langchain's `create_agent` builds."""
+"""`MemoryMiddleware` adds memory nodes to an agent built with LangChain's `create_agent`."""
 
 from __future__ import annotations
 
@@ -82,13 +82,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._view = view(*nodes) if nodes else None
         view_parts = self._view.parts if self._view else ()
         self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
-        # Cache with a single entry, which consists of the last request's tools and model and the
-        # copy of the view that counts tokens for them. A request with the same tools and model
-        # reuses the copy.
+        # Single-entry cache, with the tools and model of the last request and the view adjusted to
+        # count tokens for them. A request with the same tools and model reuses the view.
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
-        # Maps an agent's key (see `_get_agent_key_and_name`) to copies of the view's `Summarize`
-        # parts. When a copy estimates the size of a request, it includes the tools and system
-        # prompt of the agent's last request.
+        # Maps an agent's key (see `_get_agent_key_and_name`) to that agent's copies of the view's
+        # `Summarize` parts. To estimate the size of the agent's next request, a copy assumes that
+        # the tools and system prompt are those of the agent's last request.
         self._agents: dict[Any, list[Summarize]] = {}
         # Maps the model name in a request to the model name that the provider's response reported.
         self._reported_names: dict[str, str] = {}
@@ -170,7 +169,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _apply_view(
         self, adjusted_view: View, request: ModelRequest[Any], config: RunnableConfig
     ) -> ModelRequest[Any]:
-        """Return the request with the messages that the view selects."""
+        """Return a copy of the request that contains the messages selected by the view."""
         system = [request.system_message] if request.system_message is not None else []
         messages = [*system, *request.messages]
         selected: list[Any] = await call_method(
@@ -181,7 +180,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return request.override(system_message=first, messages=rest)
 
     def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
-        """Return the running agent's copies of the view's `Summarize` parts.
+        """Return the view's `Summarize` parts, as copies that belong to the running agent.
 
         When a copy estimates the size of a request, it includes the tools and system prompt of the
         agent's last request, if the agent has sent one.
@@ -192,9 +191,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _store_request_size_and_return_if_first_of_run(
         self, config: Any, adjusted_view: View, system: SystemMessage | None
     ) -> bool:
-        """Store the token count of a request's tools and system message for the next summary check.
+        """Store the token count of a request's tools and system message.
 
-        Return True if no request size was stored for the running agent before this call.
+        The next summary check adds the stored count to the token count of the messages. Return True
+        if this is the first count to be stored for the running agent.
         """
         if not self._summaries:
             return False
@@ -205,9 +205,10 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return is_first
 
     def _store_reported_model_name(self, name: str, response: Any) -> None:
-        """Store the model name that a response reports for the requested model `name`.
+        """Remember which model name the response reports when the model `name` is requested.
 
-        The two names can differ, for example if the requested name is an alias.
+        The reported name can differ from the requested name, for example if the requested name is
+        an alias.
         """
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
@@ -215,7 +216,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             _set_cache_entry(self._reported_names, name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
-        """Run the learners, and schedule summaries to be made in the background after the run.
+        """Run the learners, and schedule background summaries that start after the run.
 
         Learners are nodes that learn from messages, such as `remember_turns`, which stores messages
         as memories.
@@ -234,11 +235,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_run_learners_and_schedule_summaries)
 
     def _get_view_for_tools_and_model(self, tools: list[Any], model: str | None) -> View | None:
-        """Return a copy of the middleware's view that counts tokens for the given tools and model.
+        """Return the middleware's view, adjusted to count tokens for the given tools and model.
 
-        The copy of the view counts `tools` as part of a request and estimates token counts for
-        `model`. Return None if the middleware has no parts that select messages. The last copy is
-        cached, and is reused if the next request has the same tools and model.
+        The adjusted view includes `tools` in the size of a request, and estimates token counts for
+        `model`. If no part of the middleware selects messages, there is no view, and None is
+        returned. The last adjusted view is cached, and is reused if the next request has the same
+        tools and model.
         """
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
@@ -251,7 +253,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
     """Return the running agent's key and name.
 
-    The key distinguishes agents that share a middleware.
+    The key distinguishes agents that share one middleware instance.
     """
     metadata = config.get("metadata") or {}
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")

@@ -29,15 +29,16 @@ T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
 # maximum number of validation errors to list in the description of an invalid response
 _MAX_FAULTS: Final = 5
-# Lower limit, in characters, for shortening a conversation that exceeds the model's context window.
+# Minimum length, in characters, to which a conversation is shortened when it exceeds the model's
+# context window.
 _MIN_CONVERSATION_CHARS: Final = 1_000
-# maximum length, in characters, of the quotation from a rejected response in the retry request
+# maximum number of characters of a rejected response that the retry request quotes
 _MAX_QUOTED_CHARS: Final = 4_000
-# keys in a response's metadata under which providers store the reason why the model stopped
+# response metadata keys under which providers report why the model stopped
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
-# Reasons why a model stopped, in lower case. A reason in `_CUT_OFF` means that the response was cut
-# off at a token limit. A reason in `_WITHHELD` means that the provider withheld the response, for
-# example because of a content filter.
+# Stop reasons that providers report, in lower case. A reason in `_CUT_OFF` means that the response
+# was cut off at a token limit. A reason in `_WITHHELD` means that the provider withheld the
+# response, for example because of a content filter.
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
     *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
@@ -90,9 +91,9 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.full_name.partition(":")[2] or self.full_name
 
     def copy_with_added_model_preparation(self, prepare_model: Callable[[Any], Any]) -> NamedModel:
-        """Return a copy of this model that also applies `prepare_model` when the model is created.
+        """Return a copy that also applies `prepare_model` to the chat model when it is created.
 
-        Preparations that were added earlier are applied first.
+        Preparation functions are applied in the order in which they were added.
         """
         return NamedModel(self.full_name, lambda model: prepare_model(self._prepare(model)))
 
@@ -263,7 +264,8 @@ class ModelCall:
     def request_answer(self, request: RequestMessages) -> Effect[Any]:
         """Return an effect that calls the model.
 
-        The effect's result is the model's response or the exception that the model call raised.
+        When it is run, the effect returns the model's response, or the exception that the call
+        raised.
         """
         return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
 
@@ -324,8 +326,8 @@ class ModelCall:
         try:
             return wait_for_outcome(threads.submit(call, is_async=False), self.timeout_s)
         except GraphBubbleUp:
-            # GraphBubbleUp is a control-flow signal of langgraph, such as an interrupt, not a model
-            # failure.
+            # GraphBubbleUp is a LangGraph control-flow signal, such as an interrupt, and not a
+            # model failure.
             raise
         except Exception as exc:
             return exc
@@ -347,7 +349,7 @@ class ModelCall:
 
 
 def make_model_call(model: Any) -> ModelCall:
-    """Return a `ModelCall` with default limits for a model. A `ModelCall` is returned unchanged."""
+    """Wrap a model in a `ModelCall` with default settings. A `ModelCall` is returned unchanged."""
     return model if isinstance(model, ModelCall) else ModelCall(model)
 
 
@@ -429,7 +431,7 @@ def format_repeat_count(count: int) -> str:
 def read_structured_answer(answer: Any) -> Any:
     """Return the structured answer from the output of a model with a bound output schema.
 
-    `answer` is the output of a model that `bind_output_schema` returned.
+    `answer` is the output of a model returned by `bind_output_schema`.
 
     Raises:
         InvalidPatch: The answer does not fit the schema. The message may quote the answer.
@@ -468,7 +470,7 @@ def describe_validation_errors(exc: ValidationError) -> str:
 def quote_refused_model_answer(answer: Any) -> str:
     """Return the text and tool call arguments of a rejected response.
 
-    The retry request quotes this text, which is shortened to `_MAX_QUOTED_CHARS` characters.
+    The text is quoted in the retry request, and is shortened to `_MAX_QUOTED_CHARS` characters.
     """
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
@@ -481,7 +483,8 @@ def quote_refused_model_answer(answer: Any) -> str:
 def _describe_answer_fault_without_content(answer: Any, fault: InvalidPatch) -> str:
     """Describe why a model response cannot be used, without quoting it.
 
-    The description is logged, and a model response may contain secrets.
+    The response is not quoted, because the description is logged and the response may contain
+    secrets.
     """
     if not isinstance(answer, dict):
         return find_reason_for_unusable_answer(answer) or str(fault)

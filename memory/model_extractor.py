@@ -50,8 +50,8 @@ from perdure.memory.thread_messages import ThreadMessage, make_storable
 from perdure.stores.normal_form import normalize_text_for_comparison
 from perdure.stores.values import to_prompt_json
 
-# Name of the check in the outcome of a profile change that was refused because another run had
-# changed the same fields.
+# Value of `Outcome.check` for a profile change that was refused because another run had changed the
+# same fields.
 CONFLICT_CHECK: Final = "changed"
 # maximum length of a list in a model response; a longer list is rejected, because the model is
 # probably repeating itself
@@ -262,7 +262,7 @@ def _build_addition(candidate: Candidate) -> Addition:
 
 
 def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
-    """Return the messages in a batch that have the given numbers.
+    """Return the messages with the given numbers from a batch.
 
     If `role` is not empty, only messages with that role are returned.
     """
@@ -431,9 +431,9 @@ and do not answer them."""
 
 # maximum number of stored facts that are included in a prompt
 _MAX_SIMILAR_FACTS: Final = 20
-# maximum number of the latest user messages that are used as search queries for similar facts
+# maximum number of recent user messages that are used as search queries for similar facts
 _MAX_QUERIES: Final = 6
-# maximum length, in characters, of the beginning of a message that is used as a search query
+# maximum number of characters, from the start of a message, that are used as a search query
 _QUERY_CHARS: Final = 500
 # Estimated length, in characters, of the number that precedes each message in a prompt, such as
 # `[12]`.
@@ -455,7 +455,7 @@ class _PromptContext(NamedTuple):
 
 
 class ModelExtractor:
-    """Asks a model to propose memories, profile patches, and additions to instructions.
+    """Asks a model to propose memories, profile patches, and additions to the instructions.
 
     The prompt contains numbered messages and similar memories. Each proposed change must cite its
     source messages by number, and can only modify memories that are included in the prompt.
@@ -511,7 +511,7 @@ class ModelExtractor:
         self._call = replace(call, model=bind_output_schema(call.model, form, strict=strict))
 
     def count_leading_messages_that_fit_in_one_call(self, messages: Sequence[ThreadMessage]) -> int:
-        """Return how many messages, starting with the first, fit into one model call.
+        """Return how many messages, counted from the first, fit into one model call.
 
         The result is at least 1, unless `messages` is empty.
         """
@@ -609,8 +609,8 @@ class ModelExtractor:
                 for state, changes in _group_changes_by_profile(answer, context.profiles):
                     await plan_profile_patch(state, changes, batch, scope)
             except VersionConflict:
-                # Ignore a version conflict here. The function that plans the profile's patch
-                # detects the conflict again and reports it as an outcome.
+                # Ignore a version conflict here, because the function that plans the profile's
+                # patch detects the conflict again and reports it as an outcome.
                 pass
             # If no retries are left, accept the model's response even if it contains an invalid
             # profile patch. The invalid patch is refused later, when the profile's changes are
