@@ -191,8 +191,8 @@ class BackgroundSummaries:
     ) -> None:
         """Schedule a summary that starts once the run that stores the message `last_id` has ended.
 
-        If a summary that an earlier turn scheduled for the same thread is still waiting to start,
-        it is dropped.
+        A summary that an earlier turn scheduled for the same thread is dropped if it has not
+        started yet.
         """
         # A forked child process does not have the OS threads of its parent.
         if self._pid != os.getpid():

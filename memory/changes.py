@@ -301,7 +301,7 @@ async def _read_stored_memories_by_changed_key(
 
 
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
-    """Return why a revision of a memory is not allowed, or "" if it is allowed."""
+    """Return why a revision of a memory is not permitted, or "" if it is permitted."""
     if memory is None:
         return "the memory does not exist anymore"
     trust = (memory.provenance.trust if memory.provenance else None) or "user"
@@ -608,7 +608,7 @@ class MemoryWriter:
         """
 
         async def plan() -> ChangePlan:
-            """Check the memory's version, then build the write plan that replaces it."""
+            """Check the memory's version, then build the write plan that replaces the memory."""
             counter_puts = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace
             )

@@ -106,8 +106,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
                 "ts": fresh["ts"],
                 "channel_values": {**previous["channel_values"], "messages": changed},
                 "channel_versions": {**versions, "messages": version},
-                # With None, LangGraph checks all channels when it determines the next nodes. With a
-                # list of channels, it would check only those channels.
+                # If `updated_channels` is None, LangGraph checks all channels when it determines
+                # the next nodes. If it is a list of channels, LangGraph checks only those.
                 "updated_channels": None,
             }
             step = head.metadata.get("step", -1) + 1 if head else 0

@@ -5,8 +5,8 @@ A `Collection` stores, searches and erases the memories of one namespace. The fu
 the candidates that the gate has quarantined.
 
 Erasing writes the tombstones first, so that an interrupted erasure can be retried. A third-party
-store can only delete items, so the deleted bytes may remain in its files. The receipt of an erasure
-from a third-party store has `clean` set to False.
+store can only delete items, so the deleted bytes may remain in its files. If items are erased from
+a third-party store, the receipt has `clean=False`.
 """
 
 from __future__ import annotations

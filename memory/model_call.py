@@ -115,7 +115,7 @@ class NamedModel(RunnableLambda[Any, Any]):
 
 
 def _create_chat_model_by_name(full_name: str) -> Any:
-    """Create the model with a name such as `"openai:gpt-5-mini"`.
+    """Create the chat model for a name such as `"openai:gpt-5-mini"`.
 
     Raises:
         ConfigurationError: The text cannot be the name of a model.

@@ -457,8 +457,9 @@ class _PromptContext(NamedTuple):
 class ModelExtractor:
     """Asks a model to propose memories, profile patches, and additions to the instructions.
 
-    The prompt contains numbered messages and similar memories. Each proposed change must cite its
-    source messages by number, and can only modify memories that are included in the prompt.
+    The prompt contains numbered messages, and the stored memories that are similar to them. Each
+    proposed change must cite its source messages by number, and can only modify memories that are
+    included in the prompt.
 
     Args:
         model: A chat model, its name, or a `ModelCall`, which sets the limits of a call.
@@ -632,8 +633,7 @@ class ModelExtractor:
     ) -> list[BaseMessage]:
         """Build the messages of a request.
 
-        If the last response was refused, the request quotes it and gives the reason for the
-        refusal.
+        If the last response was rejected, the request quotes that response and gives the reason.
         """
         lines = [f"{name}: {_render_memory(memory)}" for name, memory in context.memories.items()]
         earlier = filter(None, map(_render_dated_message, batch.before))
