@@ -117,7 +117,7 @@ def check_user(name: str, user: Any, remedy: str = "leave it out for the default
     if not is_valid_user_or_team_name(user):
         rule = "'.' or '..'" if user in (".", "..") else "blank"
         raise ConfigurationError(
-            f"{name} is {user!a:.80}; expected the name of a user, which is not {rule}; {remedy}"
+            f"{name} is {user!a:.80}; expected a user name that is not {rule}; {remedy}"
         )
     return user
 
@@ -172,8 +172,8 @@ class Rules:
                 _check_setting_value(f"retention.{name}", getattr(self, name), kind)
         if not self.history and not self.checkpoints:
             raise ConfigurationError(
-                "retention.history is false, but there is no rule for checkpoints; set "
-                "checkpoints_last, checkpoints_days or turns, too"
+                "retention.history is false, but no rule for checkpoints is set; also set "
+                "checkpoints_last, checkpoints_days or turns"
             )
 
     @property
@@ -278,12 +278,12 @@ def is_dsn(db: str) -> bool:
         return True
     if re.match(r"sqlite(\+\w+)?://", db, re.IGNORECASE):
         raise ConfigurationError(
-            f"the database is a URL of SQLite; expected a path; pass {_extract_sqlite_path(db)!r}"
+            f"the database is an SQLite URL; pass the path {_extract_sqlite_path(db)!r} instead"
         )
     if "://" in db:
         # Omit the value from the error message, because the value may contain a password.
         raise ConfigurationError(
-            "the database looks like a connection string of another form; expected "
+            "the database looks like a connection string in an unsupported format; expected "
             "postgresql://user@host/database"
         )
     return False
@@ -352,8 +352,8 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
     )
     if _is_untrusted_file(url_source) and key_source.endswith("_API_KEY"):
         raise ConfigurationError(
-            f"base_url is set in {url_source!r}, whose author would receive the key from "
-            f"{key_source}. If you trust the file, set PERDURE_BASE_URL, or "
+            f"base_url is set in the file {url_source!r}, so the author of the file could receive "
+            f"your API key from {key_source}. If you trust the file, set PERDURE_BASE_URL, or "
             f"PERDURE_CONFIG={url_source}"
         )
     for name, alternative in (("db", "; else give --db"), ("direct", "")):
@@ -368,8 +368,9 @@ def _refuse_risky_settings_of_untrusted_files(settings: Mapping[str, Setting]) -
     graphs, source = settings.get("graphs", ("", ""))
     if _is_untrusted_file(source):
         raise ConfigurationError(
-            f"graphs is {graphs!r} in {source!r}, whose author chooses the code that would run. "
-            f"If you trust the file, set PERDURE_GRAPHS, or PERDURE_CONFIG={source}"
+            f"graphs is {graphs!r} in the file {source!r}, so the author of the file would choose "
+            "which code is run. If you trust the file, set PERDURE_GRAPHS, or "
+            f"PERDURE_CONFIG={source}"
         )
 
 

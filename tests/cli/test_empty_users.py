@@ -44,7 +44,7 @@ def test_blank_user_option_is_refused(
 
     message = run_and_read_error(*command, "--user", user, capsys=capsys)
     assert message == (
-        f"--user is {user!r}; expected the name of a user, which is not blank; leave it out for "
+        f"--user is {user!r}; expected a user name that is not blank; leave it out for "
         "the default user\n"
     )
     assert list_memory_texts() == ["drinks green tea"]
@@ -76,9 +76,7 @@ def test_blank_user_option_does_not_mean_all_users(
     before = list_memory_texts()
 
     message = run_and_read_error(*command, "--user", user, capsys=capsys)
-    assert message.startswith(
-        f"--user is {user!r}; expected the name of a user, which is not blank; "
-    )
+    assert message.startswith(f"--user is {user!r}; expected a user name that is not blank; ")
     assert message.endswith(f"{expected_remedy}\n")
     assert list_memory_texts() == before
     assert len(run_json("threads")) == 1
@@ -94,7 +92,7 @@ def test_blank_user_of_environment_or_settings_file_is_refused(
     with monkeypatch.context() as within:
         within.setenv("PERDURE_USER", user)
         assert run_and_read_error(*forget, capsys=capsys).startswith(
-            f"PERDURE_USER is {user!r}; expected the"
+            f"PERDURE_USER is {user!r}; expected a user name"
         )
     file = db.parent / "perdure.toml"
     file.write_text(f'user = "{user}"')
@@ -108,16 +106,16 @@ def test_blank_user_of_environment_or_settings_file_is_refused(
 @pytest.mark.parametrize("user", BLANKS, ids=repr)
 def test_blank_user_of_python_call_is_refused(user: str, tmp_path: Path) -> None:
     """Settings, `load`, `search_threads`, a namespace and a new key need a user with a name."""
-    with pytest.raises(ConfigurationError, match="expected the name of a user"):
+    with pytest.raises(ConfigurationError, match="expected a user name"):
         Settings(db="x.db", user=user)
-    with pytest.raises(ConfigurationError, match="expected the name of a user"):
+    with pytest.raises(ConfigurationError, match="expected a user name"):
         settings.load(user=user)
     assert settings.load(user=None).user == "me"
     with pytest.raises(ConfigurationError, match="no user can be called"):
         create_api_key_and_hash(user)
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
-        with pytest.raises(ConfigurationError, match="expected the name of a user"):
+        with pytest.raises(ConfigurationError, match="expected a user name"):
             search_threads(saver, store, "tea", user=user)
         with pytest.raises(InvalidConfig, match="expected text with a visible character"):
             Collection(store).insert("tea", config={"configurable": {"user_id": user}})

@@ -113,7 +113,7 @@ def test_invalid_revoke_is_refused_and_keeps_file(
         assert (result.exit_code, result.stdout) == (1, ""), arguments
         assert "has no key" in result.stderr
     refused: list[tuple[tuple[str, ...], str]] = [
-        (("--user", ""), "--user is ''; expected the name of a user"),
+        (("--user", ""), "--user is ''; expected a user name"),
         (("--hash", ""), "--hash is empty"),
         ((), "pass either --user or --hash"),
         (("--user", "dora", "--hash", "ab"), "pass either --user or --hash"),

@@ -162,7 +162,7 @@ def test_serve_refuses_invalid_options(
     assert "Address already in use" in read_refusal("--port", str(taken_port))
     for origin in ("*", "http://a.example/", "a.example"):
         message = read_refusal("--port", "0", "--cors-origin", origin)
-        assert f"the origin is {origin!r}; expected the origin of one site" in message
+        assert f"the origin is {origin!r}; expected a single origin" in message
     assert "pass another --host" in read_refusal(
         "--host", "no-such-host.invalid", "--keys", str(keys_file)
     )
@@ -181,6 +181,6 @@ def test_keys_with_tenants_need_postgres_database(
     keys = tmp_path / "keys.toml"
     keys.write_text(render_key_entry(ANN, "ann", 'tenant = "acme"'))
 
-    assert "need a Postgres database" in run_and_read_error(
+    assert "require a Postgres database" in run_and_read_error(
         "serve", "--db", str(tmp_path / "m.db"), "--keys", str(keys), capsys=capsys
     )

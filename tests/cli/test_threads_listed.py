@@ -135,6 +135,6 @@ def test_conflicting_conditions_are_refused(db: Path, capsys: pytest.CaptureFixt
     for options, expected_message in (
         (("--waiting", "--status", "idle"), "--waiting and --status idle cannot be combined"),
         (("--search", "hello", "--waiting"), "--search finds threads of any status"),
-        (("--user", " "), "--user is ' '; expected the name of a user"),
+        (("--user", " "), "--user is ' '; expected a user name"),
     ):
         assert expected_message in run_and_read_error("threads", *options, capsys=capsys)

@@ -59,7 +59,7 @@ def test_missing_psycopg_is_reported_when_postgres_is_used() -> None:
         check=False,
     )
 
-    assert "MissingDependency: Postgres needs psycopg and psycopg_pool" in done.stderr
+    assert "MissingDependency: Postgres databases require psycopg and psycopg_pool" in done.stderr
 
 
 def test_sqlite_store_refuses_dsn_and_names_postgres_store() -> None:

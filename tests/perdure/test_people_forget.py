@@ -214,7 +214,7 @@ def test_forget_cancels_runs_and_waits_for_their_end(two_people: People) -> None
         live = accept_run(saver, "ann", "anns-2", owner="alive")
         accept_run(saver, "ann", "anns", owner="", delay_s=3600)
         with pytest.raises(
-            StorageUnavailable, match=r"was cancelled and has not ended after 0\.2 s"
+            StorageUnavailable, match=r"was cancelled but has not ended after 0\.2 s"
         ):
             people.forget("ann", saver, store, timeout_s=0.2)
         assert saver.head("anns") is not None

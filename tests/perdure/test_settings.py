@@ -135,7 +135,7 @@ def test_database_path_of_settings_file_is_relative_to_the_file(
         ("[retention]\nidle_days = '3'", "retention.idle_days in .* is '3'; expected a number"),
         ("[retention]\nturns = 1", "turns in .* is 1; expected true or false"),
         ("[retention]\nversions_last = -1", "is -1; expected a whole number from 0"),
-        ("[retention]\nhistory = false", "there is no rule for checkpoints"),
+        ("[retention]\nhistory = false", "no rule for checkpoints is set"),
         ("[worker]\ndelay_s = inf", "delay_s in .* is inf; expected a number"),
         ("user = ", "the settings file '.*perdure.toml' cannot be read"),
         ("user = '\udc80'", "cannot be read"),
@@ -194,7 +194,9 @@ def test_endpoint_of_untrusted_settings_file_gets_no_key(
     )
     assert settings.load().api_key is None
     monkeypatch.setenv("PERDURE_API_KEY", "secret")
-    with pytest.raises(ConfigurationError, match="whose author would receive the key"):
+    with pytest.raises(
+        ConfigurationError, match="so the author of the file could receive your API key"
+    ):
         settings.load()
     monkeypatch.setenv("PERDURE_CONFIG", str(path))
     assert settings.load().api_key == "secret"

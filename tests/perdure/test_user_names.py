@@ -28,7 +28,7 @@ INVISIBLE = [
 def test_invalid_user_name_is_refused(name: Any) -> None:
     """Invalid are names without a visible character, `.` and `..`, and values other than text."""
     assert not settings.is_valid_user_or_team_name(name)
-    with pytest.raises(ConfigurationError, match=r"user is .*; expected the name of a user"):
+    with pytest.raises(ConfigurationError, match=r"user is .*; expected a user name"):
         settings.check_user("user", name)
 
 
@@ -60,7 +60,7 @@ def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
     """Acting for a person, keys, teams, namespaces, forgetting and authors need a visible name."""
     access, config = LocalAccess("boss"), RunnableConfig(configurable={"user_id": name})
     caller = Identity("boss", permissions=frozenset({ADMIN_PERMISSION}))
-    with pytest.raises(Forbidden, match="expected the name of a user"):
+    with pytest.raises(Forbidden, match="expected a user name"):
         build_identity_acting_for(access, caller, name)
     with pytest.raises(ConfigurationError, match="no user can be called"):
         check_key_user(name)
@@ -71,7 +71,7 @@ def test_each_component_refuses_an_invisible_user_name(name: str) -> None:
     with pytest.raises(InvalidConfig, match="the run has the team"):
         parse_run_teams(name, None)
     with SQLiteStore.open(":memory:") as store, SQLiteCheckpointer.open(":memory:") as saver:
-        with pytest.raises(ConfigurationError, match="expected the name of a user"):
+        with pytest.raises(ConfigurationError, match="expected a user name"):
             people.plan(name, saver, store)
-        with pytest.raises(ConfigurationError, match="expected the name of a user"):
+        with pytest.raises(ConfigurationError, match="expected a user name"):
             store.forget_author(("teams",), name)

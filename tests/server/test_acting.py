@@ -304,7 +304,10 @@ def test_tenant_from_handler_is_refused_on_sqlite_file(
             headers = {"authorization": "Bearer desk", "x-perdure-user": person}
             url = f"{desk.url}/memories/search"
             replied = httpx.post(url, headers=headers, json={"query": "refund"}, timeout=60)
-            assert (replied.status_code, "need a Postgres database" in replied.text) == (422, True)
+            assert (replied.status_code, "require a Postgres database" in replied.text) == (
+                422,
+                True,
+            )
 
 
 def test_auth_handlers_receive_person_with_custom_user_class(
@@ -405,7 +408,7 @@ def test_keys_file_refuses_acting_for_person_of_another_tenant(tmp_path: Path) -
         build_identity_acting_for(access, caller, "emil").person == "emil"
     )  # no key, so of any tenant
     assert build_identity_acting_for(access, caller, "x") is caller
-    with pytest.raises(Forbidden, match="has no key in the tenant"):
+    with pytest.raises(Forbidden, match="has no API key in the tenant"):
         build_identity_acting_for(access, caller, "dora")
     file = tmp_path / "keys.toml"
     file.write_text(render_key_entry("x", "x", 'permissions = ["perdure:all"]'))

@@ -138,7 +138,7 @@ def test_most_specific_handler_authorizes_and_changes_value(
 @pytest.mark.parametrize(
     ("action", "value", "token", "status", "expected_detail"),
     [
-        ("assistants:read", {}, "ann-token", 403, "may not"),
+        ("assistants:read", {}, "ann-token", 403, "is not allowed"),
         ("threads:create_run", {}, "bob-token", 403, "you may not write"),
         ("threads:delete", {}, "ann-token", 409, "not now"),
         ("store:delete", {"namespace": ["bob"]}, "ann-token", 403, "Not authorized"),
@@ -348,11 +348,11 @@ def test_unusable_auth_files_raise_configuration_errors(tmp_path: Path) -> None:
         ("ZeroDivisionError", lambda: write_auth_file(tmp_path, "1/0")),
         ("has no 'auth'", lambda: write_auth_file(tmp_path, "", "empty.py")),
         (
-            "is int; expected langgraph_sdk.Auth",
+            "is of type int; expected an instance of langgraph_sdk.Auth",
             lambda: write_auth_file(tmp_path, "auth = 1", "number.py"),
         ),
         (
-            "no handler under @auth.authenticate",
+            "no handler for @auth.authenticate",
             lambda: write_auth_file(tmp_path, auth, "nobody.py"),
         ),
         (

@@ -71,7 +71,7 @@ def test_memory_pages_refuse_blank_user_parameter(blank: str, client: httpx.Clie
     for path in ("/ui/memories", "/ui/quarantine", "/ui/forget-all"):
         reply = client.get(path, params={"user": blank})
         assert (path, reply.status_code) == (path, 422), reply.text
-        assert "expected the name of a user" in reply.text
+        assert "expected a user name" in reply.text
     client.post("/memories", json={"memory": "likes tea"})
     posted = client.post(
         "/ui/forget-all",
@@ -113,4 +113,4 @@ def test_paths_refuse_dots_as_user_names(path: str, client: httpx.Client) -> Non
     """Clients resolve dots as parts of a path, so dots cannot be user names."""
     reply = client.get(path)
 
-    assert (reply.status_code, "which is not" in reply.text) == (422, True), reply.text
+    assert (reply.status_code, "user name that is not" in reply.text) == (422, True), reply.text

@@ -384,5 +384,5 @@ def test_endpoint_without_action_is_refused_at_startup(settings: Settings) -> No
         """It names no action."""
 
     app.include_router(routes)
-    with pytest.raises(TypeError, match="/forgotten names no action"):
+    with pytest.raises(TypeError, match="/forgotten declares no action"):
         _require_action_of_each_endpoint(app)

@@ -510,7 +510,7 @@ def test_background_runs_of_user_are_limited(
     gate.open.set()
 
     assert (refused.status_code, new.status_code) == (429, 429)
-    assert "at most 3 runs under way" in refused.text
+    assert "at most 3 unfinished runs" in refused.text
     assert ann.get("/threads/new").status_code == 404
     wait_until(
         lambda: (

@@ -691,7 +691,7 @@ REFUSED_REQUESTS: list[tuple[Any, int, str]] = [
     ({"stream_mode": "nope"}, 422, "stream_mode"),
     ({"feedback_keys": ["like"]}, 422, "feedback_keys is ['like']"),
     ({"langsmith_tracer": {"project_name": "p"}}, 422, "langsmith_tracer is"),
-    ({"assistant_id": "none"}, 422, "the graphs are talk, chat"),
+    ({"assistant_id": "none"}, 422, "the served graphs are talk, chat"),
     ({"assistant_id": 5}, 422, "assistant_id"),
 ]
 

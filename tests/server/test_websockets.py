@@ -415,5 +415,5 @@ def test_app_with_websocket_route_without_action_is_refused(
     async def anybody(websocket: WebSocket) -> None: ...
 
     monkeypatch.setattr(api_store, "routes", routes)
-    with pytest.raises(TypeError, match="/anybody names no action"):
+    with pytest.raises(TypeError, match="/anybody declares no action"):
         create_app(settings)

@@ -29,7 +29,7 @@ def test_ascii_host_encodes_names_by_idna_2008(name: str, host: str) -> None:
 
 @pytest.mark.parametrize("name", ["a‍b.example", "ü" * 64 + ".example", "ü..example"])
 def test_ascii_host_refuses_invalid_names(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="not the name of a host"):
+    with pytest.raises(ConfigurationError, match="is not a valid host name"):
         ascii_host(name)
 
 

@@ -139,7 +139,9 @@ def test_opening_read_only_creates_no_tables(place: Place) -> None:
     """The error says that a new component must be opened for writing once."""
     place.open_component("checkpointers")
     state_before = place.read_state()
-    with pytest.raises(StorageError, match="has no tables of stores; open it once without"):
+    with pytest.raises(
+        StorageError, match="has no perdure tables for stores yet; open it once without"
+    ):
         place.open_component("stores", read_only=True)
 
     assert state_before == place.read_state()

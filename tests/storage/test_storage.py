@@ -535,7 +535,7 @@ def test_sqlite_url_is_refused_with_advice_to_pass_the_path(use: Any, url: str, 
     with pytest.raises(ConfigurationError) as raised:
         use(url)
 
-    assert str(raised.value) == f"the database is a URL of SQLite; expected a path; pass {path!r}"
+    assert str(raised.value) == f"the database is an SQLite URL; pass the path {path!r} instead"
 
 
 def test_impossible_paths_raise_errors_of_perdure(tmp_path: Path) -> None:

@@ -414,7 +414,7 @@ def _check_tenants_have_postgres(access: Access | None, db: str) -> None:
 
     if isinstance(access, KeysFileAccess) and access.tenants != {None} and not is_dsn(db):
         raise ConfigurationError(
-            f"the API keys have tenants, but the database {db!r} is a file; tenants need a "
+            f"the API keys have tenants, but the database {db!r} is a file; tenants require a "
             "Postgres database"
         )
 

@@ -572,9 +572,9 @@ class _TablePages:
         ]
         if any(None in row[:first] for row in rows):
             raise CorruptRecord(
-                f"{self.tables.database.path}: a row of {self.table.name} up to "
-                f"{self.last_key!r} has no "
-                "owner: the database is damaged; restore it from a backup"
+                f"{self.tables.database.path} is damaged: a row in the table {self.table.name}, at "
+                f"or before the key {self.last_key!r}, has no owner; restore the database from a "
+                "backup"
             )
         return [self.tables.decrypt_row(self.table, row) for row in rows]
 
@@ -620,9 +620,9 @@ class DatabaseCopy:
             )
             raise ImportFailed(
                 f"{self._marked_database.path} differs from {self._source_path}: "
-                f"{', '.join(differing[:_MAX_LISTED_OWNERS])}{more}; one of them was "
-                "changed during the copy, or a row is damaged; stop all writers, and copy into an "
-                "empty database"
+                f"{', '.join(differing[:_MAX_LISTED_OWNERS])}{more}; one of the "
+                "databases was changed during the copy, or a row is damaged; stop all writers, and "
+                "copy into an empty database"
             )
         self._check_nothing_was_erased_during_copy()
         self.before_completion()
@@ -641,8 +641,8 @@ class DatabaseCopy:
         """
         if self.table_pairs[0][0].database.read(lambda: fetch_rows(_SELECT_COPY_MARK)):
             raise ConfigurationError(
-                f"{self._source_path} is an incomplete copy; complete it first by repeating its "
-                "command"
+                f"{self._source_path} is an incomplete copy; run the command that started this "
+                "copy again to complete it first"
             )
         copy_mark = self._marked_database.read(lambda: fetch_rows(_SELECT_COPY_MARK))
         if copy_mark and copy_mark[0][0] != self._source_path.encode():
@@ -655,7 +655,7 @@ class DatabaseCopy:
             for table in () if copy_mark else target.tables:
                 if target.database.read(partial(fetch_rows, f"SELECT 1 FROM {table.name} LIMIT 1")):
                     raise ConfigurationError(
-                        f"{target.database.path} is not empty: it has rows in {table.name}; "
+                        f"{target.database.path} is not empty: the table {table.name} has rows; "
                         "copy into a new database"
                     )
             self._check_target_can_store_names(source, target)
@@ -692,9 +692,9 @@ class DatabaseCopy:
                 )
         if owners:
             raise ImportFailed(
-                f"{target.database.path} cannot store text with NUL, or ids, keys and names of "
-                f"more than {_MAX_NAME_BYTES:,} bytes; nothing was copied. Delete or rename these "
-                f"{source.noun}s of {self._source_path}: "
+                f"{target.database.path} cannot store text that contains NUL characters, or ids, "
+                f"keys and names longer than {_MAX_NAME_BYTES:,} bytes, so nothing was copied. "
+                f"Delete or rename these {source.noun}s in {self._source_path}: "
                 f"{', '.join(f'{name:.200}' for name in owners)}"
             )
 

@@ -55,7 +55,9 @@ Status = Literal["idle", "waiting", "unfinished"]
 def threads(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT]", help="List only threads with this in the title or id."),
+        typer.Argument(
+            metavar="[TEXT]", help="List only threads whose title or id contains this text."
+        ),
     ] = None,
     search: Annotated[
         str | None,
@@ -69,7 +71,9 @@ def threads(
     ] = False,
     status: Annotated[
         Status | None,
-        typer.Option(metavar="STATUS", help="List only idle, waiting or unfinished threads."),
+        typer.Option(
+            metavar="STATUS", help="List only threads that are idle, waiting or unfinished."
+        ),
     ] = None,
     limit: LimitOption = THREADS_LIMIT,
     ids: IdsOption = False,
@@ -161,8 +165,8 @@ def _print_search_results(
         if not database.settings.search_threads:
             source = database.settings.sources["search_threads"]
             raise ConfigurationError(
-                f"the search of messages is turned off by search_threads = false in {source}; "
-                "set search_threads to true"
+                f"message search is turned off by search_threads = false in {source}; set "
+                "search_threads to true to use --search"
             )
         with progress_bar("reading threads", "thread") as update_progress:
             hits = search_threads(
@@ -338,7 +342,8 @@ def delete(
         ),
     ],
     keep_memories: Annotated[
-        bool, typer.Option("--keep-memories", help="Keep the memories that come from the threads.")
+        bool,
+        typer.Option("--keep-memories", help="Keep memories that come from the deleted threads."),
     ] = False,
     yes: YesOption = False,
     db: DbOption = None,

@@ -37,12 +37,14 @@ _LOGGER: Final = logging.getLogger("perdure.background")
 @app.command()
 def worker(
     once: Annotated[
-        bool, typer.Option("--once", help="Extract what is due now, and exit.")
+        bool, typer.Option("--once", help="Process the threads that are due now, then exit.")
     ] = False,
-    facts: Annotated[bool | None, typer.Option(help="Whether a model extracts facts.")] = None,
+    facts: Annotated[bool | None, typer.Option(help="Extract facts with a model.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Idle time of a thread before extraction."),
+        typer.Option(
+            min=0, metavar="SECONDS", help="Wait until a thread has been idle for this long."
+        ),
     ] = None,
     cron: Annotated[
         str | None,

@@ -279,7 +279,7 @@ def build_predicate_for_json_that_contains(expected: Any) -> Callable[[Any], boo
     """
     if (count := _count_containers_nested_in_lists(expected)) > _MAX_NESTED_IN_LISTS:
         raise InvalidFilter(
-            f"the lists in the metadata {expected!r:.80} contain {count} lists and objects; "
+            f"the metadata {expected!r:.80} has {count} lists and objects nested in lists; "
             f"expected at most {_MAX_NESTED_IN_LISTS}"
         )
     return _build_unlimited_predicate_for_json_that_contains(expected)

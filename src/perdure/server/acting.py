@@ -40,12 +40,15 @@ async def identify_caller(connection: HTTPConnection) -> Identity:
         return identity
     if len({*names}) > 1:
         raise Forbidden(
-            f"{PERSON_HEADER} is sent {len(names)} times with different names; send it once"
+            f"the header {PERSON_HEADER} was sent {len(names)} times with different names; send it "
+            "only once"
         )
     try:
         person = names[0].encode("latin-1").decode()
     except ValueError:
-        raise Forbidden(f"{PERSON_HEADER} is {names[0]!r:.80}; expected a name in UTF-8") from None
+        raise Forbidden(
+            f"the header {PERSON_HEADER} is {names[0]!r:.80}; expected a name encoded in UTF-8"
+        ) from None
     return build_identity_acting_for(access, identity, person)
 
 
@@ -69,20 +72,18 @@ def build_identity_acting_for(access: Access, caller: Identity, person: Any) -> 
         or person == "*"
         or "\0" in person
     ):
-        raise Forbidden(
-            f"the person is {person!a:.80}; expected the name of a user, which is not '*'"
-        )
+        raise Forbidden(f"the person is {person!a:.80}; expected a user name that is not '*'")
     if person == caller.person:
         return caller
     if caller.acting_for is not None:
         raise Forbidden(
-            f"{PERSON_HEADER} names {caller.acting_for!r}, but the context of the run "
-            f"names {person!r:.80}; send only one of the two"
+            f"the header {PERSON_HEADER} names the user {caller.acting_for!r}, but the run's "
+            f"context names {person!r:.80}; send only one of the two"
         )
     if not caller.may_act_for_others:
         raise Forbidden(
-            f"{caller.user!r} may not act for {person!r:.80}; the key needs the permission "
-            f"{ACT_PERMISSION!r}"
+            f"{caller.user!r} is not allowed to act for {person!r:.80}; this requires the "
+            f"permission {ACT_PERMISSION!r}"
         )
     check_person = getattr(access, "check_person", None)
     if check_person is not None:

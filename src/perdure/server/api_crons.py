@@ -235,8 +235,8 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
         return cron
     if cron is not None and await _is_on_own_thread(call, cron, "threads:read"):
         raise Forbidden(
-            f"the cron {cron_id!r} on your thread belongs to somebody else, and only its owner can "
-            "change it; you may delete it"
+            f"the cron {cron_id!r} on your thread belongs to another user; only its owner can "
+            "change it, but you can delete it"
         )
     raise _unknown_cron_error(cron_id)
 

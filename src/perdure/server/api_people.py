@@ -89,7 +89,7 @@ async def permit_person(
         ):
             raise Forbidden(
                 f"{call.identity.user!r} is not allowed to access the namespace {namespace!r} of "
-                "the person; ask an admin"
+                f"the user {user!r}; ask an admin"
             )
     readable_namespaces = [
         namespace

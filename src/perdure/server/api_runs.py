@@ -107,7 +107,7 @@ class CancelRequest(WithoutNulls):
         if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
             self.thread_id or self.run_ids
         ):
-            raise ValueError("expected either a thread_id with run_ids, or a status")
+            raise ValueError("pass either thread_id and run_ids, or status")
         return self
 
 
@@ -217,7 +217,7 @@ async def cancel_runs(
     live = [run for run in named_runs if run.status in LIVE_STATES]
     if not live:
         raise Refused(
-            f"none of the runs {body.run_ids!r:.200} is live; all of them have ended", 404
+            f"the runs {body.run_ids!r:.200} have all ended already, so nothing was cancelled", 404
         )
     for run in live:
         await runs.cancel_run(run.tenant, run.row.live, action)
@@ -503,8 +503,8 @@ async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> Liste
     thread_person = call.threads.find_person(thread)
     if thread_person not in (None, "", person):
         raise Forbidden(
-            f"the thread {thread_id!r} does not belong to {person!r}, for whom you act; use a "
-            "thread of that person"
+            f"the thread {thread_id!r} does not belong to {person!r}, the user for whom you act; "
+            "use one of this user's threads"
         )
     return thread
 

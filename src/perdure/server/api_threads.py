@@ -319,7 +319,7 @@ async def _search_by_values(
     if len(threads) > MAX_THREADS_READ:
         raise ConfigurationError(
             f"a search by values reads at most {MAX_THREADS_READ} threads, but more threads match "
-            "the remaining conditions; add metadata, ids or a status to the search"
+            "the other conditions; narrow the search by metadata, ids or status"
         )
     return matching[offset:]
 

@@ -289,6 +289,6 @@ def _require_action_of_each_endpoint(app: FastAPI) -> None:
         is_api_route = isinstance(context.original_route, APIRoute | APIWebSocketRoute)
         if is_api_route and not hasattr(context.endpoint, "action"):
             raise TypeError(
-                f"{context.path} names no action; decorate its endpoint with "
+                f"the endpoint {context.path} declares no action; decorate it with "
                 "perdure.server.access.set_required_action"
             )

@@ -226,8 +226,8 @@ class Assistants:
         """Check an assistant's fields, and return a copy of them."""
         if content["graph_id"] not in self._graphs:
             raise UnknownGraph(
-                f"graph_id is {content['graph_id']!r}, which is not served; the graphs are "
-                f"{', '.join(self._graphs)}",
+                f"graph_id is {content['graph_id']!r}, which is not served; the served graphs "
+                f"are {', '.join(self._graphs)}",
                 422,
             )
         validate_user_names_in_metadata(validate_metadata(content["metadata"]))
@@ -257,7 +257,7 @@ def unknown_assistant_error(
 ) -> UnknownAssistant:
     """Return the error for an assistant that does not exist or that the caller may not access."""
     return UnknownAssistant(
-        f"there is no assistant {assistant_id!r}; the graphs are {', '.join(graphs)}", status
+        f"there is no assistant {assistant_id!r}; the served graphs are {', '.join(graphs)}", status
     )
 
 
@@ -283,7 +283,7 @@ async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> As
     if assistant["graph_id"] not in graphs:
         raise UnknownAssistant(
             f"assistant {assistant_id!r} belongs to the graph {assistant['graph_id']!r}, which is "
-            f"not served; the graphs are {', '.join(graphs)}",
+            f"not served; the served graphs are {', '.join(graphs)}",
             422,
         )
     return assistant
@@ -354,7 +354,8 @@ def _refuse_reserved_names(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:
             raise ConfigurationError(
-                f"{name!r} is {value!r:.80}, but an assistant cannot set it for its runs; remove it"
+                f"{name!r} is {value!r:.80}, but only a run can set {name!r}, not an assistant; "
+                "remove it"
             )
     return values
 

@@ -132,8 +132,9 @@ class AuthFileAccess:
         for parameter in parameters:
             if parameter.name not in _HANDLER_PARAMETERS and parameter.default is parameter.empty:
                 raise ConfigurationError(
-                    f"the authentication handler of {path!r} has the parameter {parameter.name!r}; "
-                    f"rename or remove it; allowed are {', '.join(_HANDLER_PARAMETERS)}"
+                    f"the authentication handler in {path!r} has the parameter {parameter.name!r}, "
+                    "which is not supported; remove it, or use one of the supported parameters: "
+                    f"{', '.join(_HANDLER_PARAMETERS)}"
                 )
 
     async def identify(self, connection: HTTPConnection) -> Identity:
@@ -190,7 +191,7 @@ class AuthFileAccess:
             (self._handlers[pair] for pair in candidates if pair in self._handlers), None
         )
         if handler is None:
-            raise Forbidden(f"no handler allows {action}; add one to the Auth file")
+            raise Forbidden(f"no handler allows the action {action}; add one to the Auth file")
         context = Auth.types.AuthContext(
             permissions=sorted(identity.permissions),
             user=_build_user_object_for_handlers(identity),
@@ -207,7 +208,10 @@ class AuthFileAccess:
             # statement.
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
-            raise Forbidden(f"{identity.user!r} may not perform {action}; its handler denied it")
+            raise Forbidden(
+                f"{identity.user!r} is not allowed to perform the action {action}; the handler of "
+                "the action denied it"
+            )
         if value.get("namespace") is not None:
             value["namespace"] = tuple(value["namespace"])
         if result is None or result is True or result == {}:
@@ -221,7 +225,7 @@ class AuthFileAccess:
             result,
         )
         raise Forbidden(
-            f"the handler of {action} returned an invalid filter; see the log of the server"
+            f"the handler of the action {action} returned an invalid filter; see the server's log"
         )
 
 
@@ -267,7 +271,9 @@ def _find_authentication_and_authorization_handlers(
         ConfigurationError: The object is not an `Auth`, or has no authentication handler.
     """
     if not isinstance(auth, Auth):
-        raise ConfigurationError(f"{path!r} is {type(auth).__name__}; expected langgraph_sdk.Auth")
+        raise ConfigurationError(
+            f"{path!r} is of type {type(auth).__name__}; expected an instance of langgraph_sdk.Auth"
+        )
     try:
         authenticate = auth._authenticate_handler
         handlers = {**auth._handlers, ("*", "*"): auth._global_handlers}
@@ -277,7 +283,7 @@ def _find_authentication_and_authorization_handlers(
             f"were not found ({exc}); install another version"
         ) from exc
     if authenticate is None:
-        raise ConfigurationError(f"{path!r} has no handler under @auth.authenticate; add one")
+        raise ConfigurationError(f"{path!r} has no handler for @auth.authenticate; add one")
     return authenticate, {
         pair: registered[-1] for pair, registered in handlers.items() if registered
     }

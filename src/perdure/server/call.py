@@ -127,8 +127,8 @@ class Call:
         )
         if self.action == "admin" and not self.identity.is_admin:
             raise Forbidden(
-                f"{self.identity.user!r} may not see or change the whole database; only an "
-                "admin may do this"
+                f"{self.identity.user!r} is not allowed to see or change the whole database; only "
+                "an admin can do this"
             )
         if self.action != "admin":
             self._filter = await self._access.authorize_and_build_filter(
@@ -185,9 +185,9 @@ class Call:
         person = self.threads.find_person(await self.threads.get_permitted_row(thread_id))
         if not self.identity.may_see_memories_of(person):
             raise Forbidden(
-                f"the model views of the thread {thread_id!r} may contain memories of the person "
-                "to whom the thread belongs; only this person, and callers who may act for the "
-                "person, may see them"
+                f"the model views of the thread {thread_id!r} can contain memories of the user to "
+                "whom the thread belongs; only this user, and callers who are allowed to act for "
+                "this user, can see the views"
             )
 
     async def authorize_and_build_namespace_arguments(
@@ -349,7 +349,8 @@ class Call:
         """
         if self._database is None:
             raise RuntimeError(
-                f"{self.action} uses the database before `authorize_arguments` was awaited"
+                f"the action {self.action} used the database before `authorize_arguments` was "
+                "awaited; await `authorize_arguments` first"
             )
         return self._database
 

@@ -169,8 +169,8 @@ class Databases:
             store_args |= {"tenant": tenant, "index_bytes": _INDEX_BYTES}
             if not is_dsn(db):
                 raise ConfigurationError(
-                    f"the identity has the tenant {tenant!r}, but {db!r} is a file; tenants need a "
-                    "Postgres database"
+                    f"the user's identity has the tenant {tenant!r}, but the database {db!r} is a "
+                    "file; tenants require a Postgres database"
                 )
         saver_class, store_class = map(self._instrument, _choose_checkpointer_and_store_classes(db))
         return OpenDatabase(saver_class.open(db, **saver_args), store_class.open(db, **store_args))

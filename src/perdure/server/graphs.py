@@ -124,7 +124,8 @@ class Graphs:
         """
         if name not in self._sources:
             raise UnknownGraph(
-                f"the graph {name!r} is not served; the graphs are {', '.join(self._sources)}"
+                f"the graph {name!r} is not served; the served graphs are "
+                f"{', '.join(self._sources)}"
             )
         source = self._sources[name]
         if isinstance(source, _BuiltInGraph):

@@ -258,7 +258,8 @@ def _check_host(host: str, hosts: Collection[str] | None) -> None:
     """
     if hosts is not None and split_url(f"//{host}").hostname not in hosts:
         raise Refused(
-            f"the host {host!r} is not served here; start the server with --allowed-host for it",
+            f"this server does not accept requests for the host {host!r}; to allow this host, "
+            "start the server with --allowed-host",
             421,
         )
 
@@ -342,8 +343,8 @@ def validate_origins(origins: Collection[str]) -> list[str]:
     for origin in origins:
         if not _ORIGIN.fullmatch(origin):
             raise ConfigurationError(
-                f"the origin is {origin!r}; expected the origin of one site, as location.origin "
-                "shows it in the site's pages, such as http://localhost:3000"
+                f"the origin is {origin!r}; expected a single origin in the form that "
+                "location.origin returns, such as http://localhost:3000"
             )
     return [*origins]
 

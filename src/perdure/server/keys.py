@@ -101,7 +101,8 @@ class KeysFileAccess:
         matching_keys = [entry for entry in self._keys if hmac.compare_digest(entry.sha256, digest)]
         if not key or not matching_keys:
             raise Unauthenticated(
-                "no valid API key; send a key in the header x-api-key or Authorization: Bearer",
+                "the request has no valid API key; send one in the header x-api-key or "
+                "Authorization: Bearer",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         matching_key = matching_keys[0]
@@ -171,8 +172,8 @@ class KeysFileAccess:
         tenants = {entry.tenant for entry in self._keys if entry.user == person}
         if tenants and identity.tenant not in tenants:
             raise Forbidden(
-                f"{person!r:.80} has no key in the tenant of {identity.user!r}; pass a user "
-                "who has an API key in this tenant"
+                f"the user {person!r:.80} has no API key in the tenant of {identity.user!r}; pass "
+                "a user who has an API key in this tenant"
             )
 
     async def _reload_if_stale(self) -> None:

@@ -138,8 +138,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
             new_text, [key for key in keys if not is_revoked(key)]
         ):
             raise ConfigurationError(
-                f"the keys file {str(path)!r} does not have each key under its own line [[keys]], "
-                "so it cannot be edited; remove the keys by hand"
+                f"the keys file {str(path)!r} has keys that are not in a [[keys]] table of their "
+                "own, so it cannot be edited; remove the keys by hand"
             )
         try:
             if _replace_file(path, old_content, new_text.encode("utf-8")):

@@ -111,8 +111,8 @@ class RequestLimiter:
         self.count_request(client)
         if self._open_requests[client] >= self._max_concurrent:
             raise TooManyRequests(
-                f"{self._max_concurrent} requests are in progress, and no more are allowed; end "
-                "one of them first",
+                f"{self._max_concurrent} requests are in progress, which is the maximum; wait "
+                "until one of them has ended",
                 _CONCURRENCY_RETRY_S,
             )
         self._open_requests[client] += 1

@@ -83,8 +83,8 @@ class Audit:
             free = (await asyncio.to_thread(shutil.disk_usage, self._path)).free
             if free < _MIN_FREE_BYTES:
                 raise StorageFull(
-                    f"nothing was changed, because the disk of the audit log has {free:,} bytes "
-                    f"left; expected {_MIN_FREE_BYTES:,} or more"
+                    "nothing was changed, because the disk of the audit log has only "
+                    f"{free:,} bytes free; expected {_MIN_FREE_BYTES:,} or more"
                 )
 
     async def record(

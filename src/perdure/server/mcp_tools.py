@@ -132,13 +132,13 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
             "a person must review the text first: " if outcome.change == "quarantined" else ""
         )
         raise InvalidValue(
-            f"nothing was stored, so do not say that it is remembered: {review_note}"
+            f"nothing was stored, so do not tell the user that it was remembered: {review_note}"
             f"{outcome.reason}"
         )
     if outcome.change == "unchanged" and key and outcome.key != key:
         raise InvalidValue(
-            f"nothing was changed: the memory {outcome.key} says this already, and {key} is "
-            f"unchanged; forget {key} if it is no longer true"
+            f"nothing was changed: the memory {outcome.key} says this already, and the "
+            f"memory {key} still has its old text; forget {key} if that text is no longer true"
         )
     if outcome.change == "unchanged":
         return f"Nothing had to be changed: {outcome.reason}. Its id is {outcome.key}."
@@ -169,8 +169,8 @@ async def _supersede_memory(
         problem = _UNCHANGEABLE_KINDS.get(existing.kind)
     if existing is None or problem:
         raise InvalidValue(
-            f"nothing was stored: {key!r:.80} is {problem}; give the id of a fact, as recall shows "
-            "it, or no key to store a new memory"
+            f"nothing was stored: {key!r:.80} is {problem}; pass the id of a fact as recall shows "
+            "it, or omit the key to store a new memory"
         )
     return await memories.asupersede(
         key,

@@ -153,7 +153,8 @@ async def show_checkpoint(
     if channel is not None:
         if channel not in values:
             raise UnknownCheckpoint(
-                f"the checkpoint {checkpoint!r} has no channel {channel!r}; open it again"
+                f"the checkpoint {checkpoint!r} has no channel {channel!r}; open the checkpoint "
+                "again"
             )
         return render_page(request, "checkpoint.html", **page_fields, value=values[channel])
     status = await target.saver.astatus(

@@ -75,7 +75,8 @@ async def _permit_memories(
     namespace = (NAMESPACE[0], user) if user else requested.ns or call.memories
     if namespace != call.memories and not call.identity.is_admin:
         raise Forbidden(
-            f"{call.identity.user!r} may not see the memories in {namespace!r}; only an admin may"
+            f"{call.identity.user!r} is not allowed to see the memories in {namespace!r}; only an "
+            "admin can see them"
         )
     request_fields = {
         name: value for name, value in (("query", q), ("key", requested.key)) if value
@@ -275,7 +276,8 @@ async def forget_all_memories(
     """Erase all of a user's memories if the confirmation phrase was entered."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
-            f"nothing was erased: {typed!r} was typed; type {CONFIRMATION_PHRASE!r} to confirm"
+            f"nothing was erased, because you typed {typed!r}; type {CONFIRMATION_PHRASE!r} to "
+            "confirm"
         )
     receipts = []
     for ns in await _list_user_namespaces(call, target):

@@ -55,7 +55,7 @@ async def erase_confirmed_person(
     permitted = await permit_person(call, person_name, "store:delete")
     if typed != person_name:
         raise ConfigurationError(
-            f"nothing was erased: {typed!r} was typed; type {person_name!r} to confirm"
+            f"nothing was erased, because you typed {typed!r}; type {person_name!r} to confirm"
         )
     permitted.options["hand_over"] = bool(hand_over)
     return render_page(

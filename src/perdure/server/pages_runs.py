@@ -240,7 +240,7 @@ async def create_thread(call: CurrentCall) -> Response:
     metadata = await find_permitted_metadata_of_new_thread(call)
     if metadata is None:
         raise Forbidden(
-            f"{call.identity.user!r} may not create a thread and start runs on it; "
+            f"{call.identity.user!r} is not allowed to create a thread and start runs on it; "
             "ask an admin for this permission"
         )
     thread = await call.threads.create(metadata=metadata)

@@ -100,7 +100,8 @@ async def apply_retention(
     """Delete everything that the retention rules select if the confirmation phrase was entered."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
-            f"nothing was removed: {typed!r} was typed; type {CONFIRMATION_PHRASE!r} to confirm"
+            f"nothing was removed, because you typed {typed!r}; type {CONFIRMATION_PHRASE!r} to "
+            "confirm"
         )
     report = await retention.aapply(settings.retention, call.saver, call.store)
     page_fields = {

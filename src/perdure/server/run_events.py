@@ -173,7 +173,7 @@ class StoredEvents:
             )
         except CorruptRecord as exc:
             _LOGGER.warning("events of a run are damaged")
-            raise LookupError("they are damaged") from exc
+            raise LookupError("the stored events of the run are damaged") from exc
 
     async def empty_outdated_log_and_find_newest_event(
         self, log: EventLog, thread_key: int, seq_range: tuple[int, int]

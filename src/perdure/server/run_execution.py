@@ -171,8 +171,8 @@ class RunExecution:
                     run.raise_if_stopped()
                     if live.attempt > MAX_ATTEMPTS:
                         raise RunAbandoned(
-                            f"the server died {MAX_ATTEMPTS} times while it executed this run, so "
-                            "the run is not started again"
+                            f"the server crashed {MAX_ATTEMPTS} times while it executed this run, "
+                            "so the run is not started again"
                         )
                     # With the multitask strategy `reject`, use a short lock timeout, because
                     # requests hold the lock only briefly.

@@ -218,7 +218,7 @@ class RunRequest(WithoutNulls):
         for field in _UNSUPPORTED_FIELDS:
             if value := getattr(self, field):
                 raise ValueError(
-                    f"{field} is {value!r}, and this server does not support {field}; remove it"
+                    f"{field} is {value!r}, but this server does not support {field}; remove it"
                 )
         # In langgraph, `checkpoint_during` is the former name of `durability`.
         if self.durability is None and self.checkpoint_during is not None:

@@ -306,7 +306,9 @@ class Runs:
             log.note_removals(number, read_at)
             if was_empty:
                 return read_at
-        raise LookupError("messages were erased from the thread")
+        raise LookupError(
+            "messages were erased from the thread, so the server dropped the events of its runs"
+        )
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
         """Return whether this process has an unfinished run of a thread.
@@ -380,7 +382,7 @@ class Runs:
             > self._at_once
         ):
             raise TooManyRequests(
-                f"a user may have at most {self._at_once} runs under way; wait until some have "
+                f"a user can have at most {self._at_once} unfinished runs; wait until some have "
                 "ended, or cancel them",
                 retry_after_s=5,
             )

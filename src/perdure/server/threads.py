@@ -452,7 +452,7 @@ class Threads:
         if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _MAX_ID_BYTES:
             raise InvalidConfig(
                 f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
-                f"most {_MAX_ID_BYTES} bytes and no NUL character"
+                f"most {_MAX_ID_BYTES} bytes, without NUL characters"
             )
         thread = await self._list.aget(thread_id)
         if thread is None and self._is_busy(thread_id):

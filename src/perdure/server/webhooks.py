@@ -62,8 +62,8 @@ class Webhooks:
         }
         if hosts and not secret:
             raise ConfigurationError(
-                "webhooks are signed, but there is no secret; set PERDURE_WEBHOOK_SECRET to a "
-                "random text, or remove --webhook-host"
+                "webhooks are signed, but no secret is set; set PERDURE_WEBHOOK_SECRET to a random "
+                "string, or remove --webhook-host"
             )
         self._secret = (secret or "").encode()
         self._tasks = set[asyncio.Task[None]]()
@@ -75,10 +75,11 @@ class Webhooks:
             ConfigurationError: The host is not allowed, or the URL is invalid.
         """
         if _parse_scheme_and_host_port(url) not in self._hosts:
+            allowed_hosts = ", ".join("://".join(host[:2]) for host in sorted(self._hosts))
+            hosts = f"only {allowed_hosts}" if allowed_hosts else "no host"
             raise ConfigurationError(
-                f"webhook is {url!r:.200}, but this server calls "
-                f"{', '.join('://'.join(each[:2]) for each in sorted(self._hosts)) or 'no host'}; "
-                "start it with --webhook-host NAME for each host, with the scheme and the port "
+                f"webhook is {url!r:.200}, but this server calls {hosts}; to allow another host, "
+                "start the server with --webhook-host NAME, and include the scheme and the port "
                 "unless they are https and 443"
             )
 

@@ -166,8 +166,7 @@ class AESGCMSeal(Seal):
             from cryptography.hazmat.primitives.ciphers import aead
         except ImportError as exc:
             raise MissingDependency(
-                "encryption needs the package 'cryptography', which perdure's extra [encryption] "
-                "installs: pip install cryptography"
+                "encryption requires the package 'cryptography'; run pip install cryptography"
             ) from exc
         if len(key) not in (16, 24, 32):
             raise WrongKey(f"the key has {len(key)} bytes; expected 16, 24 or 32 bytes for AES-GCM")
@@ -323,18 +322,18 @@ def check_key_and_bind_seal(
         yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_KEY_CHECK, key_check))
     if key_check is None and tenant is not None and isinstance(seal, AESGCMSeal):
         raise StorageError(
-            f"{path!r} has no data of the tenant {tenant!r} yet; open it once without read_only"
+            f"{path!r} has no data for the tenant {tenant!r} yet; open it once without read_only"
         )
     if key_check is None:
         return
     if not isinstance(seal, AESGCMSeal):
         if key_check != _NO_KEY:
-            raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
+            raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass the key as key=")
         return
     if key_check == _NO_KEY:
         raise WrongKey(
-            f"{path!r} was created without a key: unset PERDURE_KEY and pass no key, or create a "
-            "new database with the key"
+            f"{path!r} was created without a key, so it is not encrypted; unset PERDURE_KEY and "
+            "pass no key, or create a new database with the key"
         )
     try:
         seal.bind_to_database(key_check, tenant)

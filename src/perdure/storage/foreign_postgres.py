@@ -17,7 +17,8 @@ try:
     from perdure.storage.postgres_errors import convert_psycopg_errors
 except ImportError as exc:
     raise MissingDependency(
-        "Postgres needs psycopg and psycopg_pool; in a checkout: pip install '.[postgres]'"
+        "Postgres databases require psycopg and psycopg_pool; in a checkout, run "
+        "pip install '.[postgres]'"
     ) from exc
 
 
@@ -73,8 +74,8 @@ class ForeignPostgres:
         except ImportError as exc:
             self.close()
             raise MissingDependency(
-                "reading checkpoints of langgraph's Postgres saver needs its package: "
-                "pip install langgraph-checkpoint-postgres"
+                "reading checkpoints that langgraph's PostgresSaver wrote requires its package; "
+                "run pip install langgraph-checkpoint-postgres"
             ) from exc
         return PostgresSaver(self._conn, serde=serde)
 

@@ -23,6 +23,6 @@ def ascii_host(name: str) -> str:
         return idna.encode(name).decode("ascii")
     except idna.IDNAError as exc:
         raise ConfigurationError(
-            f"{name!r:.200} is not the name of a host: {exc}; expected a name by IDNA 2008, or its "
-            "ASCII form, which begins with xn--"
+            f"{name!r:.200} is not a valid host name: {exc}; expected a name that conforms to IDNA "
+            "2008, or its ASCII form, which begins with xn--"
         ) from exc

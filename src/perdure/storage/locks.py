@@ -329,8 +329,8 @@ class Locks:
             hold_of_run.ticket is first_ticket for hold_of_run in _holds_of_run.get()
         ):
             raise AlreadyLocked(
-                f"{hold.name!r} is already locked by this run, which would wait for itself; take "
-                "the lock once, around all code that needs it"
+                f"{hold.name!r} is already locked by this run, so acquiring the lock again would "
+                "wait forever; acquire it once, around all code that needs it"
             )
         ticket = hold.ticket = self._queues.append_ticket_to_queues(hold.name, loop=loop)
         try:
@@ -450,7 +450,7 @@ class NamedLock:
         is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
         if timeout_s is not None and not (is_number and 0 <= timeout_s <= threading.TIMEOUT_MAX):
             raise ConfigurationError(
-                f"timeout_s is {timeout_s!r}; expected seconds, zero or more, or None"
+                f"timeout_s is {timeout_s!r}; expected a number of seconds, 0 or more, or None"
             )
         self._locks, self._aconnect = locks, aconnect
         self._arguments = name, timeout_s

@@ -83,7 +83,8 @@ try:
     from perdure.storage.postgres_transaction import BEGIN, Transaction
 except ImportError as exc:
     raise MissingDependency(
-        "Postgres needs psycopg and psycopg_pool; in a checkout: pip install '.[postgres]'"
+        "Postgres databases require psycopg and psycopg_pool; in a checkout, run "
+        "pip install '.[postgres]'"
     ) from exc
 
 T = TypeVar("T")
@@ -183,7 +184,9 @@ class PostgresDatabase(LazyDatabase[Server]):
         if type(pool_size) is not int or pool_size < 1:
             raise ConfigurationError(f"pool_size is {pool_size!r}; expected 1 or more")
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s is {timeout_s!r}; expected seconds, more than 0")
+            raise ConfigurationError(
+                f"timeout_s is {timeout_s!r}; expected a number of seconds greater than 0"
+            )
         self._component, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only
         self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))

@@ -117,7 +117,8 @@ def create_tables(
         return
     if read_only:
         raise StorageError(
-            f"{name} has no tables of {component.component}; open it once without read_only"
+            f"{name} has no perdure tables for {component.component} yet; open it once without "
+            "read_only to create them"
         )
     lock = Statement("SELECT pg_advisory_xact_lock(?)", (compute_lock_key(schema, "schemas"),))
     with _transaction_block(conn):
@@ -188,7 +189,7 @@ def check_tenant_name(tenant: Any) -> str | None:
     """
     if tenant is None or (isinstance(tenant, str) and tenant and "\0" not in tenant):
         return tenant
-    raise ConfigurationError(f"tenant is {tenant!r:.80}; expected a name, or None")
+    raise ConfigurationError(f"tenant is {tenant!r:.80}; expected the name of a tenant, or None")
 
 
 def _check_schema_and_role_fit_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
@@ -206,11 +207,13 @@ def _check_schema_and_role_fit_tenant(conn: Requests, schema: str, tenant: str |
         return
     ((has_tenants, is_active, role),) = rows
     if has_tenants and tenant is None:
-        raise ConfigurationError(f"the tables in schema {schema!r} have tenants; pass tenant=")
+        raise ConfigurationError(
+            f"the schema {schema!r} was created with tenants; pass the name of a tenant as tenant="
+        )
     if tenant is not None and not has_tenants:
         raise ConfigurationError(
-            f"schema {schema!r} was created without tenants, so tenant={tenant!r} would see all of "
-            "it; pass another schema=, or no tenant="
+            f"the schema {schema!r} was created without tenants, so tenant={tenant!r} would see "
+            "all of its data; pass another schema, or omit tenant"
         )
     if has_tenants and not is_active:
         raise ConfigurationError(

@@ -217,8 +217,9 @@ def _close_inherited_connections(path: str) -> None:
             inherited_resources.remove(file)
         elif os.path.realpath(file.path) == os.path.realpath(path):
             raise StorageUnavailable(
-                f"{path!r} was being read while this process was forked, and cannot be opened in "
-                "it: fork again when no thread reads, or start the process with spawn"
+                f"this process was forked while a thread was reading {path!r}, so {path!r} cannot "
+                "be opened in it; fork when no thread is reading, or start the process with the "
+                "start method 'spawn'"
             )
 
 
@@ -341,8 +342,9 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         synchronous, file_synchronous = self._connector.synchronous, file.connector.synchronous
         if synchronous != file_synchronous:
             raise ConfigurationError(
-                f"{self.path!r} is open in this process with synchronous={file_synchronous!r}, "
-                f"and not {synchronous!r}; open it with the same value"
+                f"{self.path!r} is already open in this process with "
+                f"synchronous={file_synchronous!r}, not {synchronous!r}; open it with the same "
+                "value"
             )
         if self._schema is not None:
             file.writer.add_component(self._schema)

@@ -320,7 +320,8 @@ class Connector:
             if self.has_tables_of_component(conn, schema):
                 return
         raise StorageError(
-            f"{self.path!r} has no tables of {schema.component}; open it once without read_only"
+            f"{self.path!r} has no perdure tables for {schema.component} yet; open it once without "
+            "read_only to create them"
         )
 
     def has_tables_of_component(self, conn: sqlite3.Connection, schema: Schema) -> bool:
@@ -385,7 +386,7 @@ class Connector:
                 yield
         except TimeoutError as exc:
             raise StorageUnavailable(
-                f"another process has locked {path!r} for {wait_s} s; try again"
+                f"another process has held a lock on {path!r} for {wait_s} s; try again"
             ) from exc
         except OSError as exc:
             raise _build_path_error(exc, path) from exc
@@ -475,7 +476,7 @@ def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
     """
     if isinstance(path, str) and is_dsn(path):
         raise ConfigurationError(
-            "the database is a DSN of Postgres; open it with PostgresCheckpointer or PostgresStore"
+            "the database is a Postgres DSN; open it with PostgresCheckpointer or PostgresStore"
         )
     try:
         text = os.fsdecode(path)
@@ -484,11 +485,13 @@ def check_database_path_and_convert_to_text(path: Any, read_only: bool) -> str:
         is_usable = False
     if not is_usable:
         raise ConfigurationError(
-            f"the database path is {path!r}; expected a file name without NUL and lone surrogates, "
-            "or ':memory:'"
+            f"the database path is {path!r}; expected a file name without NUL characters or "
+            "lone surrogates, or ':memory:'"
         )
     if text == MEMORY and read_only:
-        raise ConfigurationError("':memory:' with read_only would be empty; pass a path of a file")
+        raise ConfigurationError(
+            "':memory:' opened with read_only would always be empty; pass the path of a file"
+        )
     return text
 
 
@@ -506,7 +509,9 @@ def check_path_can_be_database(path: str, read_only: bool) -> None:
         raise NotADatabase(f"{path!r} is a folder; pass the path of a file in it")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
-        raise ConfigurationError(f"the folder {folder!r} of {path!r} does not exist; create it")
+        raise ConfigurationError(
+            f"the folder {folder!r} for the database {path!r} does not exist; create it"
+        )
     if read_only:
         if not os.path.exists(path):
             raise ConfigurationError(

@@ -147,15 +147,15 @@ def _check_table_has_expected_sql(
     if kind != "table" or created is None or created[0] != name:
         kind = "virtual table" if tokens[1:2] == ["virtual"] else kind
         raise NotADatabase(
-            f"{path!r} has a {kind} in place of the table {name!r}, so it is not read; "
+            f"{path!r} was not read, because it has a {kind} in place of the table {name!r}; "
             "expected a file that perdure or langgraph created"
         )
     if expected is None:
         evaluated_keywords = sorted(_EVALUATED_KEYWORDS.intersection(tokens))
         if evaluated_keywords:
             raise NotADatabase(
-                f"the table {name!r} of {path!r} has {evaluated_keywords[0].upper()} in its SQL, "
-                "so it is not read; expected a table that langgraph created"
+                f"the table {name!r} in {path!r} was not read, because its definition contains "
+                f"{evaluated_keywords[0].upper()}; expected a table that langgraph created"
             )
     elif name == _VERSION_TABLE and created[1] == _TABLE_WITHOUT_HASHES:
         raise build_error_for_prerelease_database(path)
@@ -164,8 +164,8 @@ def _check_table_has_expected_sql(
             created[1].definitions ^ expected.definitions or created[1].options ^ expected.options
         )
         raise NotADatabase(
-            f"the table {name!r} of {path!r} is not read, because its definition differs from the "
-            f"one that this version of perdure creates, in {min(difference)!r:.200}"
+            f"the table {name!r} in {path!r} was not read, because its definition differs from the "
+            f"one that this version of perdure creates; one difference is {min(difference)!r:.200}"
         )
 
 
@@ -229,7 +229,7 @@ class UntrustedFileGuard:
             companion = real_path + suffix
             if os.path.lexists(companion) and not stat.S_ISREG(os.lstat(companion).st_mode):
                 raise NotADatabase(
-                    f"{self._path!r} is not read, because SQLite would also open {companion!r}, "
+                    f"{self._path!r} was not read, because SQLite would also open {companion!r}, "
                     f"which is not a regular file; remove {companion!r}"
                 )
         with self._lock:
@@ -279,8 +279,9 @@ class UntrustedFileGuard:
             if conn.steps <= conn.limit:
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
-                f"a read of {self._path!r} took more steps than a database of this size can need, "
-                "and was stopped: the file is damaged, or was made so that reading it never ends"
+                f"the read of {self._path!r} was stopped after more steps than a database of this "
+                "size can require; the file is damaged, or it was crafted so that reading never "
+                "ends"
             ) from exc
         except sqlite3.DataError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_TOOBIG":
@@ -344,8 +345,8 @@ class UntrustedFileGuard:
             if problem != "ok":
                 lines = str(problem).splitlines()
                 raise CorruptRecord(
-                    f"the table {table_name!r} of {self._path!r} is damaged, so nothing of the "
-                    f"file is read: {(lines[1:] or lines)[0]:.200}; restore it from a backup"
+                    f"{self._path!r} was not read, because its table {table_name!r} is damaged: "
+                    f"{(lines[1:] or lines)[0]:.200}; restore the file from a backup"
                 )
 
     def _check_value_sizes_in_table(self, conn: UntrustedConnection, table_name: str) -> None:
