@@ -275,9 +275,9 @@ def import_object(location: str, folder: Path, description: str) -> Any:
     file = (folder / module_name).resolve() if module_name.endswith(".py") else None
     try:
         if not (module_name and attribute):
-            reason = "it does not name an object of a module"
+            reason = "it does not name an object in a module"
         elif file is not None and not file.is_file():
-            reason = f"there is no file {str(file)!r}"
+            reason = f"the file {str(file)!r} does not exist"
         else:
             module = importlib.import_module(module_name) if file is None else _import_file(file)
             if hasattr(module, attribute):

@@ -118,9 +118,9 @@ class SummaryRequest:
                     // 2
                 )
                 if not is_context_overflow(exc.__cause__):
-                    raise errors.SummaryFailed(f"{exc}; nothing was removed") from exc.__cause__
+                    raise errors.SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
                 if room < _MIN_ROOM:
-                    fault = f"no request is short enough: {exc}; nothing was removed"
+                    fault = f"no request is short enough: {exc} and nothing was removed"
                     raise errors.SummaryFailed(fault) from exc.__cause__
         return previous
 

@@ -337,7 +337,7 @@ def _build_tool_schema(tool: Any) -> Any:
     try:
         return convert_to_openai_tool(tool)
     except Exception:
-        expected = "a tool that bind_tools of a chat model accepts"
+        expected = "a tool that a chat model's bind_tools method accepts"
         return check_instance("tools", tool, Mapping, expected)
 
 

@@ -83,7 +83,7 @@ class ClearToolOutputs(MessagesNode):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        expected = "names of tools, in a list"
+        expected = "a list of tool names"
         check_instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
         self.keep, self.min_tokens = (
             check_whole_number("keep", keep, 0),

@@ -126,7 +126,7 @@ _WITHOUT_MEMORY_ANSWER: Final = (
     "belongs. Do not say that the memory is remembered."
 )
 _UNKNOWN_ANSWER: Final = (
-    "There is no memory with the id {id}. Search for it, and copy its id exactly."
+    "There is no memory with the id {id}. Search for the memory, and copy its id exactly."
 )
 # Word stems that are ignored when a memory is compared with messages. Words such as "user" occur in
 # most memories, so they do not help to identify the source message.
@@ -287,7 +287,7 @@ def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> R
         team_names = ", ".join(to_prompt_json(name) for name in teams)
         raise ToolException(
             f"Nothing was stored: the user is not in the team {to_prompt_json(team[:80])}. "
-            + (f"Teams of the user: {team_names}." if team_names else "Leave the team out.")
+            + (f"The user's teams are {team_names}." if team_names else "Call it without a team.")
         )
     return choose_team(config, team)
 
@@ -395,7 +395,9 @@ def build_tool(
 
     def describe_wrong_arguments(exc: Any) -> str:
         faults = describe_validation_errors(exc)
-        return f"{name} was called wrongly: {faults}. Correct that, and call it again."
+        return (
+            f"{name} was called with invalid arguments: {faults}. Correct them, and call it again."
+        )
 
     return tool_class.from_function(
         call_tool,
@@ -472,7 +474,10 @@ async def _execute_memory_action(
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
-        answer = "Nothing was stored: there is no room. Delete unneeded memories, or tell the user."
+        answer = (
+            "Nothing was stored, because there is no room for more memories. Delete unneeded "
+            "memories, or tell the user."
+        )
         raise ToolException(answer) from exc
     except (errors.InvalidValue, errors.VersionConflict) as exc:
         raise ToolException(

@@ -57,7 +57,7 @@ _SEND_LESS: Final = (
 )
 # Error message texts that describe the values accepted by `start_on` and `end_on`.
 _EXPECTED_STARTS: Final = "one of 'human', None, or the class HumanMessage"
-_EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list of them"
+_EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a message class, or a list of these"
 
 
 class Trim(MessagesNode):

@@ -88,7 +88,8 @@ def test_answer_of_another_person_keeps_user_of_thread(db_address: str, graphs: 
     output = run("answer", "t", "approve", "--graphs", graphs, stdin="")
 
     assert output == (
-        "'t' is answered; its run has ended\ndora gets {'decisions': [{'type': 'approve'}]}\n"
+        "answered the question of the thread 't'; the run has ended\n"
+        "dora gets {'decisions': [{'type': 'approve'}]}\n"
     )
     assert before == {}
     assert read_memory_texts_by_user(db_address) == {
@@ -171,7 +172,10 @@ def test_answer_prints_next_question_of_graph(db: Path, graphs: str) -> None:
     """If the graph asks again after an answer, the new question is printed."""
     run_to_question(str(db), graphs, "twice", "t")
     output = run("answer", "t", "respond", "yes", "--graphs", graphs)
-    assert output == "'t' is answered; it is waiting for an answer (at 'second': Two?)\n"
+    assert (
+        output == "answered the question of the thread 't'; the thread is waiting for an answer "
+        "(at 'second': Two?)\n"
+    )
     run("answer", "t", "respond", "no", "--graphs", graphs)
 
     assert read_answers(str(db), graphs, "twice", "t") == ["yes", "no"]

@@ -136,7 +136,10 @@ def test_numbered_question_is_answered_through_server(
         "the thread has several open questions; choose one with --question N:\n"
         "1. First?\n2. Second?" in unclear.stderr
     )
-    assert first == "'t' is answered; it is waiting for an answer (Second?)\n"
+    assert (
+        first == "answered the question of the thread 't'; the thread is waiting for an answer "
+        "(Second?)\n"
+    )
     assert second["status"] == "idle"
     assert sorted(read_answers(server.db, server.graphs, "several", "t")) == ["one", "two"]
 

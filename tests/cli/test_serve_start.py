@@ -90,9 +90,9 @@ def test_serve_hides_password_of_postgres() -> None:
         ("./start_graphs.py:none", "cannot be imported: './start_graphs.py' has no 'none'"),
         (
             "./start_graphs.py",
-            "cannot be imported: it does not name an object of a module; expected",
+            "cannot be imported: it does not name an object in a module; expected",
         ),
-        ("./missing.py:graph", "cannot be imported: there is no file '{folder}/missing.py'"),
+        ("./missing.py:graph", "cannot be imported: the file '{folder}/missing.py' does not exist"),
         ("no_such_package:graph", "cannot be imported: ModuleNotFoundError: No module named"),
     ],
     ids=lambda value: value if value.startswith((".", "no_")) else "",
@@ -117,7 +117,7 @@ def test_serve_names_the_file_that_is_missing(capsys: pytest.CaptureFixture[str]
     )
     message = run_and_read_error("serve", "--port", "0", "--auth", "none.py:auth", capsys=capsys)
     assert message == (
-        "the file of authentication handlers is 'none.py:auth', which cannot be imported: there is "
-        f"no file '{os.path.realpath('none.py')}'; expected './file.py:name' or "
+        "the file of authentication handlers is 'none.py:auth', which cannot be imported: the file "
+        f"'{os.path.realpath('none.py')}' does not exist; expected './file.py:name' or "
         "'package.module:name'\n"
     )

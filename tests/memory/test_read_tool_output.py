@@ -415,4 +415,4 @@ def test_malformed_tool_arguments_are_answered_with_error(tmp_path: Path) -> Non
         call = {**make_read_call("a"), "args": arguments}
         answer = reader.invoke(call, CONFIG)
         assert answer.status == "error"
-        assert answer.text.startswith("read_tool_output was called wrongly")
+        assert answer.text.startswith("read_tool_output was called with invalid arguments")

@@ -342,7 +342,7 @@ def test_unusable_auth_files_raise_configuration_errors(tmp_path: Path) -> None:
     user = f"{auth}@auth.authenticate\ndef user({{}}): ...\n"
     cases: list[tuple[str, Callable[[], str]]] = [
         (r"expected .*file\.py:name", lambda: "auth.py"),
-        ("there is no file", lambda: str(tmp_path / "none.py:auth")),
+        ("does not exist", lambda: str(tmp_path / "none.py:auth")),
         ("ModuleNotFoundError", lambda: "no_such_module:auth"),
         ("SyntaxError", lambda: write_auth_file(tmp_path, "def")),
         ("ZeroDivisionError", lambda: write_auth_file(tmp_path, "1/0")),
@@ -387,7 +387,7 @@ def test_langgraph_json_names_auth_file(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigurationError, match=r"langgraph\.json"):
             LanggraphFile.read(file)
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         LanggraphFile.read(tmp_path / "none.json")
 
 

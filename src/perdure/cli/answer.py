@@ -174,9 +174,15 @@ def answer(
         **outcome._asdict(),
     }
     del result["description"]
-    description = f"it {outcome.description}" if outcome.description else "its run has ended"
+    description = (
+        f"the thread {outcome.description}" if outcome.description else "the run has ended"
+    )
     texts = [] if outcome.said is None else [outcome.said]
-    print_result(result, json, "\n".join([f"{thread_id!r} is answered; {description}", *texts]))
+    print_result(
+        result,
+        json,
+        "\n".join([f"answered the question of the thread {thread_id!r}; {description}", *texts]),
+    )
 
 
 # -- the answer
@@ -379,7 +385,8 @@ async def _resume_run(
             except Exception as exc:
                 reason = format_line(f"{type(exc).__name__}: {exc}", _MAX_TEXT)
                 _refuse_answer(
-                    f"the answer to {thread_id!r} is stored, but the run failed: {reason}"
+                    f"the answer to the thread {thread_id!r} is stored, but the run failed: "
+                    f"{reason}"
                 )
         new_head = await saver.ahead(thread_id)
     status = new_head.status if new_head is not None else head.status
@@ -514,7 +521,9 @@ def _answer_on_server(
             )
         if isinstance(values, Mapping) and isinstance(values.get("__error__"), Mapping):
             reason = format_line(_convert_to_str_or_json(values["__error__"]), _MAX_TEXT)
-            _refuse_answer(f"the answer to {thread_id!r} is stored, but the run failed: {reason}")
+            _refuse_answer(
+                f"the answer to the thread {thread_id!r} is stored, but the run failed: {reason}"
+            )
         new_thread = client.threads.get(thread_id)
     open_questions = [
         question.get("value")

@@ -94,7 +94,7 @@ def revoke(
             f"the hash prefix {hash!r} is ambiguous: it matches {listed_keys}; type more characters"
         )
     if not chosen:
-        condition = f"of {user!r}" if hash is None else f"whose hash begins with {hash!r}"
+        condition = f"of the user {user!r}" if hash is None else f"whose hash begins with {hash!r}"
         print_note(f"{str(file)!r} has no key {condition}")
         raise typer.Exit(1)
     owners = ", ".join(

@@ -94,7 +94,7 @@ def list_(
         ]
     stored.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
     matches = [memory for memory in stored if kind in (None, memory.kind)]
-    empty_note = f"{database.user!r} has no memories; 'perdure memories add' adds facts"
+    empty_note = f"{database.user!r} has no memories; run 'perdure memories add' to add facts"
     if stored:
         empty_note = f"{database.user!r} has no memories of the kind {kind!r}"
     _print_memories(matches[:limit], json, empty_note, ids)

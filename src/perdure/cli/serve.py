@@ -566,7 +566,7 @@ def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
         )
     team_names = [_quote_toml(check_team_name(name)) for name in dict.fromkeys(teams)]
     key, digest = create_api_key_and_hash(user)
-    print_note(f"the key of {user}, which is printed only once:\n{key}")
+    print_note(f"the API key of the user {user}, which is printed only once:\n{key}")
     print_text(f'[[keys]]\nuser = {_quote_toml(user)}\nsha256 = "{digest}"')
     if team_names:
         print_text(f"teams = [{', '.join(team_names)}]")
