@@ -196,7 +196,7 @@ def test_fork_during_a_read_prevents_child_from_opening_that_file(tmp_path: Path
 
     def child() -> None:
         for _ in range(2):
-            with pytest.raises(StorageUnavailable, match="fork again when no thread reads"):
+            with pytest.raises(StorageUnavailable, match="fork when no thread is reading"):
                 SQLiteCheckpointer.open(path)
         with SQLiteCheckpointer.open(other_path) as own:
             run_turn(own, "hello")

@@ -87,7 +87,7 @@ def test_request_without_valid_key_answers_401(url: str, headers: dict[str, str]
 
     assert reply.status_code == 401
     assert reply.headers["www-authenticate"] == "Bearer"
-    assert "send a key in the header x-api-key" in reply.json()["detail"]
+    assert "send one in the header x-api-key" in reply.json()["detail"]
 
 
 def test_key_sent_by_sdk_clients_identifies_user(url: str) -> None:

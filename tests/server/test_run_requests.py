@@ -169,7 +169,7 @@ def test_runs_of_thread_can_be_cancelled_by_their_ids(sdk: SyncLangGraphClient, 
     sdk.runs.cancel_many(thread_id="t", run_ids=runs[:2])
     gate.open.set()
     sdk.runs.join("t", runs[2])
-    with pytest.raises(NotFoundError, match="none of the runs"):
+    with pytest.raises(NotFoundError, match="have all ended already"):
         sdk.runs.cancel_many(thread_id="t", run_ids=runs)
     with pytest.raises(NotFoundError, match="has no run 'none'"):
         sdk.runs.cancel_many(thread_id="t", run_ids=["none"])
@@ -232,7 +232,7 @@ def test_cancellation_of_all_runs_leaves_runs_of_others(
 def test_cancellation_without_run_ids_or_status_is_refused(
     sdk: SyncLangGraphClient, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(UnprocessableEntityError, match="a thread_id with run_ids, or a status"):
+    with pytest.raises(UnprocessableEntityError, match="thread_id and run_ids, or status"):
         sdk.runs.cancel_many(**options)
 
 
@@ -241,7 +241,7 @@ def test_cancellation_without_run_ids_or_status_is_refused(
     [
         (
             {"assistant_id": "talk", "feedback_keys": ["k"]},
-            "feedback_keys is ['k'], and this server",
+            "feedback_keys is ['k'], but this server",
         ),
         ({"input": build_input("a" * 100)}, "body.assistant_id is missing"),
         ({"assistant_id": "talk", "after_seconds": -1}, "body.after_seconds is -1: Input should"),
