@@ -379,10 +379,10 @@ def _build_storage_error(
     )
     if cls.__module__ != "builtins" and not isinstance(value, BaseException):
         remedy += (
-            ", or register the type when you open the checkpointer, "
-            f"types=[StoredType({cls.__qualname__}, dump, load)] (docs/threads.md). "
-            "serde=JsonPlusSerializer(pickle_fallback=True) stores it with pickle, which runs code "
-            "from the file when the value is read"
+            f", or register the type with types=[StoredType({cls.__qualname__}, dump, load)] when "
+            "you open the checkpointer (docs/threads.md). Alternatively, "
+            "serde=JsonPlusSerializer(pickle_fallback=True) stores the value with pickle, which "
+            "runs code from the database when the value is read"
         )
     return Unstorable(f"{part_path} is {description}, which cannot be stored: {reason}. {remedy}")
 

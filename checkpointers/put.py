@@ -350,11 +350,15 @@ class CheckpointPut:
                 log = logs.get(channel) or ChannelLog(0, channel)
                 if value.continues_parent and (parent is None or channel not in parent.ranges):
                     thread_id, _, parent_id = self.address
+                    reason = (
+                        "the checkpoint has no parent"
+                        if parent_id is None
+                        else f"the parent checkpoint {parent_id!r} does not contain the list"
+                    )
                     raise UnknownCheckpoint(
-                        f"the list in channel {channel!r} cannot be continued, because the parent "
-                        f"checkpoint {parent_id!r} of thread {thread_id!r} does not contain it. "
-                        "The checkpoint may have been deleted in the meantime; repeat the "
-                        "operation"
+                        f"the list in channel {channel!r} of thread {thread_id!r} cannot be "
+                        f"continued, because {reason}. The parent may have been deleted in the "
+                        "meantime; repeat the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 nodes[channel] = _split_into_known_ranges_and_new_items(

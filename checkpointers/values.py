@@ -569,7 +569,7 @@ class Converter:
                 if self._in_registered:
                     raise
                 reason = f"the value cannot be loaded: {exc}"
-        remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
+        remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for this type"
         _log_that_class_is_read_as_dict(name, reason, remedy)
         return _wrap_fields_of_unavailable_class(
             (_REGISTERED, name, []), payload, is_payload=type(payload) is dict

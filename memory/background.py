@@ -310,7 +310,7 @@ class Background:
             # next iteration queues them.
             except Exception as exc:
                 logger.error(
-                    "background extraction failed and is tried again: %s: %s",
+                    "background extraction failed and will be retried: %s: %s",
                     type(exc).__name__,
                     exc,
                 )

@@ -303,7 +303,7 @@ async def _read_stored_memories_by_changed_key(
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
     """Return why a revision of a memory is not permitted, or "" if it is permitted."""
     if memory is None:
-        return "the memory does not exist anymore"
+        return "the memory no longer exists"
     trust = (memory.provenance.trust if memory.provenance else None) or "user"
     role = revision.candidate.role
     if _TRUST_RANKS.get(trust, 3) <= _TRUST_RANKS[role]:

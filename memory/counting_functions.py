@@ -140,8 +140,8 @@ def find_largest_message_selection_within_budget(
     if largest:
         return largest[0]
     raise refused or BudgetExceeded(
-        f"the required messages take more tokens than max_tokens={max_tokens}, as token_counter= "
-        "counts them; raise max_tokens, or bind fewer tools"
+        f"the required messages have more than max_tokens={max_tokens} tokens, as counted by "
+        "token_counter=; raise max_tokens, or bind fewer tools"
     )
 
 

@@ -371,7 +371,7 @@ def check_messages(messages: Any, value_description: str) -> Messages:
     for number, message in enumerate(messages) if kinds else ():
         if type(message) in kinds:
             raise InvalidMessages(
-                f"{value_description}: expected only langchain messages, but the element at index "
+                f"{value_description}: expected langchain messages, but the element at index "
                 f"{number} is a {type(message).__name__} ({message!r:.80}); convert the elements "
                 "with langchain_core.messages.convert_to_messages"
             )

@@ -88,7 +88,7 @@ _PATHS: Final = "a list of paths like ['text'], or None"
 _BOOLEAN: Final = "True or False"
 _EXPECTED: Final = {
     "index": "'offline', None, or a dict with 'embed'",
-    "key": "16, 24 or 32 bytes, as many in hexadecimal, or None",
+    "key": "16, 24 or 32 bytes, as bytes or as hexadecimal text, or None",
     "ttl": "a dict like {'default_ttl': 60}, in minutes, or None",
     "default_ttl": _MINUTES,
     "sweep_interval_minutes": _MINUTES,

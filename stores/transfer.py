@@ -390,7 +390,7 @@ def _write_versions(
             if state.differing is None:
                 raise refusal
             state.differing.add(row_key)
-            _LOG.warning("skipped with all later versions: %s", refusal)
+            _LOG.warning("skipped this version and all later versions of the item: %s", refusal)
             report += TransferReport(unsuitable=1)
         elif (
             is_own

@@ -172,7 +172,7 @@ def _describe_lone_surrogate(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        return f" contains a lone surrogate ({exc.reason}), so it is not Unicode text"
+        return f" contains a lone surrogate ({exc.reason}), so it is not valid Unicode"
     return ""
 
 

@@ -82,14 +82,14 @@ class Model:
         if (self.name, self.dims) == (opened_with.name, opened_with.dims):
             return EmbedderMismatch(
                 f"the store's vectors are stored as {self.kind}, but the store was opened with "
-                f"vectors={opened_with.kind!r}: open it with vectors={self.kind!r}, or call "
+                f"vectors={opened_with.kind!r}; open it with vectors={self.kind!r}, or call "
                 "reembed() to compute all vectors again"
             )
         return EmbedderMismatch(
             f"the store's vectors come from {self.name!r} ({self.dims} dimensions, {self.kind}), "
             f"but this embedder is {opened_with.name!r} ({opened_with.dims} dimensions, "
-            f"{opened_with.kind}): search by text, open the store with the former embedder, or "
-            "compute all vectors again (reembed)"
+            f"{opened_with.kind}); search with mode='text', open the store with the previous "
+            "embedder, or call reembed() to compute all vectors again"
         )
 
 

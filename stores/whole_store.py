@@ -511,7 +511,7 @@ class ExpiredItemSweeper(threading.Thread):
             try:
                 self._close_batch_of_expired_items()
             except PerdureError:
-                _LOG.exception("expired items could not be swept; the next sweep tries again")
+                _LOG.exception("expired items could not be deleted; the next sweep will retry")
 
 
 class _RetentionBounds(NamedTuple):

@@ -252,7 +252,7 @@ def test_reembed_replaces_vectors_of_another_model(db: Path) -> None:
     refused = invoke_store("search a automobile")
 
     assert isinstance(refused.exception, EmbedderMismatch)
-    assert "search by text" in str(refused.exception)
+    assert "search with mode='text'" in str(refused.exception)
     assert len(run_store_json("search", "a", "car", "--mode", "text")) == 2
     assert run_store("reembed") == "2 items got new vectors\n"
     assert run_store_json("reembed") == {"items": 0}

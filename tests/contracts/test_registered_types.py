@@ -161,7 +161,7 @@ def test_reading_an_unregistered_type_logs_one_warning(
 
 
 def test_refusal_suggests_registering_the_type_before_pickle() -> None:
-    """The error also says that pickle runs code from the file."""
+    """The error also says that pickle runs code from the database."""
     with pytest.raises(Unstorable) as refused:
         encode(CODEC, {"a": [Sheet(["a"])]})
     text = str(refused.value)
@@ -169,7 +169,7 @@ def test_refusal_suggests_registering_the_type_before_pickle() -> None:
     assert "value['a'][0] is a Sheet" in text
     assert "types=[StoredType(Sheet, dump, load)]" in text
     assert text.index("StoredType") < text.index("pickle_fallback=True")
-    assert "runs code from the file" in text
+    assert "runs code from the database" in text
 
 
 # -- pairs of functions that are wrong
