@@ -49,10 +49,10 @@ def test_list_says_if_there_are_more_entries_than_its_limit() -> None:
     run("memories", "add", "I like figs", "My name is Ann", "I live in Ghent")
     shown = invoke("threads", "--limit", "1").stderr, invoke("threads", "--limit", "2").stderr
 
-    assert shown == ("there are more than 1 threads; --limit N lists more\n", "")
+    assert shown == ("there are more than 1 threads; pass --limit N to list more\n", "")
     assert (
         invoke("memories", "list", "--limit", "1").stderr
-        == "2 more memories; --limit N lists more\n"
+        == "2 more memories; pass --limit N to list more\n"
     )
 
 

@@ -106,7 +106,7 @@ def test_filtered_list_is_cut_at_limit_with_a_note(filled_db: str) -> None:
     result = invoke("threads", "--user", "dora", "--limit", "2")
 
     assert len(split_rows(result.stdout)) == 3
-    assert "there are more than 2 threads; --limit N lists more" in result.stderr
+    assert "there are more than 2 threads; pass --limit N to list more" in result.stderr
     assert "more than" not in invoke("threads", "--user", "dora", "--limit", "4").stderr
     assert len(list_thread_ids("--status", "idle", "--limit", "3")) == 3
 

@@ -99,7 +99,7 @@ def list_(
         empty_note = f"{database.user!r} has no memories of the kind {kind!r}"
     _print_memories(matches[:limit], json, empty_note, ids)
     if len(matches) > limit:
-        print_note(f"{len(matches) - limit:,} more memories; --limit N lists more")
+        print_note(f"{len(matches) - limit:,} more memories; pass --limit N to list more")
 
 
 @memories.command()

@@ -141,7 +141,7 @@ def _print_more_note_and_exit_if_no_match(
 ) -> None:
     """Print a note if `has_more` is True. Exit with code 1 if `no_match` is True."""
     if has_more:
-        print_note(f"there are more than {limit} {noun}; --limit N lists more")
+        print_note(f"there are more than {limit} {noun}; pass --limit N to list more")
     if no_match:
         raise typer.Exit(1)
 

@@ -67,7 +67,7 @@ def threads(
         str | None, typer.Option("--user", metavar="NAME", help="List only threads of this user.")
     ] = None,
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="List only threads that wait for an answer.")
+        bool, typer.Option("--waiting", help="List only threads that are waiting for an answer.")
     ] = False,
     status: Annotated[
         Status | None,
@@ -124,7 +124,7 @@ def threads(
     empty_note = _describe_conditions(text, user, status)
     print_rows([row for _, row in pairs], json, columns, rows, ids=("id",), empty_note=empty_note)
     if len(heads) > limit:
-        print_note(f"there are more than {limit} threads; --limit N lists more")
+        print_note(f"there are more than {limit} threads; pass --limit N to list more")
     if empty_note and not pairs:
         raise typer.Exit(1)
 
@@ -308,7 +308,7 @@ def fork(
             raise ConfigurationError(f"the thread {new!r} already exists; pass another id as NEW")
         checkpoint = None if at is None else resolve_checkpoint_id(database, source, at)
         database.saver.copy_thread(source, new, checkpoint_id=checkpoint)
-    print_text(f"{source!r} is copied to {new!r}")
+    print_text(f"copied {source!r} to {new!r}")
 
 
 @app.command()

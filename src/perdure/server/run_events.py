@@ -86,7 +86,9 @@ class StoredEvents:
                     # `STORE_INTERVAL_S` seconds. Log only the type of the error, because its
                     # message may contain user content.
                     error_type = type(exc).__name__
-                    _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
+                    _LOGGER.warning(
+                        "run events could not be stored, and are stored later (%s)", error_type
+                    )
 
     async def _store_pending_events_and_check_if_more(self) -> bool:
         """Store pending events of the recorded runs, in one transaction.
@@ -172,7 +174,7 @@ class StoredEvents:
                 thread_key, seq_range, _compute_event_number_to_read_after(number, seq_range)
             )
         except CorruptRecord as exc:
-            _LOGGER.warning("events of a run are damaged")
+            _LOGGER.warning("the stored events of a run are damaged")
             raise LookupError("the stored events of the run are damaged") from exc
 
     async def empty_outdated_log_and_find_newest_event(

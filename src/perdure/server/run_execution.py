@@ -319,7 +319,9 @@ class RunExecution:
                 self._runs.stop_runs_if_lock_is_lost()
                 # Log only the type of the error, because its message may contain user content.
                 error_type = type(exc).__name__
-                _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
+                _LOGGER.warning(
+                    "the final status of run %s could not be stored (%s)", run.run_id, error_type
+                )
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
                     # An error that retrying cannot fix, such as a damaged thread, ends the run.
                     run.set_failure(exc)

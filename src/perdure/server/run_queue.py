@@ -158,7 +158,8 @@ class DatabaseRuns:
                 # Log only the type of the error, because its message may contain user content.
                 error_type = type(exc).__name__
                 _LOGGER.warning(
-                    "the runs of this process are stopped and loaded again (%s)", error_type
+                    "this process stops its runs and loads them again, after an error (%s)",
+                    error_type,
                 )
                 self._stop_runs_after_lost_lock()
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -389,7 +390,7 @@ class DatabaseRuns:
                         run.changed.clear()
                         await run.changed.wait()
             except Exception:  # A later sweep finds the row of the run.
-                _LOGGER.exception("the end of run %s could not be stored", run.run_id)
+                _LOGGER.exception("the final status of run %s could not be stored", run.run_id)
                 self.runs_by_id.pop(run.run_id, None)
             finally:
                 run.log.close()

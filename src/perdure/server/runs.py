@@ -117,10 +117,12 @@ class Runs:
             except ConfigurationError as exc:
                 # Log the error instead of raising it, because each later request for the tenant
                 # will raise it again.
-                _LOGGER.warning("runs of earlier servers are not continued: %s", exc)
+                _LOGGER.warning("the unfinished runs of earlier servers are not continued: %s", exc)
             except StorageUnavailable as exc:
                 _LOGGER.warning(
-                    "runs of earlier servers are continued when the database is available: %s", exc
+                    "the unfinished runs of earlier servers are continued when the database is "
+                    "available: %s",
+                    exc,
                 )
                 await self.get_database_runs(tenant)
             else:

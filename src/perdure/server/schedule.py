@@ -172,7 +172,8 @@ class Schedule:
                 next_at = await asyncio.to_thread(options.next_time, now)
                 if next_at is not None and await table.reset_next_time(cron, next_at):
                     _LOGGER.warning(
-                        "the due time of cron %s was too late, and was computed again", cron.cron_id
+                        "cron %s had no plausible due time, so a new due time was computed",
+                        cron.cron_id,
                     )
             except Exception as exc:
                 # An error in one cron must not prevent the other crons from being checked. Log only

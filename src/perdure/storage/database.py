@@ -138,7 +138,9 @@ class Job(Promise[T]):
             if self.on_commit is not None:
                 self.on_commit(self.result)
         except Exception:
-            _log.exception("on_commit() failed; the write is stored, on_rollback() is called")
+            _log.exception(
+                "on_commit() failed after the write was committed; calling on_rollback()"
+            )
             self._call_on_rollback()
 
     def finish_with_error(self, error: BaseException) -> None:

@@ -356,12 +356,12 @@ class UntrustedFileGuard:
         if conn.execute(
             f"SELECT 1 FROM {table_name} WHERE {larger} LIMIT 1", (self._max_bytes,)
         ).fetchall():
-            raise self._build_size_error(f"the table {table_name!r} of {self._path!r}")
+            raise self._build_size_error(f"the table {table_name!r} in {self._path!r}")
 
     def _build_size_error(self, location: str) -> StorageError:
         """Build the error for a value that is too large."""
         return StorageError(
             f"{location} has a value of more than {self._max_bytes / _MB:,.0f} MB, "
-            "which is the limit for files from elsewhere; if you trust the file, raise the limit "
+            "which is the limit for untrusted files; if you trust the file, raise the limit "
             "with max_value_bytes=, or 'perdure import --max-value-mb'"
         )
