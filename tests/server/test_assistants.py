@@ -622,7 +622,7 @@ def test_auth_handler_filters_limit_assistants(
         assert run_and_read_seen(b, "tells")["model"] is None
         with pytest.raises(PermissionDeniedError, match="would not be accessible to you"):
             a.assistants.update(at, metadata={"team": "b"})
-        with pytest.raises(PermissionDeniedError, match="may not"):
+        with pytest.raises(PermissionDeniedError, match="is not allowed to perform the action"):
             a.assistants.delete(at)
 
 

@@ -230,7 +230,7 @@ def test_other_vector_encoding_is_refused_with_option_name(tmp_path: Path) -> No
         ]  # without the option, the encoding of the file is used
     with (
         BACKENDS["file"](tmp_path, vectors="int8") as store,
-        pytest.raises(EmbedderMismatch, match=r"with vectors='int8': open it with vectors='float3"),
+        pytest.raises(EmbedderMismatch, match=r"with vectors='int8'; open it with vectors='float3"),
     ):
         store.search(A, query="automobile")
 
