@@ -37,12 +37,12 @@ from perdure.checkpointers.manifest import (
     flatten_ranges,
     group_log_ranges_for_merging_short_ranges,
     iter_positions,
-    join_ranges,
+    join_adjacent_ranges,
     merge_ranges,
     subtract_ranges,
 )
 from perdure.checkpointers.merge import Merge
-from perdure.checkpointers.put import Node, SplitValue, TaskWrites
+from perdure.checkpointers.put import SplitValue, TaskWrites, ValueToStore
 from perdure.checkpointers.records import build_row_key, compute_content_hash, item_associated_data
 from perdure.checkpointers.values import pack
 from perdure.storage.database import Watch
@@ -86,7 +86,7 @@ class Additions:
     def set_channel_references(
         self,
         snapshot: Snapshot,
-        nodes: dict[str, Node | None],
+        values_to_store: dict[str, ValueToStore | None],
         parent: Snapshot | None,
         merge: Merge | None,
     ) -> None:
@@ -94,19 +94,19 @@ class Additions:
 
         Args:
             snapshot: The checkpoint, without references.
-            nodes: The values of the channels; None means the value of the parent.
+            values_to_store: The values of the channels; None means the value of the parent.
             parent: The parent of the checkpoint, or None.
             merge: The channels that are taken over from the head, or None.
         """
         if parent is not None:
             snapshot.transcript.update(parent.transcript)
-        for channel, node in nodes.items():
-            if isinstance(node, SplitValue):
+        for channel, value_to_store in values_to_store.items():
+            if isinstance(value_to_store, SplitValue):
                 snapshot.references[channel] = self.append_value_to_log(
-                    channel, node, snapshot, parent
+                    channel, value_to_store, snapshot, parent
                 )
-            elif node is not None:
-                snapshot.references[channel] = node
+            elif value_to_store is not None:
+                snapshot.references[channel] = value_to_store
             elif parent is not None:
                 snapshot.inherit_channel(channel, parent)
         if parent is not None:
@@ -120,44 +120,46 @@ class Additions:
             merge.copy_head_channels_into(snapshot)
 
     def append_value_to_log(
-        self, channel: str, node: SplitValue, snapshot: Snapshot, parent: Snapshot | None
+        self, channel: str, split_value: SplitValue, snapshot: Snapshot, parent: Snapshot | None
     ) -> ValueReference:
         """Append the new items of a channel's value to the channel's log.
 
         Return the reference that the checkpoint stores for the value.
         """
-        if node.update is not None:
-            ref = self._append_delta_update_to_log(channel, node.update, snapshot, parent)
-            if node.undivided is None:
+        if split_value.update is not None:
+            ref = self._append_delta_update_to_log(channel, split_value.update, snapshot, parent)
+            if split_value.undivided is None:
                 return ref
             snapshot.ranges.pop(channel, None)
-            if isinstance(node.undivided, bytes):
-                return node.undivided
-            return self.append_value_to_log(channel, node.undivided, snapshot, parent)
+            if isinstance(split_value.undivided, bytes):
+                return split_value.undivided
+            return self.append_value_to_log(channel, split_value.undivided, snapshot, parent)
         log = self.thread.logs_by_channel[channel]
         first_new_position = log.next_position
         kept_ranges, other_ranges = (
-            node.kept_ranges,
-            self._append_parts_to_log(log, node.parts) if node.parts else [],
+            split_value.kept_ranges,
+            self._append_parts_to_log(log, split_value.parts) if split_value.parts else [],
         )
-        ranges = join_ranges([*kept_ranges, *other_ranges]) if other_ranges else kept_ranges
-        if node.kind == ITEM:
+        ranges = (
+            join_adjacent_ranges([*kept_ranges, *other_ranges]) if other_ranges else kept_ranges
+        )
+        if split_value.kind == ITEM:
             item = [ITEM, log.key, ranges[0][0]]
-            return [SNAPSHOT, item] if node.is_snapshot else item
+            return [SNAPSHOT, item] if split_value.is_snapshot else item
         parent_transcript = parent.transcript.get(channel) if parent is not None else None
         if parent_transcript is None or parent_transcript[0] != log.key:
             transcript = drop_repeated_positions(ranges)
-        elif node.repeated_items:
+        elif split_value.repeated_items:
             repeated_positions = [
                 position
-                for item in node.repeated_items
-                if (position := log.find_position(item)) is not None
+                for item in split_value.repeated_items
+                if (position := log.find_item_position(item)) is not None
             ]
             new_ranges = subtract_ranges(
                 other_ranges,
                 merge_ranges((position, position + 1) for position in repeated_positions),
             )
-            transcript = _extend_transcript(
+            transcript = _extend_transcript_ranges(
                 log, parent_transcript[1], new_ranges, first_new_position
             )
         # The value is the parent's whole transcript followed by new items, so it is also the new
@@ -168,7 +170,7 @@ class Additions:
         ):
             transcript = ranges
         else:
-            transcript = _extend_transcript(
+            transcript = _extend_transcript_ranges(
                 log, parent_transcript[1], other_ranges, first_new_position
             )
         value_ranges = self._reduce_range_count(log, ranges)
@@ -177,8 +179,8 @@ class Additions:
             log.key,
             value_ranges if transcript == ranges else self._reduce_range_count(log, transcript),
         )
-        ref = [node.kind, log.key, flatten_ranges(value_ranges)]
-        return [SNAPSHOT, ref] if node.is_snapshot else ref
+        ref = [split_value.kind, log.key, flatten_ranges(value_ranges)]
+        return [SNAPSHOT, ref] if split_value.is_snapshot else ref
 
     def _append_delta_update_to_log(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
@@ -187,12 +189,12 @@ class Additions:
 
         Return the reference that the checkpoint stores for the channel's value.
         """
-        log, entry_positions = self.thread.logs_by_channel[channel], list[int | None]()
+        log, change_positions = self.thread.logs_by_channel[channel], list[int | None]()
         first_new_position = log.next_position
-        for entry in update.entries:
-            item, position = entry.item, None
+        for change in update.changes:
+            item, position = change.item, None
             if item is not None:
-                position = None if entry.is_new else log.find_position(item)
+                position = None if change.is_new else log.find_item_position(item)
                 if position is None:
                     position = log.assign_next_position(item)
                     self._add_row(
@@ -200,30 +202,30 @@ class Additions:
                     )
                     self.items.append((log, position, item))
                 self.positions_by_item[channel, item] = position
-            entry_positions.append(position)
+            change_positions.append(position)
         transcript_positions = [
-            entry_position
-            for entry, entry_position in zip(update.entries, entry_positions, strict=True)
-            if entry_position is not None and entry.item not in update.repeated
+            change_position
+            for change, change_position in zip(update.changes, change_positions, strict=True)
+            if change_position is not None and change.item not in update.repeated
         ]
-        new_ranges = join_ranges(
-            (entry_position, entry_position + 1) for entry_position in transcript_positions
+        new_ranges = join_adjacent_ranges(
+            (change_position, change_position + 1) for change_position in transcript_positions
         )
         # The transcript already contains the items of the channel's value at the parent checkpoint,
         # possibly in a different encoding.
-        if update.base:
+        if update.parent_ranges:
             new_ranges = subtract_ranges(
                 new_ranges,
-                merge_ranges(_replace_alias_positions_by_item_positions(log, update.base)),
+                merge_ranges(_replace_alias_positions_by_item_positions(log, update.parent_ranges)),
             )
         parent_transcript = parent.transcript.get(channel) if parent is not None else None
-        transcript = _extend_transcript(
+        transcript = _extend_transcript_ranges(
             log, parent_transcript[1] if parent_transcript else [], new_ranges, first_new_position
         )
         snapshot.transcript[channel] = (log.key, self._reduce_range_count(log, transcript))
-        if update.base is None:
+        if update.parent_ranges is None:
             return [DELTA, update.kind]
-        value_ranges = update.compute_log_ranges_of_updated_value(entry_positions)
+        value_ranges = update.compute_log_ranges_of_updated_value(change_positions)
         stored_ranges = (
             snapshot.transcript[channel][1]
             if value_ranges == transcript
@@ -258,7 +260,11 @@ class Additions:
         return [
             index,
             channel,
-            [LOG_KIND_BY_INLINE_KIND[ref[0]], log_ranges[0], flatten_ranges(join_ranges(ranges))],
+            [
+                LOG_KIND_BY_INLINE_KIND[ref[0]],
+                log_ranges[0],
+                flatten_ranges(join_adjacent_ranges(ranges)),
+            ],
         ]
 
     def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
@@ -288,7 +294,7 @@ class Additions:
                     self.items.append((log, position, part))
                 part = position, position + 1
             ranges.append(part)
-        return join_ranges(ranges)
+        return join_adjacent_ranges(ranges)
 
     def _add_row(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
         body = self.seal.seal(data, item_associated_data(self.thread_id, log.name, position))
@@ -317,7 +323,7 @@ class Additions:
                 self.aliases.append((log, log.next_alias, origin))
                 log.next_alias += 1
             limited.append((start, log.next_alias))
-        return join_ranges(limited)
+        return join_adjacent_ranges(limited)
 
     def build_statements(self) -> list[Statement]:
         """Build the statements that insert the new log items and aliases."""
@@ -392,9 +398,9 @@ class PlannedTransaction:
             self.head.epoch, self.head.is_uncommitted = self.watch.epoch, False
             cache.mark_thread_used(self.thread_id)
         if self.written_row is not None:
-            self._cache_written_row(*self.written_row)
+            self._cache_row_of_pending_writes(*self.written_row)
         if self.remaining_keys:
-            cache.keys.replace_keys(self.remaining_keys)
+            cache.keys.replace_reserved_row_keys(self.remaining_keys)
         if self.replaces_checkpoint:
             cache.drop_thread(self.thread_id)
         elif self.is_thread_read:
@@ -411,7 +417,7 @@ class PlannedTransaction:
                 *(self.thread_id, self.snapshot.checkpoint_id),
             )
 
-    def _cache_written_row(
+    def _cache_row_of_pending_writes(
         self, checkpoint_ns: str, checkpoint_id: str, task_id: str, row: Row
     ) -> None:
         """Cache a row of pending writes if the writes belong to the cached head."""
@@ -423,24 +429,24 @@ class PlannedTransaction:
             head.write_rows[task_id] = row
 
 
-def _extend_transcript(
-    log: ChannelLog, former_ranges: Ranges, new_ranges: Ranges, first_new_position: int
+def _extend_transcript_ranges(
+    log: ChannelLog, transcript_ranges: Ranges, new_value_ranges: Ranges, first_new_position: int
 ) -> Ranges:
     """Return a transcript's log ranges, extended with the new items of a channel's value.
 
     Args:
         log: The log.
-        former_ranges: The ranges of the transcript of the parent.
-        new_ranges: The ranges of the value, without the part at its beginning that the value of the
-            parent has as well.
+        transcript_ranges: The ranges of the transcript of the parent.
+        new_value_ranges: The ranges of the value, without the part at its beginning that the value
+            of the parent has as well.
         first_new_position: The log position of the first item that this transaction appends.
     """
-    if any(start < first_new_position or start >= ALIASES for start, _ in new_ranges):
-        new_ranges = subtract_ranges(
-            _replace_alias_positions_by_item_positions(log, new_ranges),
-            merge_ranges(_replace_alias_positions_by_item_positions(log, former_ranges)),
+    if any(start < first_new_position or start >= ALIASES for start, _ in new_value_ranges):
+        new_value_ranges = subtract_ranges(
+            _replace_alias_positions_by_item_positions(log, new_value_ranges),
+            merge_ranges(_replace_alias_positions_by_item_positions(log, transcript_ranges)),
         )
-    return join_ranges([*former_ranges, *drop_repeated_positions(new_ranges)])
+    return join_adjacent_ranges([*transcript_ranges, *drop_repeated_positions(new_value_ranges)])
 
 
 def _replace_alias_positions_by_item_positions(log: ChannelLog, log_ranges: Ranges) -> Ranges:
@@ -453,7 +459,7 @@ def _replace_alias_positions_by_item_positions(log: ChannelLog, log_ranges: Rang
             # Use `__getitem__` rather than `get`, so that an alias that is not cached raises
             # KeyError instead of being mistaken for an item.
             originals += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
-    return join_ranges(originals)
+    return join_adjacent_ranges(originals)
 
 
 def cache_pending_writes(

@@ -160,7 +160,7 @@ def check_thread_ids(thread_ids: object) -> list[str]:
     return [check_thread_id(value) for value in _check_list_items("thread_ids", thread_ids)]
 
 
-def check_texts(argument_name: str, values: object) -> list[str]:
+def check_storable_texts(argument_name: str, values: object) -> list[str]:
     """Check that a value is an iterable of strings, and return the strings as a list.
 
     Error messages contain `argument_name`.

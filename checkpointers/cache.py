@@ -154,7 +154,7 @@ class ChannelLog:
             )
         return len(originals) == count_positions(ranges)
 
-    def find_position(self, item: bytes) -> int | None:
+    def find_item_position(self, item: bytes) -> int | None:
         """Return the log position of an item that equals `item`, or None.
 
         The search covers cached items as well as new items that are planned but not yet committed.
@@ -169,25 +169,25 @@ class ChannelLog:
         """Cache an item, and return the number of bytes added to the cache."""
         if position in self.items:
             return 0
-        # If the index is out of date, the next call to `find_position` adds the missing items.
+        # If the index is out of date, the next call to `find_item_position` adds the missing items.
         if self._indexed == len(self.items):
             self._index.setdefault(item, position)
             self._indexed += 1
         self.items[position] = item
         return len(item) + _ITEM_OVERHEAD
 
-    def find_stored_position(self, item: bytes) -> int | None:
+    def find_committed_item_position(self, item: bytes) -> int | None:
         """Return the log position of a cached item that equals `item`, or None.
 
         The search ignores items that are planned but not yet committed.
         """
-        position = self.find_position(item)
+        position = self.find_item_position(item)
         if position is None or self.items.get(position) != item:
             return None
         return position
 
     def assign_next_position(self, item: bytes) -> int:
-        """Assign the next log position to a new item, and index the item for `find_position`."""
+        """Assign the next log position to a new item, and index it for `find_item_position`."""
         position = self.next_position
         self.next_position += 1
         self.planned_count += 1
@@ -443,11 +443,11 @@ class KeyBlock:
         with self._lock:
             self._left = []
 
-    def replace_keys(self, new_keys: list[int]) -> None:
-        """Replace the reserved keys with `new_keys`, unless a later reservation already did so."""
+    def replace_reserved_row_keys(self, new_row_keys: list[int]) -> None:
+        """Replace the reserved keys by `new_row_keys`, unless a later reservation already did."""
         with self._lock:
-            if new_keys > self._left:
-                self._left = new_keys
+            if new_row_keys > self._left:
+                self._left = new_row_keys
 
 
 class Cache:

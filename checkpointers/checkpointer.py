@@ -22,7 +22,7 @@ from perdure.checkpointers.address import (
     build_address,
     check_has_time_zone,
     check_optional_text,
-    check_texts,
+    check_storable_texts,
     check_thread_id,
 )
 from perdure.checkpointers.codec import Codec
@@ -394,7 +394,9 @@ class Checkpointer(CheckpointSaver):
                 including copies of the thread of a run.
         """
         thread_id = None if thread_id is None else check_thread_id(thread_id)
-        self._maintenance.delete_checkpoints_of_runs(check_texts("run_ids", run_ids), thread_id)
+        self._maintenance.delete_checkpoints_of_runs(
+            check_storable_texts("run_ids", run_ids), thread_id
+        )
 
     async def adelete_for_runs(
         self, run_ids: Sequence[str], *, thread_id: str | None = None
@@ -436,7 +438,7 @@ class Checkpointer(CheckpointSaver):
         )  # langgraph.types is slow to import
 
         thread_id = check_thread_id(thread_id)
-        ids = None if message_ids is None else check_texts("message_ids", message_ids)
+        ids = None if message_ids is None else check_storable_texts("message_ids", message_ids)
         arguments = self._reader, self._maintenance, thread_id, ids
         report = self._maintenance.delete_and_drop_cached_thread(
             thread_id, lambda: erase_from_thread(*arguments)
@@ -509,7 +511,10 @@ class Checkpointer(CheckpointSaver):
         Raises:
             ConfigurationError: `moment` has no time zone.
         """
-        thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
+        thread_id, ids = (
+            check_thread_id(thread_id),
+            check_storable_texts("message_ids", message_ids),
+        )
         after = check_has_time_zone("moment", moment).timestamp()
         arguments = thread_id, channel, ids, after, config
         return self._read(

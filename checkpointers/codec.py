@@ -30,7 +30,7 @@ from pydantic import BaseModel
 from perdure.checkpointers.messages import (
     CLASSES,
     is_message_unchanged_by_validation,
-    pack_message_in_class_order,
+    pack_message_in_declared_field_order,
     pack_messages_if_all_plain,
     unpack_messages,
 )
@@ -82,7 +82,7 @@ class Codec:
 
     Attributes:
         former_names: Tables that map present names of classes to earlier names, for
-            `iter_former_encodings`.
+            `iter_encodings_with_former_class_names`.
     """
 
     def __init__(self, serde: SerializerProtocol, types: StoredTypes = NO_TYPES) -> None:
@@ -113,7 +113,7 @@ class Codec:
         if value is None and self.packs_messages:
             return _NULL
         if not self.packs_messages or isinstance(value, _SERIALIZER_TYPES):
-            return self._encode_or_explain(value, get_path)
+            return self._encode_or_raise_error_with_path(value, get_path)
         if isinstance(value, BaseMessage):
             return self.encode_for_storage(
                 value, self.encode_for_comparison([value], lambda _: get_path())[0], get_path
@@ -122,7 +122,7 @@ class Codec:
             return _PLAIN + pack(value)
         # A part of the value is not plain data.
         except TypeError:
-            return self._encode_or_explain(value, get_path, exact=exact)
+            return self._encode_or_raise_error_with_path(value, get_path, exact=exact)
 
     def _decode_and_reencode_message(self, encoded_message: bytes) -> bytes:
         """Decode an encoded message, encode it again, and return the resulting bytes."""
@@ -130,13 +130,13 @@ class Codec:
             return encoded_message
         value = self.decode(encoded_message)
         packed = (
-            _encode_if_all_plain([value])
+            _encode_values_if_all_plain_data([value])
             if isinstance(value, BaseMessage) and is_message_unchanged_by_validation(value)
             else None
         )
         return packed[0] if packed else self._encode_value_without_wrapping_errors(value)
 
-    def _encode_or_explain(
+    def _encode_or_raise_error_with_path(
         self, value: Any, get_path: Callable[[], str], *, exact: bool = False
     ) -> bytes:
         """Encode a value, or raise an error that identifies the part that cannot be stored."""
@@ -179,7 +179,7 @@ class Codec:
         try:
             if stored[:1] == MESSAGE:
                 return unpack_messages([stored])[0]
-            name, data = _split_form_tag(stored)
+            name, data = _split_form_name_and_data(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
                 f"a stored value of {len(stored)} bytes has an unknown format and is damaged; "
@@ -201,7 +201,7 @@ class Codec:
         try:
             if form_name == "msgpack" and self._allowlist is not None:
                 return Converter(self._allowlist).unpack(data)
-            with _collect_refused_types() as blocked:
+            with _collect_types_rejected_by_serializer() as blocked:
                 value = self.serde.loads_typed((form_name, data))
         except TypeNotAllowed as exc:
             raise _build_forbidden_type_error(exc.name, "a stored value") from exc
@@ -236,24 +236,27 @@ class Codec:
             get_path: A function that returns the path of a value, given its index in `values`.
                 Error messages contain the path.
         """
-        if self.packs_messages and (packed := _encode_if_all_plain(values)) is not None:
+        if self.packs_messages and (packed := _encode_values_if_all_plain_data(values)) is not None:
             return packed
         return [
-            self._encode_one_for_comparison(value, get_path, index)
+            self._encode_value_for_comparison(value, get_path, index)
             for index, value in enumerate(values)
         ]
 
-    def _encode_one_for_comparison(
+    def _encode_value_for_comparison(
         self, value: Any, get_path: Callable[[int], str], index: int
     ) -> bytes:
         """Encode one value for comparison; see `encode_for_comparison`."""
-        if self.packs_messages and (packed := _encode_if_all_plain([value])) is not None:
+        if (
+            self.packs_messages
+            and (packed := _encode_values_if_all_plain_data([value])) is not None
+        ):
             return packed[0]
         # Convert a bytearray to bytes, because the serializer does the same to a bytearray in a
         # list.
         if type(value) is bytearray:
             value = bytes(value)
-        return self._encode_or_explain(value, lambda: get_path(index))
+        return self._encode_or_raise_error_with_path(value, lambda: get_path(index))
 
     def encode_for_storage(
         self, value: Any, encoding_for_comparison: bytes, get_path: Callable[[], str]
@@ -276,11 +279,13 @@ class Codec:
             # Equal messages must be encoded as equal bytes, regardless of the order of their
             # fields.
             if is_message_unchanged_by_validation(value):
-                return pack_message_in_class_order(value) or encoding_for_comparison
-            encoding_for_comparison = self._encode_or_explain(value, get_path)
+                return pack_message_in_declared_field_order(value) or encoding_for_comparison
+            encoding_for_comparison = self._encode_or_raise_error_with_path(value, get_path)
         return self._decode_and_reencode_message(encoding_for_comparison)
 
-    def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
+    def iter_encodings_with_former_class_names(
+        self, value: Any, current_encoding: bytes
+    ) -> Iterator[bytes]:
         """Yield the encodings that a value would have under the former names of its classes.
 
         These encodings are used to find items that were stored before a class was renamed. Without
@@ -288,13 +293,13 @@ class Codec:
         second time.
         """
         for names in self.former_names:
-            if not any(name.encode() in stored for _, name in names):
+            if not any(name.encode() in current_encoding for _, name in names):
                 continue
             # Ignore errors, because the value has already been encoded under its current class
             # names. The thread can be stored even if an encoding under earlier class names fails.
             with suppress(Exception):
                 former = _PLAIN + Converter(self._allowlist, former=names).pack(value)  # type: ignore[arg-type]
-                if former != stored:
+                if former != current_encoding:
                     yield former
 
     def decode_all(self, stored: Sequence[bytes]) -> list[Any]:
@@ -314,7 +319,7 @@ class Codec:
         return [*map(self.decode, stored)]
 
 
-def _encode_if_all_plain(values: Sequence[Any]) -> list[bytes] | None:
+def _encode_values_if_all_plain_data(values: Sequence[Any]) -> list[bytes] | None:
     """Encode values on a fast path if all are plain data, or return None otherwise.
 
     Either all values must be messages whose fields are plain data, or all values must be plain data
@@ -338,7 +343,7 @@ def _prepend_form_tag(form_name: str, data: bytes) -> bytes:
     return bytes((_OTHER_FORM, len(text))) + text + data
 
 
-def _split_form_tag(stored: bytes) -> tuple[str, bytes]:
+def _split_form_name_and_data(stored: bytes) -> tuple[str, bytes]:
     code = stored[0]
     if code == _OTHER_FORM:
         end = 2 + stored[1]
@@ -422,7 +427,7 @@ register_serde_event_listener(_record_refused_type)
 
 
 @contextmanager
-def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
+def _collect_types_rejected_by_serializer() -> Iterator[list[tuple[str, str]]]:
     """Yield a list that collects the types the serializer rejects during the `with` block."""
     _refused.names = names = list[tuple[str, str]]()
     try:

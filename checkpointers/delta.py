@@ -22,7 +22,14 @@ from langchain_core.messages import BaseMessage, RemoveMessage, convert_to_messa
 
 from perdure.checkpointers.cache import ChannelLog, PendingTask
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges, iter_positions, join_ranges
+from perdure.checkpointers.manifest import (
+    DICT,
+    LIST,
+    Range,
+    Ranges,
+    iter_positions,
+    join_adjacent_ranges,
+)
 
 COUNTERS: Final = "counters_since_delta_snapshot"
 """The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
@@ -34,16 +41,16 @@ _PAIR_KEYS: Final = frozenset({str, int})
 _NUMBERS: Final = frozenset({int, float, bool})
 
 
-class Entry(NamedTuple):
+class ChannelChange(NamedTuple):
     """One change that a write makes to a channel's value, such as adding or removing an item.
 
     Attributes:
-        item: The bytes of an added item, or None if the entry removes something.
+        item: The bytes of an added item, or None if the change removes something.
         message_id: The id of the message that is added, replaced or removed.
         message: The message that is added.
-        clears: Whether the entry removes everything before it.
+        clears: Whether the change removes everything before it.
         is_new: Whether to add the item even if the log contains an equal item. A message without
-            an id is added again, because two writes repeat it on purpose. After an entry that
+            an id is added again, because two writes repeat it on purpose. After a change that
             clears the channel, the message is not added again, because a node restores it.
     """
 
@@ -54,31 +61,46 @@ class Entry(NamedTuple):
     is_new: bool = False
 
 
+class _UnwrappedWrite(NamedTuple):
+    """A written value, without the `Overwrite` that may wrap it.
+
+    Attributes:
+        is_overwrite: Whether the written value was an `Overwrite`.
+        value: The unwrapped value.
+        elements: The elements of a list. For any other value, the value itself, or nothing if the
+            value is None.
+    """
+
+    is_overwrite: bool
+    value: Any
+    elements: list[Any]
+
+
 @dataclass(slots=True)
 class ChannelUpdate:
     """The changes that one superstep makes to a channel's value.
 
     Attributes:
         kind: DICT if the items are `[key, value]` pairs, otherwise LIST.
-        entries: The changes, in the order in which langgraph applies them.
+        changes: The changes, in the order in which langgraph applies them.
         is_messages: Whether all items are messages.
-        base: The ranges of the parent's value, or None if that value is unknown.
-        positions_by_id: The position in the log of each message of `base` whose id occurs in
-            `entries`, by id.
+        parent_ranges: The ranges of the parent's value, or None if that value is unknown.
+        positions_by_id: The position in the log of each message in `parent_ranges` whose id occurs
+            in `changes`, by id.
         repeated: Items that are not added to the transcript, because it has the same message.
     """
 
     kind: int
-    entries: list[Entry]
+    changes: list[ChannelChange]
     is_messages: bool
-    base: Ranges | None
+    parent_ranges: Ranges | None
     positions_by_id: Mapping[str, int] = field(default_factory=dict)
     repeated: frozenset[bytes] = frozenset()
 
     @property
     def clears(self) -> bool:
-        """Whether the update contains an entry that removes all earlier items of the channel."""
-        return any(entry.clears for entry in self.entries)
+        """Whether the update contains a change that removes all earlier items of the channel."""
+        return any(change.clears for change in self.changes)
 
     def list_added_items_as_bytes_or_log_range(self, log: ChannelLog) -> list[bytes | Range]:
         """Return the added items in order: new items as bytes, existing items as log ranges.
@@ -87,10 +109,10 @@ class ChannelUpdate:
         Items that are not yet in the log are returned as bytes.
         """
         parts: list[bytes | Range] = []
-        for entry in self.entries:
-            if entry.item is not None:
-                position = None if entry.is_new else log.find_position(entry.item)
-                parts.append(entry.item if position is None else (position, position + 1))
+        for change in self.changes:
+            if change.item is not None:
+                position = None if change.is_new else log.find_item_position(change.item)
+                parts.append(change.item if position is None else (position, position + 1))
         return parts
 
     def compute_log_ranges_of_updated_value(
@@ -99,32 +121,34 @@ class ChannelUpdate:
         """Return the log ranges of the channel's value after this update is applied.
 
         Args:
-            added_log_positions: For each entry, the log position of the item that the entry
+            added_log_positions: For each change, the log position of the item that the change
                 adds, or None if it adds nothing.
         """
-        base = self.base or []
-        ids = [entry.message_id for entry in self.entries if entry.message_id is not None]
+        base = self.parent_ranges or []
+        ids = [change.message_id for change in self.changes if change.message_id is not None]
         if not self.positions_by_id and None not in added_log_positions and len({*ids}) == len(ids):
-            return join_ranges([*base, *((p, p + 1) for p in added_log_positions if p is not None)])
+            return join_adjacent_ranges(
+                [*base, *((p, p + 1) for p in added_log_positions if p is not None)]
+            )
         value: list[int | None] = [*iter_positions(base)]
         order = {position: number for number, position in enumerate(value)}
         numbers = {
             message_id: order[position] for message_id, position in self.positions_by_id.items()
         }
-        for entry, position in zip(self.entries, added_log_positions, strict=True):
-            if entry.clears:
+        for change, position in zip(self.changes, added_log_positions, strict=True):
+            if change.clears:
                 value, numbers = [], {}
             elif position is None:
-                number = numbers.pop(entry.message_id or "", None)
+                number = numbers.pop(change.message_id or "", None)
                 if number is not None:
                     value[number] = None
-            elif entry.message_id in numbers:
-                value[numbers[entry.message_id]] = position
+            elif change.message_id in numbers:
+                value[numbers[change.message_id]] = position
             else:
-                if entry.message_id is not None:
-                    numbers[entry.message_id] = len(value)
+                if change.message_id is not None:
+                    numbers[change.message_id] = len(value)
                 value.append(position)
-        return join_ranges((p, p + 1) for p in value if p is not None)
+        return join_adjacent_ranges((p, p + 1) for p in value if p is not None)
 
 
 @dataclass(slots=True)
@@ -151,7 +175,7 @@ def plan_channel_update(
     codec: Codec,
     channel: str,
     values: Sequence[Any],
-    base: Ranges | None,
+    parent_ranges: Ranges | None,
     has_messages: bool | None,
 ) -> ChannelUpdate:
     """Build a `ChannelUpdate` from the values that tasks wrote to a `DeltaChannel`.
@@ -161,30 +185,30 @@ def plan_channel_update(
         channel: The name of the channel. In the channel "messages", every value that can be
             converted to messages is treated as messages.
         values: The written values, in the order in which langgraph applies them.
-        base: The ranges of the parent's value, or None if that value is unknown.
+        parent_ranges: The ranges of the parent's value, or None if that value is unknown.
         has_messages: Whether the channel contained messages before; None if it was empty.
     """
-    writes = [_parse_overwrite_flag_value_and_elements(value) for value in values]
-    parts = [part for _, _, write in writes for part in write]
+    writes = [_unwrap_written_value(value) for value in values]
+    parts = [part for write in writes for part in write.elements]
     if has_messages is not False and (
         has_messages
         or channel == "messages"
         or any(isinstance(part, BaseMessage) for part in parts)
     ):
-        converted = [_try_converting_write_to_messages(write) for _, _, write in writes]
+        converted = [_try_converting_to_messages(write.elements) for write in writes]
         if None not in converted:
-            entries_of_messages = _build_message_entries(codec, channel, writes, converted)
-            return ChannelUpdate(LIST, entries_of_messages, True, base)
-    entries, kind = list[Entry](), LIST
-    for overwrites, value, write in writes:
-        if overwrites:
-            entries.append(Entry(clears=True))
-        items = [part for part in write if not isinstance(part, RemoveMessage)]
+            message_changes = _build_message_changes(codec, channel, writes, converted)
+            return ChannelUpdate(LIST, message_changes, True, parent_ranges)
+    changes, kind = list[ChannelChange](), LIST
+    for is_overwrite, value, elements in writes:
+        if is_overwrite:
+            changes.append(ChannelChange(clears=True))
+        items = [part for part in elements if not isinstance(part, RemoveMessage)]
         if type(value) is dict:
             kind = DICT
             items = list_pairs_of_dict_with_str_or_int_keys(value) or items
-        entries += map(Entry, _encode_items(codec, channel, items))
-    return ChannelUpdate(kind, entries, False, None)
+        changes += map(ChannelChange, _encode_items(codec, channel, items))
+    return ChannelUpdate(kind, changes, False, None)
 
 
 def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
@@ -195,38 +219,35 @@ def list_pairs_of_dict_with_str_or_int_keys(value: dict[Any, Any]) -> list[Any]:
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
-def _parse_overwrite_flag_value_and_elements(value: Any) -> tuple[bool, Any, list[Any]]:
-    """Unwrap a value if it is an `Overwrite`.
-
-    Return whether the value was an `Overwrite`, the unwrapped value, and the list of its elements.
-    """
-    overwrites = False
+def _unwrap_written_value(value: Any) -> _UnwrappedWrite:
+    """Unwrap a value if it is an `Overwrite`, and list its elements."""
+    is_overwrite = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
-        overwrites, value = True, value[_OVERWRITE]
+        is_overwrite, value = True, value[_OVERWRITE]
     elif type(value).__name__ == "Overwrite" and type(value).__module__ == "langgraph.types":
-        overwrites, value = True, value.value
+        is_overwrite, value = True, value.value
     if type(value) is list and not (value and _NUMBERS.issuperset(map(type, value))):
-        return overwrites, value, value
-    return overwrites, value, [] if value is None else [value]
+        return _UnwrappedWrite(is_overwrite, value, value)
+    return _UnwrappedWrite(is_overwrite, value, [] if value is None else [value])
 
 
-def _try_converting_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
-    """Convert a value to messages as langgraph's reducers do, or return None if that fails."""
+def _try_converting_to_messages(written_elements: list[Any]) -> list[BaseMessage] | None:
+    """Convert elements to messages as langgraph's reducers do, or return None if that fails."""
     try:
-        return convert_to_messages(write)
+        return convert_to_messages(written_elements)
     # langchain-core raises errors of many types for values that are not messages.
     except Exception:
         return None
 
 
-def _build_message_entries(
-    codec: Codec, channel: str, writes: Sequence[Any], messages_by_write: Sequence[Any]
-) -> list[Entry]:
-    """Build the entries for written messages."""
-    entries, is_cleared = list[Entry](), False
-    for (overwrites, _, _), messages in zip(writes, messages_by_write, strict=True):
-        if overwrites:
-            entries.append(Entry(clears=True))
+def _build_message_changes(
+    codec: Codec, channel: str, writes: Sequence[_UnwrappedWrite], messages_by_write: Sequence[Any]
+) -> list[ChannelChange]:
+    """Build the changes that written messages make to a channel's value."""
+    changes, is_cleared = list[ChannelChange](), False
+    for write, messages in zip(writes, messages_by_write, strict=True):
+        if write.is_overwrite:
+            changes.append(ChannelChange(clears=True))
             is_cleared = True
         added = [message for message in messages if not isinstance(message, RemoveMessage)]
         items = iter(_encode_items(codec, channel, added))
@@ -234,13 +255,13 @@ def _build_message_entries(
             message_id = message.id or None
             if not isinstance(message, RemoveMessage):
                 is_new = message_id is None and not is_cleared
-                entries.append(Entry(next(items), message_id, message, is_new=is_new))
+                changes.append(ChannelChange(next(items), message_id, message, is_new=is_new))
             elif message_id == _REMOVE_ALL:
-                entries.append(Entry(clears=True))
+                changes.append(ChannelChange(clears=True))
                 is_cleared = True
             else:
-                entries.append(Entry(message_id=message_id))
-    return entries
+                changes.append(ChannelChange(message_id=message_id))
+    return changes
 
 
 def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[bytes]:
@@ -301,18 +322,18 @@ def find_items_with_newly_assigned_ids(
     for message in transcript_messages:
         if isinstance(message, BaseMessage) and not message.id:
             unmatched.index_message(message)
-    for entry in update.entries:
-        is_cleared = is_cleared or entry.clears
-        if entry.item is None:
+    for change in update.changes:
+        is_cleared = is_cleared or change.clears
+        if change.item is None:
             continue
         if (
-            entry.message_id
+            change.message_id
             and is_cleared
-            and unmatched.pop_matching_index(entry.message) is not None
+            and unmatched.pop_matching_index(change.message) is not None
         ):
-            restored.add(entry.item)
-        elif not entry.message_id and not is_cleared:
-            unmatched.index_message(entry.message)
+            restored.add(change.item)
+        elif not change.message_id and not is_cleared:
+            unmatched.index_message(change.message)
     return frozenset(restored)
 
 

@@ -34,12 +34,12 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, CheckpointPut, build_title
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import decrypt_writes, unpack_id
+from perdure.checkpointers.records import decode_stored_id, decrypt_writes
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.storage.flow import Flow, Row
 
 
-def find_cached_delta_writes(
+def find_cached_delta_channel_writes(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
 ) -> DeltaWrites | None:
     """Build the `DeltaWrites` of a new checkpoint from cached data only.
@@ -50,7 +50,7 @@ def find_cached_delta_writes(
     rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.delta_channels:
         return None
-    flow = read_delta_writes(reader, put, thread, head, parent, [*(rows or {}).values()])
+    flow = read_delta_channel_writes(reader, put, thread, head, parent, [*(rows or {}).values()])
     try:
         flow.send(None)
     except StopIteration as done:
@@ -59,7 +59,7 @@ def find_cached_delta_writes(
     return None
 
 
-def read_delta_writes(
+def read_delta_channel_writes(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
@@ -89,7 +89,9 @@ def read_delta_writes(
         if parent.channel_versions.get(channel) != put.channel_version(channel)
         and not (is_fork and channel in put.checkpoint["channel_values"])
     ]
-    values = yield from _load_written_values(reader, put, thread, rows, changed, delta_writes)
+    values = yield from _read_written_values_by_channel(
+        reader, put, thread, rows, changed, delta_writes
+    )
     for channel in changed:
         update = yield from _build_channel_update(
             reader, put, thread, parent, channel, values[channel]
@@ -106,7 +108,7 @@ def read_delta_writes(
     return delta_writes
 
 
-def _load_written_values(
+def _read_written_values_by_channel(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
@@ -121,13 +123,13 @@ def _load_written_values(
     entries: list[tuple[Any, str, Any]] = []
     delta_writes.size_bytes = 0 if channels else None
     for row in rows if channels else ():
-        task_id, task_path, writes = unpack_id(row[1]) or "", row[2], []
+        task_id, task_path, writes = decode_stored_id(row[1]) or "", row[2], []
         for index, channel, ref in decrypt_writes(reader.seal, *put.address[:2], row):
             if channel in channels:
                 value = yield from reader.read_value(put.address.thread_id, thread, ref)
                 entries.append((writes_sort_key(task_path, task_id, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
-                    ref = _build_reference_with_encoded_elements(reader.codec, ref, value)
+                    ref = _replace_reference_by_inline_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
         pending: PendingTask = (task_path, writes, row[3])
         delta_writes.pending_writes[task_id] = pending
@@ -139,7 +141,7 @@ def _load_written_values(
     return values
 
 
-def _build_reference_with_encoded_elements(
+def _replace_reference_by_inline_elements(
     codec: Codec, ref: ValueReference, value: Any
 ) -> ValueReference:
     """Build a reference that holds the encoded elements of a list or dict inline.
@@ -183,7 +185,7 @@ def _build_channel_update(
         has_messages = isinstance(value, BaseMessage)
     update = plan_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
-        wanted_ids = {entry.message_id for entry in update.entries}
+        wanted_ids = {change.message_id for change in update.changes}
         log = yield from reader.load_log_items_into_cache(put.address.thread_id, thread, key, base)
         ids = find_positions_by_message_id(reader.codec, log, base)
         update.positions_by_id = {
@@ -229,7 +231,7 @@ def _set_title_from_first_messages(
     """
     if put.title or put.address.checkpoint_ns:
         return
-    new_ids = {entry.message_id or "" for entry in update.entries}
+    new_ids = {change.message_id or "" for change in update.changes}
     title = thread.title
     if title is not None and title != NO_TITLE and title.message_id not in new_ids:
         return
@@ -245,7 +247,7 @@ def _set_title_from_first_messages(
                 put.address.thread_id, thread, key, first_ranges
             )
         ).get_items(first_ranges)
-    items += [entry.item for entry in update.entries if entry.item is not None]
+    items += [change.item for change in update.changes if change.item is not None]
     put.title = build_title({}, reader.codec.decode_all(items[:TITLE_CANDIDATES]))
 
 
@@ -269,9 +271,9 @@ def _find_items_repeating_transcript_messages(
     }
     new_items: list[tuple[Any, bytes]] = []
     for value, encoded in put.iter_encoded_elements(channel):
-        if log.find_position(encoded) not in transcript_positions:
+        if log.find_item_position(encoded) not in transcript_positions:
             stored = reader.codec.encode_for_storage(value, encoded, partial("{}".format, channel))
-            if log.find_position(stored) not in transcript_positions:
+            if log.find_item_position(stored) not in transcript_positions:
                 new_items.append((value, stored))
     if not new_items:
         return frozenset()

@@ -14,7 +14,7 @@ from perdure.checkpointers.manifest import (
     ValueReference,
     extract_value_reference_from_delta_channel_reference,
     iter_positions,
-    join_ranges,
+    join_adjacent_ranges,
     merge_ranges,
     subtract_ranges,
 )
@@ -182,7 +182,7 @@ class Differences:
         parts = []
         for changed in (added, removed):
             last = changed[max(0, len(changed) - limit) :]
-            ranges = join_ranges((position, position + 1) for position in last)
+            ranges = join_adjacent_ranges((position, position + 1) for position in last)
             log = yield from self.reader.load_log_items_into_cache(
                 thread_id, thread, log_key, ranges
             )

@@ -40,7 +40,7 @@ from perdure.checkpointers.manifest import (
     drop_repeated_positions,
     extract_value_reference_from_delta_channel_reference,
     flatten_ranges,
-    iter_log_references,
+    iter_log_keys_and_flat_ranges,
     iter_positions,
     unflatten_ranges,
 )
@@ -52,6 +52,7 @@ from perdure.checkpointers.records import (
     build_row_key,
     compute_metadata_tags,
     compute_position_ranges_of_items_and_aliases,
+    decode_stored_id,
     decrypt_client_metadata,
     decrypt_cron,
     decrypt_list_entry,
@@ -64,7 +65,6 @@ from perdure.checkpointers.records import (
     encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
     key_range,
-    unpack_id,
 )
 from perdure.checkpointers.removal import (
     NEXT_NODE,
@@ -127,7 +127,7 @@ def _erase_messages(
     yield [reader.sql("stop_storing_events", *all_runs), reader.sql("mark_erased", rows[0][0])]
     events = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
-    yield from eraser.read_all_log_items()
+    yield from eraser.load_all_items_of_thread()
     yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
     if not eraser.remover.has_match:
         yield from eraser.remove_quotations_from_list_entry()
@@ -264,7 +264,7 @@ class _Eraser:
         # message whose tool calls were still unanswered.
         self._ends_with_removed_call = False
 
-    def read_all_log_items(self) -> Flow[None]:
+    def load_all_items_of_thread(self) -> Flow[None]:
         """Read all items of the thread."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
@@ -297,7 +297,7 @@ class _Eraser:
             elif (
                 listed_metadata is not None
                 and (
-                    remaining := self._rewrite_encoded_value(
+                    remaining := self._remove_erased_messages_from_encoded_value(
                         listed_metadata, ValueContext(describes_task=True)
                     )
                 )
@@ -461,8 +461,10 @@ class _Eraser:
         self._ends_with_removed_call = False
         other, metadata = snapshot.encoded_fields
         fields = [
-            self._rewrite_encoded_value(other, ValueContext()),
-            self._rewrite_encoded_value(metadata, ValueContext(describes_task=True)),
+            self._remove_erased_messages_from_encoded_value(other, ValueContext()),
+            self._remove_erased_messages_from_encoded_value(
+                metadata, ValueContext(describes_task=True)
+            ),
         ]
         fields = [self._encode({}) if stored is REMOVED else stored for stored in fields]
         refs, transcripts = {}, {}
@@ -539,7 +541,11 @@ class _Eraser:
         task, an empty write is stored in their place. If a `Send` was removed from the head, the
         task that it would have started is cancelled and all of the task's writes are removed.
         """
-        checkpoint_id, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
+        checkpoint_id, task, path = (
+            decode_stored_id(row[0]) or "",
+            decode_stored_id(row[1]) or "",
+            row[2],
+        )
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
         is_pending, removed_sends = (
             checkpoint_id == head_checkpoint_id,
@@ -617,18 +623,18 @@ class _Eraser:
             ref,
         )
         if not isinstance(ref, bytes) and ref[0] in (SNAPSHOT, DELTA):
-            return (yield from self._rewrite_delta_reference(channel, ref))
+            return (yield from self._remove_erased_messages_from_delta_reference(channel, ref))
         if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
             new_ref = yield from self._remove_erased_messages_from_split_value(ref, context)
         elif self._may_reference_erased_message(ref):
-            new_ref = self._encode_without_messages(
+            new_ref = self._encode_without_erased_messages(
                 (yield from self._read_value(ref)), context, ref
             )
         if new_ref is not ref and self._collect_only and not channel.startswith("__"):
             self.remover.channels.add(channel)
         return new_ref
 
-    def _rewrite_delta_reference(self, channel: str, ref: Any) -> Flow[Any]:
+    def _remove_erased_messages_from_delta_reference(self, channel: str, ref: Any) -> Flow[Any]:
         """Remove erased messages from a `DeltaChannel`'s value, and return the new reference."""
         kind, inner = ref
         if isinstance(inner, int):
@@ -651,20 +657,22 @@ class _Eraser:
             ref if isinstance(ref, bytes) else pack(ref)
         ) or any(
             _find_positions_in_range(self._suspect_positions, log, *part)
-            for log, numbers in iter_log_references(ref)
+            for log, numbers in iter_log_keys_and_flat_ranges(ref)
             for part in unflatten_ranges(numbers)
         )
 
     def _read_value(self, ref: Any) -> Flow[Any]:
         return (yield from self.reader.read_value(self.thread_id, self.thread, ref))
 
-    def _rewrite_encoded_value(self, stored: bytes, context: ValueContext) -> Any:
+    def _remove_erased_messages_from_encoded_value(
+        self, stored: bytes, context: ValueContext
+    ) -> Any:
         """Remove the erased messages from an encoded value. Return `REMOVED` if nothing remains."""
         if not self._may_contain_erased_message(stored):
             return stored
-        return self._encode_without_messages(self.codec.decode(stored), context, stored)
+        return self._encode_without_erased_messages(self.codec.decode(stored), context, stored)
 
-    def _encode_without_messages(self, value: Any, context: ValueContext, ref: Any) -> Any:
+    def _encode_without_erased_messages(self, value: Any, context: ValueContext, ref: Any) -> Any:
         """Remove the erased messages from a value, and encode the result.
 
         Returns:

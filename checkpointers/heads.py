@@ -21,7 +21,7 @@ def find_seq_of_first_checkpoint_of_run(
     put: CheckpointPut,
     head: Head,
     parent: Snapshot | None,
-    parent_and_put_supersteps: tuple[int | None, ...],
+    parent_and_put_supersteps: tuple[int | None, int | None],
     put_seq: int,
 ) -> int:
     """Return the sequence number of the first checkpoint of the run that stores the new checkpoint.

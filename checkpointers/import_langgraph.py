@@ -21,7 +21,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import key_range, unpack_id
+from perdure.checkpointers.records import decode_stored_id, key_range
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
 from perdure.settings import is_dsn
@@ -385,7 +385,7 @@ class Importer:
         for thread_key, *_ in (yield sql("find_thread", thread_id)):
             for namespace, ns, _ in (yield sql("thread_namespaces", thread_key)):
                 rows = yield sql("checkpoint_keys", *key_range(namespace))
-                stored_keys |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
+                stored_keys |= {(ns, decode_stored_id(uid)) for _, uid, _ in rows}
         if stored_keys - source_keys and source_keys - stored_keys:
             raise ImportFailed(
                 f"thread {thread_id!r} has diverged: {len(stored_keys - source_keys)} of its "
@@ -414,14 +414,13 @@ class Importer:
                 "versions_seen is not a mapping"
             )
         address = parent._replace(checkpoint_id=checkpoint["id"])
-        expected = [parent.checkpoint_id, checkpoint, metadata]
         stored = self.read(lambda: self.reader.read_tuple(address))
         is_new = stored is None
         if is_new:
             versions = checkpoint["channel_versions"]
             parts = parent, checkpoint, dict(metadata), versions
             self.write(CheckpointPut(*parts, loaded_removal=self._removal_number))
-        elif not self._equals_source_checkpoint(expected, stored):
+        elif not self._equals_source_checkpoint(stored, source):
             raise ImportFailed(
                 f"{label} differs from the checkpoint with the same id in this database; import "
                 "into a new database, or delete the thread from this database first"
@@ -434,7 +433,7 @@ class Importer:
         if is_new or missing_tasks:
             stored = self.read(lambda: self.reader.read_tuple(address))
         if not self._equals_source_checkpoint(
-            expected, stored
+            stored, source
         ) or self._find_tasks_with_unstored_writes(tasks, stored):
             raise ImportFailed(
                 f"{label} was stored, but differs from the source when it is read back, so the "
@@ -444,7 +443,7 @@ class Importer:
         self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)
 
     def _equals_source_checkpoint(
-        self, expected: list[Any], stored: CheckpointTuple | None
+        self, stored: CheckpointTuple | None, source: SourceCheckpoint
     ) -> bool:
         """Return whether a checkpoint in the target equals its counterpart in the source.
 
@@ -455,7 +454,9 @@ class Importer:
         parent_id = (
             stored.parent_config["configurable"]["checkpoint_id"] if stored.parent_config else None
         )
-        return self._are_values_equal([parent_id, stored.checkpoint, stored.metadata], expected)
+        stored_parts = [parent_id, stored.checkpoint, stored.metadata]
+        expected_parts = [source.parent.checkpoint_id, source.checkpoint, source.metadata]
+        return self._are_values_equal(stored_parts, expected_parts)
 
     def _find_tasks_with_unstored_writes(
         self, tasks: list[Task], stored: CheckpointTuple

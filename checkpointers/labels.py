@@ -93,15 +93,17 @@ def find_id_of_checkpoint_changed_by_state_update(
     return updated_id if isinstance(updated_id, str) else parent_id
 
 
-def find_context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
+def find_labels_in_run_context(
+    config: RunnableConfig, label_names: Iterable[str]
+) -> dict[str, str]:
     """Return the named values from a run's context that are valid labels.
 
     If the run does not use long-term memory, `user_id` and `owner` are omitted, because the run's
     own metadata already identifies the person to whom the thread belongs.
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
-        names = [name for name in names if name not in USER_LABELS]
-    values = find_run_context_values(config, names)
+        label_names = [name for name in label_names if name not in USER_LABELS]
+    values = find_run_context_values(config, label_names)
     return {name: value for name, value in values.items() if _is_valid_label(value)}
 
 

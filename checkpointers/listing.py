@@ -19,9 +19,9 @@ from perdure.checkpointers.records import (
     build_row_key,
     compute_metadata_tag,
     compute_metadata_tags,
+    decode_stored_id,
+    encode_id_for_storage,
     key_range,
-    pack_id,
-    unpack_id,
 )
 from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
@@ -71,7 +71,7 @@ class Listing:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.read = database.read
 
-    def iter_addresses_and_keys(
+    def iter_addresses_and_row_keys(
         self,
         config: RunnableConfig | None,
         where: MetadataFilter | None,
@@ -89,16 +89,18 @@ class Listing:
         if config is not None:
             address = parse_address(config)
             ns = config.get("configurable", {}).get("checkpoint_ns")
-            yield from self._iter_addresses_in_thread(
+            yield from self._iter_addresses_and_row_keys_of_thread(
                 address.thread_id, ns, where, before_id, address.checkpoint_id
             )
             return
-        tagged_checkpoints = self.read(lambda: self.find_thread_ids_and_keys_by_index(where))
+        tagged_checkpoints = self.read(lambda: self.find_thread_ids_and_row_keys_by_index(where))
         thread_ids: Iterable[str] = self.iter_thread_ids()
         if tagged_checkpoints is not None:
             thread_ids = dict.fromkeys(thread_id for thread_id, _ in tagged_checkpoints)
         for thread_id in thread_ids:
-            yield from self._iter_addresses_in_thread(thread_id, None, where, before_id, None)
+            yield from self._iter_addresses_and_row_keys_of_thread(
+                thread_id, None, where, before_id, None
+            )
 
     def iter_thread_ids(self) -> Iterator[str]:
         """Yield the ids of all threads, in order of their creation."""
@@ -112,7 +114,7 @@ class Listing:
 
     # -- by the index of metadata
 
-    def find_thread_ids_and_keys_by_index(
+    def find_thread_ids_and_row_keys_by_index(
         self, where: MetadataFilter
     ) -> Flow[list[tuple[str, int]] | None]:
         """Find the checkpoints that match a metadata filter, using the metadata index.
@@ -127,7 +129,7 @@ class Listing:
         tag, last_key = compute_first_metadata_index_tag(self.seal, where), -1
         if tag is None:
             return None
-        yield from self._check_index_entries_around_range(tag, 0, _MAX_KEY)
+        yield from self._check_metadata_index_next_to_range(tag, 0, _MAX_KEY)
         matching = []
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
@@ -141,8 +143,8 @@ class Listing:
                     matching.append((thread_id, last_key))
         return matching
 
-    def _check_index_entries_around_range(
-        self, tag: int, start_key: int, stop_key: int
+    def _check_metadata_index_next_to_range(
+        self, index_tag: int, start_key: int, stop_key: int
     ) -> Flow[None]:
         """Check the metadata index entries next to a searched range for corruption.
 
@@ -150,10 +152,10 @@ class Listing:
         ends a search too early is always adjacent to the searched range.
         """
         if self.sql["neighbouring_tags"]:
-            neighbours = yield self.sql("neighbouring_tags", tag, start_key, stop_key)
+            neighbours = yield self.sql("neighbouring_tags", index_tag, start_key, stop_key)
             for indexed, thread_id, ns, *row in neighbours:
                 self._check_metadata_index_and_decode_metadata(
-                    thread_id, ns, row, tag, bool(indexed)
+                    thread_id, ns, row, index_tag, bool(indexed)
                 )
 
     def _check_metadata_index_and_decode_metadata(
@@ -173,7 +175,7 @@ class Listing:
         """
         if thread_id is not None and row[1] is not None:
             metadata = self.reader.decode_metadata(
-                self.reader.decrypt_row(thread_id, ns, tuple(row))
+                self.reader.decrypt_checkpoint_row(thread_id, ns, tuple(row))
             )
             if has_index_entry == (index_tag in compute_metadata_tags(self.seal, metadata)):
                 return metadata
@@ -181,7 +183,7 @@ class Listing:
 
     # -- within a thread
 
-    def _iter_addresses_in_thread(
+    def _iter_addresses_and_row_keys_of_thread(
         self,
         thread_id: str,
         ns: str | None,
@@ -209,7 +211,7 @@ class Listing:
             if ns is None or name == ns
         ]
         for _, address, row in merge(*row_iterators, key=itemgetter(0), reverse=True):
-            yield address._replace(checkpoint_id=unpack_id(row[1])), row[0]
+            yield address._replace(checkpoint_id=decode_stored_id(row[1])), row[0]
 
     def _read_last_seq_and_namespace_rows(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """Read a thread's last sequence number and the table rows of its namespaces.
@@ -247,7 +249,7 @@ class Listing:
         if before_id is not None:
             stop_seq, before_id = self.read(
                 partial(
-                    self._find_seq_and_id_before_which_listing_starts,
+                    self._find_upper_bound_seq_and_id,
                     address._replace(checkpoint_id=before_id),
                     namespace,
                     stop_seq,
@@ -255,17 +257,23 @@ class Listing:
             )
 
         def is_match(row: Row) -> bool:
-            if before_id is not None and not str(unpack_id(row[1])) < before_id:
+            if before_id is not None and not str(decode_stored_id(row[1])) < before_id:
                 return False
             return not where or metadata_matches(
                 self.reader.decode_metadata(
-                    self.reader.decrypt_row(address.thread_id, address.checkpoint_ns, row)
+                    self.reader.decrypt_checkpoint_row(
+                        address.thread_id, address.checkpoint_ns, row
+                    )
                 ),
                 where,
             )
 
         if address.checkpoint_id is not None:
-            sql = self.sql["find_checkpoint"], namespace, pack_id(address.checkpoint_id)
+            sql = (
+                self.sql["find_checkpoint"],
+                namespace,
+                encode_id_for_storage(address.checkpoint_id),
+            )
             rows = [
                 row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _SEQ_MASK < stop_seq
             ]
@@ -294,8 +302,8 @@ class Listing:
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)
 
-    def _find_seq_and_id_before_which_listing_starts(
-        self, address: Address, namespace: int, stop_seq: int
+    def _find_upper_bound_seq_and_id(
+        self, before: Address, namespace: int, stop_seq: int
     ) -> Flow[tuple[int, str | None]]:
         """Find the upper bound of a listing of checkpoints that are older than a given one.
 
@@ -305,13 +313,13 @@ class Listing:
             savers do. langgraph passes an id of another namespace for the state of a subgraph as of
             its parent.
         """
-        checkpoint_id = address.checkpoint_id
-        rows = yield self.sql("find_checkpoint", namespace, pack_id(checkpoint_id))
-        if rows and unpack_id(rows[0][1]) != checkpoint_id:
+        checkpoint_id = before.checkpoint_id
+        rows = yield self.sql("find_checkpoint", namespace, encode_id_for_storage(checkpoint_id))
+        if rows and decode_stored_id(rows[0][1]) != checkpoint_id:
             raise build_damaged_index_error(f"checkpoint {checkpoint_id!r}")
         if rows:
             return rows[0][0] & _SEQ_MASK, None
-        yield from self.reader.verify_checkpoint_missing(address)
+        yield from self.reader.verify_checkpoint_missing(before)
         return stop_seq, checkpoint_id
 
     def _read_page_of_rows(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
@@ -321,9 +329,9 @@ class Listing:
         """
         tag = compute_first_metadata_index_tag(self.seal, where)
         if tag is not None:
-            yield from self._check_index_entries_around_range(tag, start, stop)
+            yield from self._check_metadata_index_next_to_range(tag, start, stop)
             return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:
-            yield from self.reader.check_row_count(len(rows), start, stop)
+            yield from self.reader.check_id_index_row_count(len(rows), start, stop)
         return rows

@@ -25,7 +25,7 @@ from perdure.checkpointers.manifest import (
     Ranges,
     extract_value_reference_from_delta_channel_reference,
     flatten_ranges,
-    iter_log_references,
+    iter_log_keys_and_flat_ranges,
     merge_ranges,
     subtract_ranges,
     unflatten_ranges,
@@ -35,12 +35,12 @@ from perdure.checkpointers.records import (
     build_row_key,
     compute_metadata_tags,
     compute_position_ranges_of_items_and_aliases,
+    decode_stored_id,
     decrypt_list_entry,
     decrypt_writes,
+    encode_id_for_storage,
     encrypt_checkpoint,
     key_range,
-    pack_id,
-    unpack_id,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.said import drop_thread_index
@@ -118,7 +118,7 @@ class Maintenance:
         keys_by_thread: dict[str, set[int]] = defaultdict(set)
         for run_id in run_ids:
             tagged = self.database.read(
-                partial(self.listing.find_thread_ids_and_keys_by_index, {"run_id": run_id})
+                partial(self.listing.find_thread_ids_and_row_keys_by_index, {"run_id": run_id})
             )
             for owner_id, key in tagged or ():
                 if thread_id in (None, owner_id):
@@ -139,12 +139,12 @@ class Maintenance:
         if keys_by_thread:
             self.database.release_unused_disk_space()
 
-    def _add_rollback_record(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
+    def _add_rollback_record(self, thread_id: str, checkpoint_keys: Iterable[int]) -> Flow[None]:
         """Add a removal record for checkpoints that are deleted together with their run."""
         ids = []
-        for key in keys:
+        for key in checkpoint_keys:
             rows = yield self.sql("checkpoint_row", key)
-            ids += [unpack_id(row[1]) or "" for row in rows]
+            ids += [decode_stored_id(row[1]) or "" for row in rows]
         yield from self.reader.removals.add_rollback(thread_id, ids)
 
     def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
@@ -308,7 +308,7 @@ class Maintenance:
                 uid for _, uid, _ in (yield self.sql("checkpoint_keys", *key_range(namespace)))
             }
             packed_ids |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
-        return {unpack_id(uid) or "" for uid in packed_ids}
+        return {decode_stored_id(uid) or "" for uid in packed_ids}
 
     def delete_checkpoints_of_namespace(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int
@@ -322,7 +322,7 @@ class Maintenance:
         for row in rows:
             try:
                 metadata = self.reader.decode_metadata(
-                    self.reader.decrypt_row(thread_id, checkpoint_ns, row)
+                    self.reader.decrypt_checkpoint_row(thread_id, checkpoint_ns, row)
                 )
             except CorruptRecord:
                 # The metadata cannot be read, so the checkpoint's index tags are unknown. Delete
@@ -383,7 +383,7 @@ class Maintenance:
         thread_key, size, deleted = rows[0][0], 0, set[Any]()
         candidates = candidates if dry_run else candidates[:PRUNE_BATCH]
         for namespace, checkpoint in candidates:
-            write_key = namespace, pack_id(checkpoint.checkpoint_id)
+            write_key = namespace, encode_id_for_storage(checkpoint.checkpoint_id)
             ((write_bytes,),) = yield self.sql("size_of_writes", *write_key)
             size += checkpoint.size + write_bytes
             deleted |= {checkpoint.key, write_key}
@@ -420,7 +420,7 @@ class Maintenance:
         ancestor's pending writes to rebuild the value of a `DeltaChannel`. Unless `dry_run` is
         True, the method also updates the metadata of each kept head, so that the metadata still
         identifies the checkpoint to which state updates were applied (see
-        `_store_updated_checkpoint_ids`).
+        `_store_id_of_checkpoint_before_state_updates`).
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -430,7 +430,7 @@ class Maintenance:
             ):
                 metadata = self.reader.decode_metadata(snapshot)
                 is_head = row[0] == build_row_key(namespace, head)
-                active_at = self.reader.read_activity_time(snapshot, row[4])
+                active_at = self.reader.decode_checkpoint_unix_time(snapshot, row[4])
                 parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, active_at, metadata
                 candidates.append(
                     RetentionCandidate(*parts, snapshot.stored_channels(), is_head, len(row[5]))
@@ -442,7 +442,9 @@ class Maintenance:
                 )
             kept_ids = _add_ancestors_needed_for_deltas(candidates, kept_ids)
             if not dry_run:
-                yield from self._store_updated_checkpoint_ids(thread_id, ns, candidates, kept_ids)
+                yield from self._store_id_of_checkpoint_before_state_updates(
+                    thread_id, ns, candidates, kept_ids
+                )
             to_delete += [
                 (namespace, checkpoint)
                 for checkpoint in reversed(candidates)
@@ -462,13 +464,13 @@ class Maintenance:
         for checkpoint in candidates:
             newest.setdefault(checkpoint.metadata.get("run_id"), checkpoint.checkpoint_id)
         kept_ids = {uid for run_id, uid in newest.items() if run_id in live_run_ids}
-        tasks = {pack_id(run_id) for run_id in live_run_ids}
+        tasks = {encode_id_for_storage(run_id) for run_id in live_run_ids}
         for uid, task, *_ in (yield self.sql("namespace_writes", namespace)):
             if task in tasks:
-                kept_ids.add(unpack_id(uid) or "")
+                kept_ids.add(decode_stored_id(uid) or "")
         return kept_ids
 
-    def _store_updated_checkpoint_ids(
+    def _store_id_of_checkpoint_before_state_updates(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
         """Record in the head's metadata the checkpoint to which its state updates were applied.
@@ -480,14 +482,18 @@ class Maintenance:
         update was applied.
         """
         for head in candidates:
-            updated = _find_checkpoint_id_before_updates(candidates, head) if head.is_head else None
+            updated = (
+                _find_id_of_checkpoint_before_state_updates(candidates, head)
+                if head.is_head
+                else None
+            )
             if updated is None or updated == find_id_of_checkpoint_changed_by_state_update(
                 head.parent_id, head.metadata
             ):
                 continue
             if head.checkpoint_id in kept_ids and head.parent_id not in kept_ids:
                 (row,) = yield self.sql("checkpoint_row", head.key)
-                snapshot = self.reader.decrypt_row(thread_id, ns, row)
+                snapshot = self.reader.decrypt_checkpoint_row(thread_id, ns, row)
                 metadata = {**head.metadata, UPDATED: updated}
                 snapshot.encoded_fields[1] = self.reader.codec.encode(
                     metadata, lambda: "metadata", exact=True
@@ -533,11 +539,11 @@ class Maintenance:
                     snapshot.references.values(), live_ranges
                 )
                 if keeps_history:
-                    _add_live_ranges(snapshot.transcript.values(), live_ranges)
+                    _add_flat_ranges_to_live_ranges(snapshot.transcript.values(), live_ranges)
                 elif snapshot.transcript:
                     unknown = _get_transcripts_of_delta_channels_with_unknown_value(snapshot)
                     to_rewrite.append((ns, row, snapshot, unknown))
-                    _add_live_ranges(
+                    _add_flat_ranges_to_live_ranges(
                         (transcript for transcript in unknown.values() if _has_aliases(transcript)),
                         live_ranges,
                     )
@@ -650,19 +656,24 @@ def _add_referenced_log_positions_to_live_ranges(
 
     The live ranges contain the log positions that are still referenced.
     """
-    _add_live_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges_by_log)
+    _add_flat_ranges_to_live_ranges(
+        chain.from_iterable(map(iter_log_keys_and_flat_ranges, refs)), live_ranges_by_log
+    )
 
 
-def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
-    """Add the ranges encoded in each `(log, numbers)` pair to the live ranges of that log.
+def _add_flat_ranges_to_live_ranges(
+    log_keys_and_flat_ranges: Iterable[tuple[int, Sequence[Any]]],
+    live_ranges_by_log: dict[int, Ranges],
+) -> None:
+    """Add each log's flat ranges to the live ranges of that log.
 
     The live ranges contain the log positions that are still referenced.
     """
-    for log, numbers in refs:
-        live_ranges[log] += unflatten_ranges(numbers)
+    for log, numbers in log_keys_and_flat_ranges:
+        live_ranges_by_log[log] += unflatten_ranges(numbers)
         # To limit memory use, merge the ranges as soon as there are more than 4,096 of them.
-        if len(live_ranges[log]) > 4096:
-            live_ranges[log] = merge_ranges(live_ranges[log])
+        if len(live_ranges_by_log[log]) > 4096:
+            live_ranges_by_log[log] = merge_ranges(live_ranges_by_log[log])
 
 
 def _add_ancestors_needed_for_deltas(
@@ -686,7 +697,7 @@ def _add_ancestors_needed_for_deltas(
     return all_kept_ids
 
 
-def _find_checkpoint_id_before_updates(
+def _find_id_of_checkpoint_before_state_updates(
     candidates: list[RetentionCandidate], head: RetentionCandidate
 ) -> str | None:
     """Find the checkpoint to which the first of several consecutive state updates was applied.
@@ -723,7 +734,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
     def keep(candidates: list[RetentionCandidate]) -> set[str]:
         selected = [c for c in candidates if c.is_head]
         recent = [head for head in selected if head.active_at >= now - RUN_DAYS * 86400]
-        updated = {_find_checkpoint_id_before_updates(candidates, head) for head in recent}
+        updated = {_find_id_of_checkpoint_before_state_updates(candidates, head) for head in recent}
         selected += [c for c in candidates if c.checkpoint_id in updated]
         if rule.last is not None:
             selected += candidates[: rule.last]

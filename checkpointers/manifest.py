@@ -78,14 +78,14 @@ def group_log_ranges_for_merging_short_ranges(ranges: Ranges) -> list[Ranges]:
     return groups
 
 
-def join_ranges(parts: Iterable[Range]) -> Ranges:
+def join_adjacent_ranges(ranges: Iterable[Range]) -> Ranges:
     """Join consecutive ranges that have no gap between them, and drop empty ranges. Keep the order.
 
-    >>> join_ranges([(0, 2), (2, 5), (7, 8)])
+    >>> join_adjacent_ranges([(0, 2), (2, 5), (7, 8)])
     [(0, 5), (7, 8)]
     """
     joined: Ranges = []
-    for start, stop in parts:
+    for start, stop in ranges:
         if joined and joined[-1][1] == start:
             joined[-1] = (joined[-1][0], stop)
         elif start < stop:
@@ -172,7 +172,7 @@ def drop_repeated_positions(
         if original not in seen:
             seen.add(original)
             unique.append((position, position + 1))
-    return join_ranges(unique)
+    return join_adjacent_ranges(unique)
 
 
 def flatten_ranges(ranges: Ranges) -> list[int]:
@@ -201,7 +201,7 @@ def extract_value_reference_from_delta_channel_reference(ref: ValueReference) ->
     return ref
 
 
-def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
+def iter_log_keys_and_flat_ranges(ref: Any) -> Iterator[tuple[int, list[int]]]:
     """Yield the log key and the flat ranges for each part of a reference that points to a log.
 
     Ranges are stored in the form `[start, length, ...]`.
@@ -214,7 +214,7 @@ def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
         yield ref[1], [ref[2], 1]
     elif kind == MAP:
         for inner_ref in ref[1].values():
-            yield from iter_log_references(inner_ref)
+            yield from iter_log_keys_and_flat_ranges(inner_ref)
     elif kind in (LIST, DICT):
         yield ref[1], ref[2]
     else:

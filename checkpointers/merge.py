@@ -61,21 +61,24 @@ class Merge:
             copy_channel(snapshot, head, channel)
         snapshot.versions_seen = {
             node: {
-                c: self._choose_seen_version(snapshot, c, version) for c, version in seen.items()
+                c: self._get_version_seen_after_merge(snapshot, c, version)
+                for c, version in seen.items()
             }
             for node, seen in snapshot.versions_seen.items()
         }
         snapshot.channel_versions |= self.versions
 
-    def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
+    def _get_version_seen_after_merge(
+        self, snapshot: Snapshot, channel: str, version_seen_before: Any
+    ) -> Any:
         """Return the channel version to record in a node's `versions_seen` after a merge.
 
         If a node had already seen the channel's latest version before the merge, the node's
         `versions_seen` must contain the version that the merge assigns. Otherwise, LangGraph would
         treat the merge as new input to the node and run the node again.
         """
-        is_newest = version == snapshot.channel_versions.get(channel)
-        return self.versions.get(channel, version) if is_newest else version
+        is_newest = version_seen_before == snapshot.channel_versions.get(channel)
+        return self.versions.get(channel, version_seen_before) if is_newest else version_seen_before
 
 
 def copy_channel(target: Snapshot, source: Snapshot, channel: str) -> None:

@@ -40,9 +40,9 @@ from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     build_stored_transcripts_by_channel,
     decrypt_writes,
+    encode_id_for_storage,
     encrypt_checkpoint,
     encrypt_writes,
-    pack_id,
 )
 from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
@@ -114,7 +114,7 @@ class MergePlanner:
         base = _EMPTY_CHECKPOINT if parent is None else parent
         if source == "update":
             is_behind_run = yield from self._is_ancestor_of_head(base, {"loop", "input", "update"})
-            return self._plan_state_update(put, current, base) if is_behind_run else None
+            return self._plan_merge_of_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
             # Skip the merge, because the run may also have written to one of the head's
@@ -122,7 +122,7 @@ class MergePlanner:
             return None
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
-            return self._plan_put_of_run(put, current, base)
+            return self._plan_merge_of_run_checkpoint(put, current, base)
         return None
 
     def _plan_put_with_pruned_parent(
@@ -142,7 +142,7 @@ class MergePlanner:
         base = _infer_versions_of_pruned_checkpoint(put, current_head, parent_id)
         if put.metadata.get("source") == "update":
             return (
-                self._plan_state_update(put, current_head, base)
+                self._plan_merge_of_state_update(put, current_head, base)
                 if _may_head_descend_from_base_in_same_turn(current_head, base)
                 else None
             )
@@ -150,8 +150,12 @@ class MergePlanner:
             return None
         merge = None
         if (yield from self._is_ancestor_of_head(base, {"update"})):
-            merge = self._plan_put_of_run(put, current_head, base)
-        if merge is not None or put.metadata.get("source") == "input" or put.stores_whole_run:
+            merge = self._plan_merge_of_run_checkpoint(put, current_head, base)
+        if (
+            merge is not None
+            or put.metadata.get("source") == "input"
+            or put.is_only_checkpoint_of_run
+        ):
             return merge
         return Merge(current_head, {}, keeps_head=current_head)
 
@@ -190,7 +194,7 @@ class MergePlanner:
             else None
         )
 
-    def _plan_put_of_run(
+    def _plan_merge_of_run_checkpoint(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
         """Plan how to merge a run's new checkpoint with a state update that has become the head."""
@@ -219,7 +223,7 @@ class MergePlanner:
             )
         )
 
-    def _plan_state_update(
+    def _plan_merge_of_state_update(
         self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
     ) -> Merge | None:
         """Plan how to merge a state update with a run that continued from the same checkpoint."""
@@ -297,7 +301,7 @@ class MergePlanner:
         self._head, reader = head, self._reader
         if merge.keeps_head is not None and not self._ns:
             (row,) = yield reader.sql("checkpoint_row", merge.keeps_head.key)
-            yield from reader.rewrite_list_entry(self._thread_id, row)
+            yield from reader.update_thread_list_entry_from_head(self._thread_id, row)
         if merge.written is None:
             return False
         return (
@@ -357,7 +361,7 @@ class MergePlanner:
     def _has_stopped_task(self, run: Snapshot) -> Flow[bool]:
         """Return whether any task of a checkpoint has failed or been interrupted."""
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
-        for row in (yield from self._reader.read_write_rows(stored)):
+        for row in (yield from self._reader.read_rows_of_writes(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
             # A task counts as stopped only if it has not finished since it failed or was
             # interrupted. For example, an interrupted task can finish after its interrupt has been
@@ -384,7 +388,7 @@ class MergePlanner:
             reader.sql("mark_rows_removed", self._thread.key),
         ]
         if not self._ns:
-            yield from reader.rewrite_list_entry(self._thread_id, (*row[:5], body))
+            yield from reader.update_thread_list_entry_from_head(self._thread_id, (*row[:5], body))
 
     def has_merged_channels_unread_by_run(self, head: Head | None) -> bool:
         """Return whether the head contains merged values that the run might not have read yet.
@@ -402,11 +406,11 @@ class MergePlanner:
     def _read_snapshot(self, checkpoint_id: str) -> Flow[Snapshot | None]:
         """Read a checkpoint of the namespace by its id, or return None if it does not exist."""
         rows = yield self._reader.sql(
-            "find_checkpoint", self._head.namespace_key, pack_id(checkpoint_id)
+            "find_checkpoint", self._head.namespace_key, encode_id_for_storage(checkpoint_id)
         )
         if not rows:
             return None
-        snapshot = self._reader.decrypt_row(self._thread_id, self._ns, rows[0])
+        snapshot = self._reader.decrypt_checkpoint_row(self._thread_id, self._ns, rows[0])
         yield from self._reader.unflatten_ranges_in_snapshot(
             self._thread_id, self._thread, snapshot
         )
@@ -466,7 +470,11 @@ class MergePlanner:
 
         A merged channel is one whose value was copied to the checkpoint by a merge.
         """
-        names = self._reader.read_labels(snapshot).get(MERGED) if snapshot.encoded_fields else None
+        names = (
+            self._reader.decode_labels_for_child_checkpoints(snapshot).get(MERGED)
+            if snapshot.encoded_fields
+            else None
+        )
         return (
             [c for c in names if c in snapshot.channel_versions] if isinstance(names, list) else []
         )
@@ -604,7 +612,7 @@ def try_making_run_checkpoint_head_again(
         # interrupt, or a run that was deliberately resumed from an earlier checkpoint.
         return False
     rows = yield reader.sql("checkpoint_row", key)
-    snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
+    snapshot = reader.decrypt_checkpoint_row(*address[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.checkpoint_id == address.checkpoint_id:
         return False
     yield from reader.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
@@ -638,13 +646,18 @@ def avoid_task_id_clash_and_get_new_task_id_and_path(
     new_task_id, (path, body) = str(uuid4()), stored_row
     if is_update_path(request.task_path):
         return new_task_id, request.task_path + ASIDE_SUFFIX
-    uid = pack_id(request.address.checkpoint_id)
-    row = uid, pack_id(request.task_id), path, body
+    uid = encode_id_for_storage(request.address.checkpoint_id)
+    row = uid, encode_id_for_storage(request.task_id), path, body
     stored = decrypt_writes(reader.seal, *request.address[:2], row)
     sealed = encrypt_writes(
         reader.seal, (*request.address, new_task_id, path + ASIDE_SUFFIX), stored
     )
     yield reader.sql(
-        "put_writes", namespace, uid, pack_id(new_task_id), path + ASIDE_SUFFIX, sealed
+        "put_writes",
+        namespace,
+        uid,
+        encode_id_for_storage(new_task_id),
+        path + ASIDE_SUFFIX,
+        sealed,
     )
     return request.task_id, request.task_path

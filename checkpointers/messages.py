@@ -60,7 +60,9 @@ _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
     """Return whether a message consists only of plain data that validation would not change."""
     cls, fields = type(message), message.__dict__
-    if fields.keys() != _FIELDS.get(cls) and not _has_defaults_in_unknown_fields(cls, fields):
+    if fields.keys() != _FIELDS.get(cls) and not _have_newly_added_fields_default_values(
+        cls, fields
+    ):
         return False
     if message.__pydantic_extra__ or message.__pydantic_private__:
         return False
@@ -73,12 +75,12 @@ def is_message_unchanged_by_validation(message: BaseMessage) -> bool:
         and fields["type"] == _TYPES[cls]
         and type(fields["id"]) in _TEXT_OR_NONE
         and type(fields["name"]) in _TEXT_OR_NONE
-        and (cls is not AIMessage or _is_plain_ai_message(fields))
+        and (cls is not AIMessage or _has_plain_tool_calls_and_usage(fields))
         and (cls is not ToolMessage or _is_plain_tool_message(fields))
     )
 
 
-def _has_defaults_in_unknown_fields(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
+def _have_newly_added_fields_default_values(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
     """Return whether all message fields other than those in `_FIELDS` have their default values.
 
     A newer version of langchain-core may have added fields to a message class.
@@ -102,10 +104,13 @@ def _is_plain_tool_message(fields: dict[str, Any]) -> bool:
     return type(fields["tool_call_id"]) is str and fields["status"] in ("success", "error")
 
 
-def _is_plain_ai_message(fields: dict[str, Any]) -> bool:
+def _has_plain_tool_calls_and_usage(ai_message_fields: dict[str, Any]) -> bool:
     """Return whether the tool calls and token counts of an `AIMessage` are plain data."""
-    calls, usage = fields["tool_calls"], fields["usage_metadata"]
-    if "tool_calls" in fields["additional_kwargs"] or fields["invalid_tool_calls"] != []:
+    calls, usage = ai_message_fields["tool_calls"], ai_message_fields["usage_metadata"]
+    if (
+        "tool_calls" in ai_message_fields["additional_kwargs"]
+        or ai_message_fields["invalid_tool_calls"] != []
+    ):
         return False
     if type(calls) is not list or not _DICT.issuperset(map(type, calls)):
         return False
@@ -162,7 +167,7 @@ def pack_messages_if_all_plain(
         return None
 
 
-def pack_message_in_class_order(message: BaseMessage) -> bytes | None:
+def pack_message_in_declared_field_order(message: BaseMessage) -> bytes | None:
     """Encode a message with its fields in the order in which its class declares them.
 
     Returns:

@@ -54,7 +54,7 @@ def detect_enum_model_dataclass_or_namedtuple(cls: type) -> Kind | None:
     return None
 
 
-def class_name(cls: type) -> tuple[str, str]:
+def get_module_and_class_name(cls: type) -> tuple[str, str]:
     """Return the module name and the qualified name by which `find_class` can find a class."""
     name = cls.__qualname__
     # Pydantic omits the enclosing classes from the qualified name of a parametrised model such as

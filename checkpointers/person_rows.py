@@ -62,16 +62,18 @@ class PersonRows:
 
     # -- reading
 
-    def list_threads(self) -> list[str]:
+    def list_thread_ids(self) -> list[str]:
         """Return the ids of the person's threads, sorted."""
         query, threads = (
             self._build_query_for_threads_that_may_be_of_person(),
             ThreadList(self.saver),
         )
         thread_ids = {*threads.search(query, self._get_thread_id_if_owned_by_person, sys.maxsize)}
-        return self._sort_permitted_ids(thread_ids | {*self._iter_threads_without_checkpoint()})
+        return self._sort_permitted_ids(
+            thread_ids | {*self._iter_ids_of_threads_without_checkpoint()}
+        )
 
-    def list_threads_by_owner(self) -> list[str]:
+    def list_ids_of_owned_threads_without_user_id(self) -> list[str]:
         """Return the sorted ids of threads that have no `user_id` and are owned by the person."""
 
         def match(thread: ListedThread) -> str | None:
@@ -97,7 +99,7 @@ class PersonRows:
             return ThreadQuery()
         return ThreadQuery(metadata={"owner": self.user})
 
-    def _iter_threads_without_checkpoint(self) -> Iterator[str]:
+    def _iter_ids_of_threads_without_checkpoint(self) -> Iterator[str]:
         """Yield the ids of the person's threads that have no checkpoints.
 
         The owner of a thread without checkpoints cannot be determined from checkpoint metadata. A
@@ -148,7 +150,7 @@ class PersonRows:
         """Return the stored runs of a thread, newest first."""
         return self._decrypt_runs(self._read_rows("runs_of_thread", thread_id, ""))
 
-    def list_runs_on_other_threads(self, own_ids: frozenset[str]) -> list[RunRow]:
+    def list_own_runs_on_threads_of_others(self, own_thread_ids: frozenset[str]) -> list[RunRow]:
         """Return the runs that belong to the person but are on other people's threads.
 
         A run belongs to the person if the person started it or if it uses the person's memories.
@@ -158,17 +160,19 @@ class PersonRows:
         sql = f"{self._sql['newest_runs']} {order}"
         while True:
             rows = self._database.read(partial(fetch_rows, sql, _PAGE, start))
-            runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own_ids])
+            runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own_thread_ids])
             sent_runs += [run for run in runs if self._is_own_run(run)]
             if len(rows) < _PAGE:
                 return sent_runs
             start += _PAGE
 
-    def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
+    def list_other_thread_ids_with_own_checkpoints(
+        self, own_thread_ids: frozenset[str]
+    ) -> list[str]:
         """Return ids of other people's threads that contain checkpoints from the person's runs."""
-        addresses = self.saver._listing.iter_addresses_and_keys(None, {CALLER: self.user}, None)
+        addresses = self.saver._listing.iter_addresses_and_row_keys(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
-        return [thread_id for thread_id in ids if thread_id not in own_ids]
+        return [thread_id for thread_id in ids if thread_id not in own_thread_ids]
 
     def list_own_crons_and_crons_on_other_threads(
         self, own_thread_ids: frozenset[str]
@@ -194,7 +198,7 @@ class PersonRows:
                     on_other_threads.append(cron)
         return crons, on_other_threads
 
-    def list_assistants(self) -> list[str]:
+    def list_assistant_ids(self) -> list[str]:
         """Return the ids of the assistants whose metadata names the person as owner."""
         assistant_ids = []
         for assistant_id, version, _, _, content, *_ in self._read_rows("latest_versions"):
@@ -215,17 +219,17 @@ class PersonRows:
                     run_ids.append(str(run_id))
         return run_ids
 
-    def list_live_runs(self, own_ids: frozenset[str]) -> list[LiveRun]:
+    def list_live_runs(self, own_thread_ids: frozenset[str]) -> list[LiveRun]:
         """Return the person's unfinished runs, including pending and delayed runs."""
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
-        other_thread_ids = {run.thread_id for run in live} - own_ids
+        other_thread_ids = {run.thread_id for run in live} - own_thread_ids
         sent_ids = {
             run.live.run_id
             for thread_id in other_thread_ids
             for run in self.list_runs(thread_id)
             if self._find_person_of_run(run) == self.user
         }
-        return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
+        return [run for run in live if run.thread_id in own_thread_ids or run.run_id in sent_ids]
 
     def _is_own_run(self, run: RunRow) -> bool:
         """Return whether the person started a run or the run uses the person's memories."""

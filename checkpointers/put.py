@@ -99,7 +99,7 @@ class SplitValue(NamedTuple):
     undivided: SplitValue | bytes | None = None
 
 
-Node = SplitValue | bytes | list[Any]
+ValueToStore = SplitValue | bytes | list[Any]
 """The value of a channel in a put: log items, or a reference that needs no log; see `manifest`."""
 
 
@@ -185,7 +185,7 @@ class CheckpointPut:
     _inline: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def stores_whole_run(self) -> bool:
+    def is_only_checkpoint_of_run(self) -> bool:
         """Whether this is the only checkpoint that the run stores.
 
         A run with durability `exit` makes a single `put` call, when it ends or is interrupted.
@@ -223,14 +223,14 @@ class CheckpointPut:
                     codec, cached_thread, channel, value, path
                 )
             elif channel in self.new_versions or self.address.checkpoint_id is None:
-                self._encode_channel(codec, channel)
+                self._encode_channel_value(codec, channel)
         # Ignore these errors, because `ts` might not be a valid timestamp.
         with suppress(TypeError, ValueError, OverflowError):
             created_at = datetime.fromisoformat(checkpoint["ts"])
             created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
             self.created_at = max(0.0, created_at.timestamp())
         if TIMES_KEY in self.metadata and "messages" in self._encoded:
-            self._record_times_of_last_messages(
+            self._record_creation_times_of_last_messages(
                 self._encoded["messages"].encoded_elements, self.metadata[TIMES_KEY]
             )
         if COUNTERS in self.metadata:
@@ -248,15 +248,17 @@ class CheckpointPut:
             codec.encode(self.metadata, lambda: "metadata", exact=True),
         ]
 
-    def _record_times_of_last_messages(self, items: list[bytes], times: Any) -> None:
+    def _record_creation_times_of_last_messages(
+        self, items: list[bytes], unix_times: object
+    ) -> None:
         """Record when the latest items in the `messages` channel were created.
 
-        The two lists are aligned at the end, so the last element of `times` belongs to the last
-        item. Times in the future are ignored.
+        The two lists are aligned at the end, so the last element of `unix_times` belongs to the
+        last item. Times in the future are ignored.
         """
         now = time.time()
         for item, item_time in zip(
-            items[::-1], times[::-1] if type(times) is list else (), strict=False
+            items[::-1], unix_times[::-1] if type(unix_times) is list else (), strict=False
         ):
             if type(item_time) is float and 0 <= item_time <= now:
                 self.item_times["messages", item] = item_time
@@ -264,7 +266,7 @@ class CheckpointPut:
     def encode_unchanged_channels(self, codec: Codec) -> None:
         """Encode unchanged channels as well, in case the stored parent lacks their values."""
         for channel in self._values.keys() - self._inline.keys():
-            self._encode_channel(codec, channel)
+            self._encode_channel_value(codec, channel)
 
     def replace_cache_references_and_messages_by_copies(
         self, thread_key: int, generation: int
@@ -286,7 +288,7 @@ class CheckpointPut:
                 elements=ValuesAsEncoded(value.elements, value.encoded_elements)
             )
 
-    def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
+    def _encode_channel_value(self, codec: Codec, channel: str) -> EncodedValue:
         """Return the encoded value of a channel.
 
         Each channel's value is encoded only once, on the first call.
@@ -312,9 +314,9 @@ class CheckpointPut:
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
-    def build_channel_nodes(
+    def build_channel_values_to_store(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
-    ) -> dict[str, Node | None]:
+    ) -> dict[str, ValueToStore | None]:
         """Convert each channel's value to its stored form: log items or encoded bytes.
 
         Args:
@@ -323,14 +325,14 @@ class CheckpointPut:
             parent: The parent of the checkpoint, or None.
 
         Returns:
-            The node of each channel, by channel name. The node of a channel is None if the channel
-            keeps the value of the parent.
+            The value of each channel, by channel name. The value is None if the channel keeps the
+            value of the parent.
 
         Raises:
             UnknownCheckpoint: A `Continuation` has no parent value that it could continue.
         """
         versions, changed = self._versions, self.new_versions
-        nodes: dict[str, Node | None] = {}
+        values_to_store: dict[str, ValueToStore | None] = {}
         for channel in self._values:
             is_unchanged = channel not in changed and channel in versions
             if (
@@ -339,13 +341,13 @@ class CheckpointPut:
                 and parent.has_version(channel, versions[channel])
                 and parent.references[channel][0] != DELTA
             ):
-                nodes[channel] = None
+                values_to_store[channel] = None
             elif channel in self._inline:
-                nodes[channel] = self._inline[channel]
+                values_to_store[channel] = self._inline[channel]
             else:
-                value = self._encode_channel(codec, channel)
+                value = self._encode_channel_value(codec, channel)
                 if value.kind is None:
-                    nodes[channel] = value.encoded
+                    values_to_store[channel] = value.encoded
                     continue
                 log = logs.get(channel) or ChannelLog(0, channel)
                 if value.continues_parent and (parent is None or channel not in parent.ranges):
@@ -361,37 +363,40 @@ class CheckpointPut:
                         "meantime; repeat the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
-                nodes[channel] = _split_into_known_ranges_and_new_items(
+                values_to_store[channel] = _split_into_known_ranges_and_new_items(
                     codec, log, value, hint, f"channel_values[{channel!r}]"
                 )
         if self.replayed is not None:
-            self._add_replayed_writes_to_nodes(self.replayed, logs, nodes)
-        return nodes
+            self._add_replayed_writes_to_values(self.replayed, logs, values_to_store)
+        return values_to_store
 
-    def _add_replayed_writes_to_nodes(
-        self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
+    def _add_replayed_writes_to_values(
+        self,
+        replayed: DeltaWrites,
+        logs: Mapping[str, ChannelLog],
+        values_to_store: dict[str, ValueToStore | None],
     ) -> None:
-        """Add the replayed writes of each `DeltaChannel` to the channel's node in `nodes`.
+        """Add the replayed writes of each `DeltaChannel` to its value in `values_to_store`.
 
-        For a channel without a snapshot, the replayed writes are added to the node. For a channel
-        with a snapshot, the node records which items of the snapshot repeat messages that are
+        For a channel without a snapshot, the replayed writes are added to the value. For a channel
+        with a snapshot, the value records which items of the snapshot repeat messages that are
         already in the transcript in another form.
         """
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
-            is_log_complete, former_node = log.is_complete, nodes.get(channel)
+            is_log_complete, former_value = log.is_complete, values_to_store.get(channel)
             parts = update.list_added_items_as_bytes_or_log_range(log)
-            if isinstance(former_node, SplitValue):
-                parts += former_node.parts
-            elif not isinstance(former_node, bytes):
-                former_node = None
-            nodes[channel] = SplitValue(
-                DELTA, [], parts, is_log_complete, update=update, undivided=former_node
+            if isinstance(former_value, SplitValue):
+                parts += former_value.parts
+            elif not isinstance(former_value, bytes):
+                former_value = None
+            values_to_store[channel] = SplitValue(
+                DELTA, [], parts, is_log_complete, update=update, undivided=former_value
             )
         for channel, repeated_items in replayed.repeated_items.items():
-            node = nodes[channel]
-            if isinstance(node, SplitValue):
-                nodes[channel] = node._replace(repeated_items=repeated_items)
+            value_to_store = values_to_store[channel]
+            if isinstance(value_to_store, SplitValue):
+                values_to_store[channel] = value_to_store._replace(repeated_items=repeated_items)
 
     def decode_values_other_fields_and_metadata(
         self, codec: Codec
@@ -523,7 +528,7 @@ class TaskWrites:
             writes_by_index[index] = [index, channel, reference]
         self.encoded, self.cached_thread = list(writes_by_index.values()), cached_thread
 
-    def build_writes_for_state(self, thread_key: int, generation: int) -> list[Write]:
+    def get_writes_with_valid_references(self, thread_key: int, generation: int) -> list[Write]:
         """Return the encoded writes, with references that are valid for the thread's current state.
 
         The encoded writes can contain references to log items of the cached thread. These
@@ -595,7 +600,9 @@ def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     return None
 
 
-def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
+def choose_title(
+    put: CheckpointPut, thread: Thread, values_to_store: dict[str, ValueToStore | None]
+) -> Title | None:
     """Decide whether a thread keeps its current title or gets the title from a new checkpoint.
 
     The new title is used in three cases: the thread has no title yet, the new title comes from the
@@ -605,7 +612,7 @@ def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | Non
     former, title = thread.title, put.title
     if title is None:
         return NO_TITLE if former is None and thread.last_seq == 1 else former
-    if title.message_id is not None and nodes.get("messages") is None:
+    if title.message_id is not None and values_to_store.get("messages") is None:
         # Keep the current title, because the new checkpoint does not change the messages.
         return former
     if former is None or former == NO_TITLE or title.message_id in (None, former.message_id):
@@ -668,14 +675,20 @@ def _split_into_known_ranges_and_new_items(
     # the log during the search, after some items had already been reported as missing.
     is_log_complete = log.is_complete
     if value.kind == ITEM:
-        position = log.find_position(value.encoded)
+        position = log.find_item_position(value.encoded)
         parts: list[bytes | Range] = [
             value.encoded if position is None else (position, position + 1)
         ]
         return SplitValue(ITEM, [], parts, is_log_complete, value.is_snapshot)
     likely_ranges = [] if value.continues_parent else parent_ranges
     kept_ranges, parts = _find_ranges_and_parts_in_log(
-        codec, log, log.find_position, value.elements, value.encoded_elements, likely_ranges, path
+        codec,
+        log,
+        log.find_item_position,
+        value.elements,
+        value.encoded_elements,
+        likely_ranges,
+        path,
     )
     kept_ranges = parent_ranges if value.continues_parent else kept_ranges
     return SplitValue(value.kind or LIST, kept_ranges, parts, is_log_complete, value.is_snapshot)
@@ -728,7 +741,7 @@ def encode_value_as_inline_reference(
         # if the transaction that adds the item were rolled back.
         if log is not None and log.items:
             _, parts = _find_ranges_and_parts_in_log(
-                codec, log, log.find_stored_position, elements, comparison_forms, [], path
+                codec, log, log.find_committed_item_position, elements, comparison_forms, [], path
             )
             return [kind, [_build_element_reference(log, part) for part in parts]]
     pairs = zip(elements, comparison_forms, strict=True)
@@ -825,7 +838,8 @@ def _find_ranges_and_parts_in_log(
             )
             if position is None and codec.former_names:
                 former_positions = map(
-                    find_position, codec.iter_former_encodings(elements[i], stored_form)
+                    find_position,
+                    codec.iter_encodings_with_former_class_names(elements[i], stored_form),
                 )
                 position = next(
                     (
@@ -839,28 +853,30 @@ def _find_ranges_and_parts_in_log(
                 parts.append(stored_form)
                 i += 1
                 continue
-        stop = position + _count_equal_items(log, position, encoded_elements, i)
+        stop = position + _count_elements_equal_to_log_items(log, position, encoded_elements, i)
         parts.append((position, stop))
         i += stop - position
     return kept_ranges, parts
 
 
-def _count_equal_items(
-    log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
+def _count_elements_equal_to_log_items(
+    log: ChannelLog, first_position: int, encoded_elements: list[bytes], first_index: int
 ) -> int:
-    """Count how many elements, starting at `index`, equal the log items starting at `position`.
+    """Count the elements from `first_index` on that equal the log items from `first_position` on.
 
-    The element at `index` is known to equal the log item at `position`. Counting stops at the first
-    difference.
+    The element at `first_index` is known to equal the log item at `first_position`. Counting stops
+    at the first difference.
     """
-    get_item = log.items.get if position < ALIASES else log.get
+    get_item = log.items.get if first_position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
     # Compare slices of increasing size, so that an early mismatch is found without copying all
     # remaining elements.
     while new_matches == size:
         size *= 2
-        piece = encoded_elements[index + equal_count : index + equal_count + size]
-        log_items = map(get_item, range(position + equal_count, position + equal_count + size))
+        piece = encoded_elements[first_index + equal_count : first_index + equal_count + size]
+        log_items = map(
+            get_item, range(first_position + equal_count, first_position + equal_count + size)
+        )
         new_matches = sum(takewhile(bool, map(eq, log_items, piece)))
         equal_count += new_matches
     return equal_count
@@ -884,7 +900,7 @@ def _find_positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, i
     return by_content
 
 
-def _can_pack_keys(keys: list[Any]) -> bool:
+def _can_encode_keys_as_msgpack(keys: list[Any]) -> bool:
     try:
         pack(keys)
     # msgpack cannot encode lone surrogates or integers that are out of range.
@@ -905,5 +921,9 @@ def _are_elements_stored_separately(value: Any) -> bool:
     encode its keys.
     """
     if type(value) is dict:
-        return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack_keys([*value])
+        return (
+            bool(value)
+            and _KEYS.issuperset(map(type, value))
+            and _can_encode_keys_as_msgpack([*value])
+        )
     return type(value) is list and not _NUMBERS.issuperset(map(type, value))

@@ -42,21 +42,21 @@ from perdure.checkpointers.manifest import (
     count_positions,
     drop_repeated_positions,
     iter_positions,
-    join_ranges,
+    join_adjacent_ranges,
     merge_ranges,
     subtract_ranges,
     unflatten_ranges,
 )
 from perdure.checkpointers.records import (
+    decode_stored_id,
     decrypt_checkpoint,
     decrypt_list_entry,
     decrypt_position_and_item,
     decrypt_writes,
+    encode_id_for_storage,
     encrypt_thread_list_entry_and_build_search_keys,
     key_range,
-    pack_id,
     select_metadata_for_thread_lists,
-    unpack_id,
 )
 from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.reports import ThreadStatus
@@ -131,7 +131,7 @@ class CheckpointReader:
                     address.thread_id, statement
                 )
         if not rows and address.checkpoint_id is not None:
-            packed_id = pack_id(address.checkpoint_id)
+            packed_id = encode_id_for_storage(address.checkpoint_id)
             statement = self.sql(
                 "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
             )
@@ -142,7 +142,7 @@ class CheckpointReader:
             yield from self.verify_checkpoint_missing(address)
             return None
         thread_key, generation, newest_removal, namespace_key, *row = rows[0]
-        checkpoint_id = unpack_id(row[1])
+        checkpoint_id = decode_stored_id(row[1])
         if thread_key is None or address.checkpoint_id not in (None, checkpoint_id):
             raise build_damaged_index_error(
                 f"checkpoint {address.checkpoint_id!r} of thread {address.thread_id!r}"
@@ -152,7 +152,9 @@ class CheckpointReader:
         )
         snapshot = thread.committed_snapshot(address.checkpoint_ns, checkpoint_id or "")
         if snapshot is None or snapshot.key != row[0]:
-            snapshot = self.decrypt_row(address.thread_id, address.checkpoint_ns, tuple(row))
+            snapshot = self.decrypt_checkpoint_row(
+                address.thread_id, address.checkpoint_ns, tuple(row)
+            )
             yield from self.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
             thread.record_newest_checkpoint(snapshot)
             thread.last_namespace = address.checkpoint_ns, namespace_key
@@ -174,7 +176,7 @@ class CheckpointReader:
             return (yield statement), True
         key, checkpoint_id = cached.newest_checkpoint
         rows, found_ids = yield [statement, self.sql("find_checkpoint_id", key)]
-        return rows, bool(found_ids) and unpack_id(found_ids[0][0]) == checkpoint_id
+        return rows, bool(found_ids) and decode_stored_id(found_ids[0][0]) == checkpoint_id
 
     def _find_cached_thread(
         self, thread_id: str, key_generation_and_removal: tuple[int, int, int], is_cache_valid: bool
@@ -197,11 +199,17 @@ class CheckpointReader:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
         """
         if self.sql["damaged_index_entries"]:
-            params = address.thread_id, address.checkpoint_ns, pack_id(address.checkpoint_id)
+            params = (
+                address.thread_id,
+                address.checkpoint_ns,
+                encode_id_for_storage(address.checkpoint_id),
+            )
             for (entry,) in (yield self.sql("damaged_index_entries", *params)):
                 raise build_damaged_index_error(entry)
 
-    def check_row_count(self, row_count: int, start_key: int, stop_key: int) -> Flow[None]:
+    def check_id_index_row_count(
+        self, table_row_count: int, start_key: int, stop_key: int
+    ) -> Flow[None]:
         """Check that the checkpoint table and its id index have the same row count in a key range.
 
         Raises:
@@ -210,7 +218,7 @@ class CheckpointReader:
         ((indexed_count,),) = yield self.sql(
             "indexed_checkpoints", start_key >> 32, start_key, stop_key
         )
-        if indexed_count != row_count:
+        if indexed_count != table_row_count:
             raise build_damaged_index_error(f"namespace {start_key >> 32}")
 
     def read_tuple(
@@ -243,7 +251,7 @@ class CheckpointReader:
                 cached.namespace_key,
                 cached.snapshot.key,
             )
-            if heads and (*heads[0][:5], unpack_id(heads[0][5])) == (
+            if heads and (*heads[0][:5], decode_stored_id(heads[0][5])) == (
                 *state,
                 cached.snapshot.checkpoint_id,
             ):
@@ -353,7 +361,7 @@ class CheckpointReader:
                 return None
         return StoredCheckpoint(thread, head.namespace_key, snapshot)
 
-    def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
+    def read_rows_of_writes(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read a checkpoint's writes, as rows `(checkpoint_id, task_id, task_path, body)`."""
         return [
             *self._skip_rows_of_other_checkpoints((yield self._build_writes_statement(checkpoint)))
@@ -363,7 +371,7 @@ class CheckpointReader:
         return self.sql(
             "checkpoint_writes",
             checkpoint.namespace_key,
-            pack_id(checkpoint.snapshot.checkpoint_id),
+            encode_id_for_storage(checkpoint.snapshot.checkpoint_id),
         )
 
     def _build_tuple(
@@ -397,7 +405,7 @@ class CheckpointReader:
         checkpoint = yield from self.find_checkpoint(address)
         if checkpoint is None:
             return None
-        rows = yield from self.read_write_rows(checkpoint)
+        rows = yield from self.read_rows_of_writes(checkpoint)
         return (yield from self.read_status(*address[:2], checkpoint.snapshot, rows))
 
     def read_status(
@@ -424,7 +432,7 @@ class CheckpointReader:
                 self.seal, thread_id, checkpoint_ns, (checkpoint_id, task_id, task_path, body)
             )
             for _, channel, ref in stored:
-                write = TaskWrite(unpack_id(task_id) or "", task_path, channel)
+                write = TaskWrite(decode_stored_id(task_id) or "", task_path, channel)
                 if channel in (INTERRUPT, ERROR):
                     write = write._replace(
                         value=(yield from self.read_referenced_value(thread_id, ref))
@@ -450,7 +458,7 @@ class CheckpointReader:
 
     def is_head(self, address: Address) -> Flow[bool]:
         """Return whether the checkpoint at an address is the head of its namespace."""
-        packed_id = pack_id(address.checkpoint_id)
+        packed_id = encode_id_for_storage(address.checkpoint_id)
         rows = yield self.sql(
             "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
         )
@@ -460,20 +468,26 @@ class CheckpointReader:
         self, thread_id: str, checkpoint_ns: str, namespace_key: int, checkpoint_id: str
     ) -> Flow[Snapshot | None]:
         """Read one checkpoint and its log ranges. Return None if the checkpoint does not exist."""
-        rows = yield self.sql("find_checkpoint", namespace_key, pack_id(checkpoint_id))
-        if rows and unpack_id(rows[0][1]) != checkpoint_id:
+        rows = yield self.sql(
+            "find_checkpoint", namespace_key, encode_id_for_storage(checkpoint_id)
+        )
+        if rows and decode_stored_id(rows[0][1]) != checkpoint_id:
             raise build_damaged_index_error(f"checkpoint {checkpoint_id!r} of thread {thread_id!r}")
         return (
-            (yield from self.decrypt_and_resolve_row(thread_id, checkpoint_ns, rows[0]))
+            (
+                yield from self.decrypt_checkpoint_row_and_unflatten_ranges(
+                    thread_id, checkpoint_ns, rows[0]
+                )
+            )
             if rows
             else None
         )
 
-    def decrypt_and_resolve_row(
+    def decrypt_checkpoint_row_and_unflatten_ranges(
         self, thread_id: str, checkpoint_ns: str, row: Row
     ) -> Flow[Snapshot]:
         """Decrypt a checkpoint's row and decode the log ranges of its values."""
-        snapshot = self.decrypt_row(thread_id, checkpoint_ns, row)
+        snapshot = self.decrypt_checkpoint_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), is_cache_valid = yield from self.read_rows_and_check_cache(
             thread_id, statement
@@ -482,7 +496,7 @@ class CheckpointReader:
         yield from self.unflatten_ranges_in_snapshot(thread_id, thread, snapshot)
         return snapshot
 
-    def decrypt_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
+    def decrypt_checkpoint_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
         The log ranges in the returned snapshot still have their stored form, a flat list of
@@ -499,27 +513,33 @@ class CheckpointReader:
         numbers.
         """
         rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
-        yield from self.check_row_count(len(rows), *key_range(namespace_key))
-        return ((row, self.decrypt_row(thread_id, checkpoint_ns, row)) for row in rows)
+        yield from self.check_id_index_row_count(len(rows), *key_range(namespace_key))
+        return ((row, self.decrypt_checkpoint_row(thread_id, checkpoint_ns, row)) for row in rows)
 
     def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """Decode the metadata of a checkpoint. Each call returns a new dict."""
         metadata: dict[str, Any] = self.codec.decode(snapshot.encoded_fields[1])
         return metadata
 
-    def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
+    def update_thread_list_entry_from_head(
+        self, thread_id: str, head_row: Row | None
+    ) -> Flow[None]:
         """Copy metadata from a thread's head to the entry that represents the thread in lists.
 
         The list entry keeps its title.
 
         Args:
             thread_id: The thread.
-            head: The row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)` of the
+            head_row: The row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)` of the
                 head, or None if the thread has no head.
         """
         for thread_key, *_, list_entry in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, list_entry)
-            metadata = self.decode_metadata(self.decrypt_row(thread_id, "", head)) if head else {}
+            metadata = (
+                self.decode_metadata(self.decrypt_checkpoint_row(thread_id, "", head_row))
+                if head_row
+                else {}
+            )
             listed = select_metadata_for_thread_lists(metadata)
             stored = listed, self.codec.encode(listed, lambda: "metadata", exact=True)
             yield self.sql(
@@ -530,7 +550,7 @@ class CheckpointReader:
                 thread_key,
             )
 
-    def read_activity_time(self, snapshot: Snapshot, put_at: float) -> float:
+    def decode_checkpoint_unix_time(self, snapshot: Snapshot, put_at: float) -> float:
         """Return a checkpoint's time as a Unix timestamp in seconds.
 
         The result is the earlier of the checkpoint's `ts` and the time at which the checkpoint was
@@ -550,7 +570,7 @@ class CheckpointReader:
             snapshot.step = step if type(step) is int else None
         return snapshot.step
 
-    def read_labels(self, snapshot: Snapshot) -> dict[str, Any]:
+    def decode_labels_for_child_checkpoints(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the metadata values that child checkpoints inherit, such as `user_id`."""
         if snapshot.labels is None:
             snapshot.labels = select_labels_for_child_checkpoint(self.decode_metadata(snapshot))
@@ -561,9 +581,9 @@ class CheckpointReader:
     ) -> Flow[None]:
         """Decode the log ranges in a snapshot in place, and set the transcript of each channel.
 
-        The snapshot must have been returned by `decrypt_row`. A transcript contains each item only
-        once. If a value contains aliases (log entries that refer to earlier items), the aliases are
-        loaded, so that repeated items can be detected.
+        The snapshot must have been returned by `decrypt_checkpoint_row`. A transcript contains each
+        item only once. If a value contains aliases (log entries that refer to earlier items), the
+        aliases are loaded, so that repeated items can be detected.
         """
         stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
@@ -589,14 +609,14 @@ class CheckpointReader:
             if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
-    def allocate_keys(self, count: int) -> Flow[list[int]]:
+    def allocate_row_keys(self, count: int) -> Flow[list[int]]:
         """Allocate at least `count` keys for threads, namespaces and logs.
 
         The keys are returned in descending order. If this process has fewer than `count` reserved
         keys left, it reserves another block of keys in the database. Each block contains more than
         `count` keys, so most calls need no database access. After the commit, the unused keys must
-        be passed to `KeyBlock.replace_keys`. To prevent deadlocks between transactions, a
-        transaction must allocate keys before its other writes.
+        be passed to `KeyBlock.replace_reserved_row_keys`. To prevent deadlocks between
+        transactions, a transaction must allocate keys before its other writes.
         """
         keys = self.cache.keys.take_reserved_row_keys(count)
         if keys is None:
@@ -623,7 +643,7 @@ class CheckpointReader:
         """
         writes = []
         for row in self._skip_rows_of_other_checkpoints(rows):
-            task_id = unpack_id(row[1]) or ""
+            task_id = decode_stored_id(row[1]) or ""
             for index, channel, ref in decrypt_writes(self.seal, *address[:2], row):
                 if channels is None or channel in channels:
                     value = yield from self.read_value(address.thread_id, checkpoint.thread, ref)
@@ -719,7 +739,7 @@ class CheckpointReader:
         if aliases:
             bodies = yield from self._read_item_bodies(thread_id, log, aliases)
             origins = dict(zip(iter_positions(aliases), map(unpack, bodies), strict=True))
-            originals = join_ranges(
+            originals = join_adjacent_ranges(
                 (origin, origin + 1) for origin in sorted(set(origins.values()))
             )
             missing_ranges = [pair for pair in missing_ranges if pair[0] < ALIASES]
@@ -749,13 +769,13 @@ class CheckpointReader:
         log = yield from self.load_log_items_into_cache(thread_id, thread, log_key, aliases)
         return [*map(log.resolve_alias_to_item_position, iter_positions(ranges))]
 
-    def load_items_by_hash(
-        self, thread_id: str, thread: Thread, hashes: Sequence[int]
+    def load_items_with_hashes_into_cache(
+        self, thread_id: str, thread: Thread, item_hashes: Sequence[int]
     ) -> Flow[None]:
         """Find items by their content hashes, and load them into the thread's cached logs."""
-        if not hashes:
+        if not item_hashes:
             return
-        for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
+        for key, body in (yield self.sql("items_with_hashes", json.dumps(item_hashes))):
             log, position = thread.logs.get(key >> 32), key & 0xFFFFFFFF
             if log is not None and position < ALIASES:
                 item = decrypt_position_and_item(self.seal, thread_id, log.name, key, body)

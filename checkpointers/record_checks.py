@@ -128,7 +128,7 @@ def _check_namespace_records_well_formed(
             all(isinstance(seen, dict) for seen in snapshot.versions_seen.values()), "versions seen"
         )
         for ref in snapshot.references.values():
-            _check_reference_form_and_items(logs, ref)
+            _check_reference_well_formed(logs, ref)
         # Each channel's transcript is stored as a log key and a flat list of ranges, `[start,
         # length, start, length, ...]`.
         transcripts: Mapping[str, Any] = snapshot.transcript
@@ -137,10 +137,10 @@ def _check_namespace_records_well_formed(
     for _, _, _, writes in namespace.writes:
         for number, channel, ref in writes:
             _require(type(number) is int and isinstance(channel, str), "a write")
-            _check_reference_form_and_items(logs, ref)
+            _check_reference_well_formed(logs, ref)
 
 
-def _check_reference_form_and_items(
+def _check_reference_well_formed(
     logs: Mapping[int, _LogPositions], ref: ValueReference, depth: int = 0
 ) -> None:
     """Check that a value reference is well formed and that the log items it points to exist.
@@ -159,7 +159,7 @@ def _check_reference_form_and_items(
         logs[log].check_items_of_ranges_exist(numbers)
     elif kind == MAP:
         for inner in rest[0].values():
-            _check_reference_form_and_items(logs, inner, depth + 1)
+            _check_reference_well_formed(logs, inner, depth + 1)
     elif kind in (LIST_HERE, DICT_HERE):
         for element in rest[0]:
             if not isinstance(element, bytes):
@@ -169,7 +169,7 @@ def _check_reference_form_and_items(
         if isinstance(rest[0], int):
             _require(kind == DELTA and rest[0] in (LIST, DICT), "an unknown value")
         else:
-            _check_reference_form_and_items(logs, rest[0], depth + 1)
+            _check_reference_well_formed(logs, rest[0], depth + 1)
 
 
 def _check_times(*times: float) -> None:

@@ -56,28 +56,35 @@ _MAX_TAGS: Final = 1_000
 
 
 @lru_cache(maxsize=1024)
-def pack_id(text: str | None) -> bytes | str | None:
+def encode_id_for_storage(id_text: str | None) -> bytes | str | None:
     """Convert an id to its stored form: 16 bytes for a canonical UUID, otherwise the text.
 
-    >>> pack_id("t-1"), len(pack_id("1f0c8b9e-0000-6000-8000-000000000000"))
-    ('t-1', 16)
+    >>> encode_id_for_storage("t-1")
+    't-1'
+    >>> len(encode_id_for_storage("1f0c8b9e-0000-6000-8000-000000000000"))
+    16
     """
-    if text is None or len(text) != 36 or text[8:24:5] != "----" or text != text.lower():
-        return None if text is None else TextOrBytes(text)
+    if (
+        id_text is None
+        or len(id_text) != 36
+        or id_text[8:24:5] != "----"
+        or id_text != id_text.lower()
+    ):
+        return None if id_text is None else TextOrBytes(id_text)
     try:
-        packed = bytes.fromhex(text.replace("-", ""))
+        packed = bytes.fromhex(id_text.replace("-", ""))
     except ValueError:
-        return TextOrBytes(text)
-    return packed if len(packed) == 16 else TextOrBytes(text)
+        return TextOrBytes(id_text)
+    return packed if len(packed) == 16 else TextOrBytes(id_text)
 
 
 @lru_cache(maxsize=1024)
-def unpack_id(stored: bytes | str | None) -> str | None:
-    """Convert a stored id to text. `pack_id` does the reverse."""
-    stored = decode_text_or_bytes(stored)
-    if not isinstance(stored, bytes):
-        return stored and str(stored)
-    text = stored.hex()
+def decode_stored_id(stored_id: bytes | str | None) -> str | None:
+    """Convert a stored id to text. `encode_id_for_storage` does the reverse."""
+    stored_id = decode_text_or_bytes(stored_id)
+    if not isinstance(stored_id, bytes):
+        return stored_id and str(stored_id)
+    text = stored_id.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
@@ -258,7 +265,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
         CorruptRecord: The row is damaged or was tampered with.
     """
     key, packed_id, packed_parent, run_start, put_at, body = row
-    checkpoint_id, parent_id = unpack_id(packed_id) or "", unpack_id(packed_parent)
+    checkpoint_id, parent_id = decode_stored_id(packed_id) or "", decode_stored_id(packed_parent)
     associated_data = checkpoint_associated_data(
         thread_id, checkpoint_ns, (key, checkpoint_id, parent_id, run_start, put_at)
     )
@@ -319,8 +326,8 @@ def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> 
         "writes",
         thread_id,
         checkpoint_ns,
-        unpack_id(row[0]) or "",
-        unpack_id(row[1]) or "",
+        decode_stored_id(row[0]) or "",
+        decode_stored_id(row[1]) or "",
         row[2],
     )
     return _decrypt_and_unpack(seal, row[3], associated_data)  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Snapshot
-from perdure.checkpointers.manifest import iter_positions, join_ranges
+from perdure.checkpointers.manifest import iter_positions, join_adjacent_ranges
 from perdure.checkpointers.put import START, CheckpointPut
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.removal_records import (
@@ -113,7 +113,7 @@ class RunStarts:
         if config is None or runtime is None:
             return
         source = put.metadata.get("source")
-        is_new = source == "input" or (put.stores_whole_run and START in put.new_versions)
+        is_new = source == "input" or (put.is_only_checkpoint_of_run and START in put.new_versions)
         if source == "loop" and not is_new:
             put.continues_run = True
         elif is_new and (run := self.find_run(config, thread_id)) is not None:
@@ -200,7 +200,9 @@ def _find_added_messages(
     transcript_positions = yield from _read_log_positions_of_transcript(
         reader, thread_id, stored_checkpoint, stored_checkpoint.snapshot, channel
     )
-    ranges = join_ranges((position, position + 1) for position in sorted(transcript_positions))
+    ranges = join_adjacent_ranges(
+        (position, position + 1) for position in sorted(transcript_positions)
+    )
     log = yield from reader.load_log_items_into_cache(
         thread_id, stored_checkpoint.thread, key, ranges
     )

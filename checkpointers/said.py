@@ -14,7 +14,7 @@ from itertools import chain, compress
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import ALIASES, iter_log_references, unflatten_ranges
+from perdure.checkpointers.manifest import ALIASES, iter_log_keys_and_flat_ranges, unflatten_ranges
 from perdure.checkpointers.records import key_range
 from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
@@ -127,18 +127,20 @@ def _read_log_length_and_time_at_newest_checkpoints(
             _CHECKPOINTS_PER_MESSAGE * (checkpoint_count + 1),
         )
         for row in reversed(rows):
-            snapshot = threads.reader.decrypt_row(thread_id, "", row)
+            snapshot = threads.reader.decrypt_checkpoint_row(thread_id, "", row)
             value_ranges = chain(
                 *(
                     unflatten_ranges(part)
-                    for _, part in iter_log_references(snapshot.references.get(channel, b""))
+                    for _, part in iter_log_keys_and_flat_ranges(
+                        snapshot.references.get(channel, b"")
+                    )
                 )
             )
             transcript: Any = snapshot.transcript.get(channel, (0, []))
             ranges = chain(value_ranges, unflatten_ranges(transcript[1]))
             stop = max([0, *(stop for _, stop in ranges if stop <= ALIASES)])
             if not lengths or stop > lengths[-1][0]:
-                lengths.append((stop, threads.reader.read_activity_time(snapshot, row[4])))
+                lengths.append((stop, threads.reader.decode_checkpoint_unix_time(snapshot, row[4])))
     return lengths
 
 

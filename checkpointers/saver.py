@@ -51,9 +51,9 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.labels import LABELS, find_context_labels
+from perdure.checkpointers.labels import LABELS, find_labels_in_run_context
 from perdure.checkpointers.listing import Listing
-from perdure.checkpointers.objects import class_name
+from perdure.checkpointers.objects import get_module_and_class_name
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.removal_records import RemovalRecords
@@ -252,7 +252,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         max_count = None if limit is None else max(limit, 0)
         for address, row_key in islice(
-            self._listing.iter_addresses_and_keys(config, filter, before), max_count
+            self._listing.iter_addresses_and_row_keys(config, filter, before), max_count
         ):
             checkpoint = self._read(partial(self._reader.read_tuple, address, row_key))
             # The checkpoint may have been pruned after its address was found.
@@ -347,7 +347,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
         label_names = self._labels.get(address.thread_id)
         if label_names and not address.checkpoint_ns:
-            labels = find_context_labels(config, label_names)
+            labels = find_labels_in_run_context(config, label_names)
             full_metadata |= {**labels, LABELS: sorted(labels)} if labels else {}
         continues_chosen_checkpoint = self._read_by_id.pop(address, False)
         values = checkpoint["channel_values"].values()
@@ -513,8 +513,11 @@ def choose_serializer(
     """Choose the serializer, encryption and stored types based on the options passed to `open`."""
     seal, stored_types = build_encryption_or_checksum_seal(key), StoredTypes(types, aliases)
     if serde is None:
-        names = [class_name(t) if isinstance(t, type) else t for t in allow]
-        names += [*map(class_name, stored_types.classes), *([] if strict else [Allowlist.LOADED])]
+        names = [get_module_and_class_name(t) if isinstance(t, type) else t for t in allow]
+        names += [
+            *map(get_module_and_class_name, stored_types.classes),
+            *([] if strict else [Allowlist.LOADED]),
+        ]
         serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
     plain_serde = serde.serde if isinstance(serde, EncryptedSerializer) else serde
     if stored_types.is_used and type(plain_serde) is not JsonPlusSerializer:

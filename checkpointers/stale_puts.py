@@ -23,7 +23,7 @@ from perdure.checkpointers.put import (
     encode_value_as_inline_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import pack_id
+from perdure.checkpointers.records import encode_id_for_storage
 from perdure.checkpointers.removal import (
     NEXT_NODE,
     NO_WRITES,
@@ -47,8 +47,8 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import Flow
 
-# Placeholder thread key and generation that match no thread, so that `build_writes_for_state`
-# stores all items inline instead of as references to log items.
+# Placeholder thread key and generation that match no thread, so that
+# `get_writes_with_valid_references` stores all items inline instead of as references to log items.
 _NO_ROWS: Final = 0, -1
 
 
@@ -258,7 +258,7 @@ class StalePut:
         Returns:
             The remaining writes, and whether the task still waits for an answer.
         """
-        writes = request.build_writes_for_state(*_NO_ROWS)
+        writes = request.get_writes_with_valid_references(*_NO_ROWS)
         values = [decode_value_of_inline_reference(self._codec, ref) for _, _, ref in writes]
         self._collect_texts_of_erased_messages(
             zip((channel for _, channel, _ in writes), values, strict=True), are_inputs=True
@@ -340,7 +340,7 @@ def _check_checkpoints_not_deleted(
     is_gone = is_there = False
     for namespace, checkpoint_id in ids_by_namespace.items():
         rows = yield reader.sql(
-            "checkpoint_with_keys", pack_id(checkpoint_id), thread_id, namespace
+            "checkpoint_with_keys", encode_id_for_storage(checkpoint_id), thread_id, namespace
         )
         is_there = is_there or bool(rows)
         hashed = reader.removals.hash_text("checkpoint", checkpoint_id)

@@ -18,9 +18,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.known_types import KNOWN, Name
 from perdure.checkpointers.objects import (
-    class_name,
     detect_enum_model_dataclass_or_namedtuple,
     find_class,
+    get_module_and_class_name,
 )
 from perdure.errors import ConfigurationError, SerializationError
 
@@ -71,7 +71,11 @@ class StoredType(Generic[T]):
                     f"{option} of the stored type {self.cls.__qualname__} is {function!r:.80}; "
                     "expected a function with one argument, the value"
                 )
-        name = parse_class_name("name", self.name) if self.name else class_name(self.cls)
+        name = (
+            parse_class_name("name", self.name)
+            if self.name
+            else get_module_and_class_name(self.cls)
+        )
         object.__setattr__(self, "stored_name", name)
         _refuse_natively_storable_class(self.cls)
 
@@ -190,7 +194,7 @@ class StoredTypes:
     def _stored_name(self, cls: type) -> Name:
         """Return the pair `(module, qualified name)` that is stored with new values of a class."""
         registered = self.by_class.get(cls)
-        return class_name(cls) if registered is None else registered.stored_name
+        return get_module_and_class_name(cls) if registered is None else registered.stored_name
 
     @property
     def classes(self) -> list[type]:
@@ -223,7 +227,7 @@ class StoredTypes:
             generic, bracket, parameters = qualified_name.partition("[")
             target = self._targets.get((module, generic))
             if target is not None:
-                new_module, new_name = class_name(target)
+                new_module, new_name = get_module_and_class_name(target)
                 parametrised = find_class(
                     new_module, f"{new_name}{bracket}{parameters}", load=False
                 )
@@ -381,7 +385,7 @@ def _refuse_natively_storable_class(cls: Any) -> None:
     if (
         cls in _BUILTIN
         or cls is type(None)
-        or class_name(cls) in KNOWN
+        or get_module_and_class_name(cls) in KNOWN
         or issubclass(cls, BaseMessage)
         or detect_enum_model_dataclass_or_namedtuple(cls) is not None
     ):
@@ -404,7 +408,7 @@ def _format_name(name: Name) -> str:
 
 
 def _format_target(target: type | Name) -> str:
-    return _format_name(class_name(target) if isinstance(target, type) else target)
+    return _format_name(get_module_and_class_name(target) if isinstance(target, type) else target)
 
 
 def _format_error(exc: Exception) -> str:

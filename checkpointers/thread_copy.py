@@ -36,7 +36,7 @@ from perdure.checkpointers.manifest import (
     SNAPSHOT,
     extract_value_reference_from_delta_channel_reference,
     iter_positions,
-    join_ranges,
+    join_adjacent_ranges,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.record_checks import MALFORMED, check_thread_records_well_formed
@@ -47,13 +47,13 @@ from perdure.checkpointers.records import (
     compute_metadata_tags,
     compute_position_ranges_of_items_and_aliases,
     decrypt_client_metadata,
+    encode_id_for_storage,
     encrypt_checkpoint,
     encrypt_client_metadata_and_search_keys,
     encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
     item_associated_data,
     key_range,
-    pack_id,
     select_lineage,
 )
 from perdure.checkpointers.reports import ImportReport
@@ -109,7 +109,7 @@ def read_transcript_tree(
     for row in reversed(rows):
         is_head = row[0] == head.snapshot.key
         if is_head or (row[0] not in head_lineage and row[1] not in parents):
-            snapshot = reader.decrypt_row(thread_id, "", row)
+            snapshot = reader.decrypt_checkpoint_row(thread_id, "", row)
             yield from reader.unflatten_ranges_in_snapshot(thread_id, head.thread, snapshot)
             key, ranges = snapshot.transcript.get(channel, (0, []))
             log = key or log
@@ -117,7 +117,9 @@ def read_transcript_tree(
                 thread_id, head.thread, log, ranges
             )
             lineages.insert(0 if is_head else len(lineages), lineage)
-    ranges = join_ranges((position, position + 1) for position in sorted({*chain(*lineages)}))
+    ranges = join_adjacent_ranges(
+        (position, position + 1) for position in sorted({*chain(*lineages)})
+    )
     ref = head.snapshot.references.get(channel)
     is_known = ref is None or extract_value_reference_from_delta_channel_reference(ref) is not None
     if not ranges:
@@ -267,7 +269,12 @@ class _ThreadWriter:
                 self.seal, (self.target_id, ns, checkpoint_id, task, path), mapped
             )
             yield self.sql(
-                "put_writes", namespace, pack_id(checkpoint_id), pack_id(task), path, body
+                "put_writes",
+                namespace,
+                encode_id_for_storage(checkpoint_id),
+                encode_id_for_storage(task),
+                path,
+                body,
             )
 
     def _write_checkpoint(
@@ -282,8 +289,8 @@ class _ThreadWriter:
         mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
             checkpoint_key,
-            pack_id(snapshot.checkpoint_id),
-            pack_id(snapshot.parent_id),
+            encode_id_for_storage(snapshot.checkpoint_id),
+            encode_id_for_storage(snapshot.parent_id),
             snapshot.run_start,
             put_at,
         )
@@ -362,7 +369,7 @@ def copy_thread(
             records.ttl = minutes, time.time(), min(keeps, 1)  # the time to live starts now
         if (yield reader.sql("find_thread", target)):
             raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-        keys = yield from reader.allocate_keys(records.key_count)
+        keys = yield from reader.allocate_row_keys(records.key_count)
         thread_key = yield from write_thread_and_get_key(reader, records, target, keys, time.time())
         if checkpoint_id is not None:
             yield from maintenance.delete_unreferenced_items(target, thread_key)
@@ -370,7 +377,7 @@ def copy_thread(
         return keys
 
     maintenance.database.write(
-        flow, reader.cache.keys.replace_keys, exclusive_names=(source, target)
+        flow, reader.cache.keys.replace_reserved_row_keys, exclusive_names=(source, target)
     )
 
 
@@ -653,7 +660,7 @@ class DatabaseImport:
             )
             if not isinstance(target_contents, ThreadContents):
                 return target_contents
-            keys[:] = yield from reader.allocate_keys(records.key_count)
+            keys[:] = yield from reader.allocate_row_keys(records.key_count)
             for _, status, _, sealed_client in (yield reader.sql("lock_client_metadata", target)):
                 if sealed_client is not None:
                     records.client = decrypt_client_metadata(reader.seal, target, sealed_client)
@@ -678,7 +685,7 @@ class DatabaseImport:
 
         def update_cache(_: object) -> None:
             if keys:
-                reader.cache.keys.replace_keys(keys)
+                reader.cache.keys.replace_reserved_row_keys(keys)
             reader.cache.drop_thread(target)
 
         return self.target.database.write(flow, update_cache, exclusive_names=(target,))

@@ -393,7 +393,7 @@ class ThreadList:
         def flow() -> Flow[bool]:
             if (yield self._sql("find_thread", thread_id)):
                 return False
-            unused_keys[:] = yield from self._reader.allocate_keys(1)
+            unused_keys[:] = yield from self._reader.allocate_row_keys(1)
             thread.key = unused_keys.pop()
             thread.newest_removal = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
@@ -411,7 +411,7 @@ class ThreadList:
 
         def update_cache(is_created: bool) -> None:
             if is_created:
-                cache.keys.replace_keys(unused_keys)
+                cache.keys.replace_reserved_row_keys(unused_keys)
                 cache.replace_thread(thread_id, thread)
 
         return self._database.write(flow, update_cache, exclusive_names=(thread_id,))

@@ -13,12 +13,12 @@ from perdure.checkpointers.records import (
     ClientMetadata,
     build_row_key,
     compute_position_ranges_of_items_and_aliases,
+    decode_stored_id,
     decrypt_client_metadata,
     decrypt_list_entry,
     decrypt_writes,
     key_range,
     select_lineage,
-    unpack_id,
 )
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import NO_LIMIT, Flow, Row
@@ -172,7 +172,7 @@ def _read_namespace(
     with this sequence number and its ancestors.
     """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
-    yield from reader.check_row_count(len(rows), *key_range(namespace_key))
+    yield from reader.check_id_index_row_count(len(rows), *key_range(namespace_key))
     if last_seq != _SEQ_MASK:
         rows = [row for row in rows if row[0] & _SEQ_MASK <= last_seq]
         rows = (
@@ -180,13 +180,13 @@ def _read_namespace(
         )
         head_seq = max((row[0] & _SEQ_MASK for row in rows), default=0)
     checkpoints = [
-        (row[0] & _SEQ_MASK, row[4], reader.decrypt_row(thread_id, checkpoint_ns, row))
+        (row[0] & _SEQ_MASK, row[4], reader.decrypt_checkpoint_row(thread_id, checkpoint_ns, row))
         for row in rows
     ]
     ids = {snapshot.checkpoint_id for _, _, snapshot in checkpoints}
     writes = []
     for row in (yield reader.sql("namespace_writes", namespace_key)):
-        uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
+        uid, task, path = decode_stored_id(row[0]) or "", decode_stored_id(row[1]) or "", row[2]
         if uid in ids or last_seq == _SEQ_MASK:
             writes.append(
                 (uid, task, path, decrypt_writes(reader.seal, thread_id, checkpoint_ns, row))

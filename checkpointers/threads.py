@@ -35,7 +35,7 @@ from perdure.checkpointers.manifest import (
     count_positions,
     extract_value_reference_from_delta_channel_reference,
     iter_positions,
-    join_ranges,
+    join_adjacent_ranges,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, build_title
 from perdure.checkpointers.reader import (
@@ -138,7 +138,7 @@ class ThreadReader:
             address.thread_id, checkpoint.thread, *value_ranges
         )
         value_positions = {*value_origins}
-        ranges = join_ranges((position, position + 1) for position, _ in entries)
+        ranges = join_adjacent_ranges((position, position + 1) for position, _ in entries)
         log = yield from self.reader.load_log_items_into_cache(
             address.thread_id, checkpoint.thread, key, ranges
         )
@@ -180,7 +180,7 @@ class ThreadReader:
 
     def _load_item_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
         """Read and cache the time at which each item at `positions` was first stored."""
-        missing_ranges = join_ranges(
+        missing_ranges = join_adjacent_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
         times = yield from self.reader.read_item_times(log.key, missing_ranges)
@@ -238,7 +238,7 @@ class ThreadReader:
             [],
         )
         for missing in (removed_positions, other_positions):
-            ranges = join_ranges((position, position + 1) for position in missing)
+            ranges = join_adjacent_ranges((position, position + 1) for position in missing)
             log = yield from self.reader.load_log_items_into_cache(
                 address.thread_id, checkpoint.thread, key, ranges
             )
@@ -283,7 +283,7 @@ class ThreadReader:
         branch_positions: set[int] = set()
         for tip in tips:
             (row,) = yield self.sql("checkpoint_row", tip)
-            snapshot = yield from self.reader.decrypt_and_resolve_row(
+            snapshot = yield from self.reader.decrypt_checkpoint_row_and_unflatten_ranges(
                 address.thread_id, address.checkpoint_ns, row
             )
             ranges = snapshot.transcript.get(channel, (0, []))
@@ -373,7 +373,9 @@ class ThreadReader:
         for thread_key, thread_id, created_at, updated_at, _, title in rows:
             checkpoint_id, metadata, status, head = None, dict[str, Any](), IDLE, None
             if thread_key in checkpoints:
-                head = self.reader.decrypt_row(thread_id, "", tuple(checkpoints[thread_key]))
+                head = self.reader.decrypt_checkpoint_row(
+                    thread_id, "", tuple(checkpoints[thread_key])
+                )
                 checkpoint_id, metadata = head.checkpoint_id, self.reader.decode_metadata(head)
                 status = yield from self.reader.read_status(
                     thread_id, "", head, writes_by_thread.get(thread_key, [])
@@ -393,7 +395,7 @@ class ThreadReader:
         """Recompute the title and metadata in a thread's row from the head checkpoint."""
         title, listed_metadata = None, dict[str, Any]()
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
-            head = self.reader.decrypt_row(row[1], "", tuple(checkpoint))
+            head = self.reader.decrypt_checkpoint_row(row[1], "", tuple(checkpoint))
             metadata = self.reader.decode_metadata(head)
             title = yield from self._read_title(row[1], head, metadata)
             listed_metadata = select_metadata_for_thread_lists(metadata)
@@ -523,7 +525,7 @@ class ThreadReader:
         message_count, active_at = 0, updated_at
         if head is not None:
             message_count = count_positions(head.snapshot.transcript.get("messages", (0, []))[1])
-            active_at = self.reader.read_activity_time(head.snapshot, updated_at)
+            active_at = self.reader.decode_checkpoint_unix_time(head.snapshot, updated_at)
         created, updated, active = (
             _convert_stored_seconds_to_datetime(thread_id, seconds)
             for seconds in (created_at, updated_at, active_at)
@@ -559,7 +561,7 @@ class ThreadReader:
             if checkpoint_ns is not None and ns != checkpoint_ns:
                 continue
             keys = yield self.sql("checkpoint_keys", *key_range(namespace))
-            yield from self.reader.check_row_count(len(keys), *key_range(namespace))
+            yield from self.reader.check_id_index_row_count(len(keys), *key_range(namespace))
             head_lineage = {key for key, *_ in select_lineage(keys, build_row_key(namespace, head))}
             max_rows = NO_LIMIT if limit is None else limit
             keys_range = key_range(namespace) if before is None else key_range(namespace, 0, before)
@@ -581,7 +583,9 @@ class ThreadReader:
             head_lineage: The keys of the head and its ancestors.
             head_key: The sequence number of the head.
         """
-        snapshot = yield from self.reader.decrypt_and_resolve_row(thread_id, checkpoint_ns, row)
+        snapshot = yield from self.reader.decrypt_checkpoint_row_and_unflatten_ranges(
+            thread_id, checkpoint_ns, row
+        )
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.encoded_fields[0])
         status = yield from self.reader.read_status(thread_id, checkpoint_ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF

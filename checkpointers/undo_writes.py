@@ -18,7 +18,12 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.put import encode_value_as_inline_reference
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import decrypt_writes, encrypt_writes, pack_id, unpack_id
+from perdure.checkpointers.records import (
+    decode_stored_id,
+    decrypt_writes,
+    encode_id_for_storage,
+    encrypt_writes,
+)
 from perdure.checkpointers.status import is_update_path
 from perdure.storage.flow import Flow
 
@@ -92,12 +97,16 @@ def _restore_former_writes(
             else ()
         )
         for row in rows:
-            task_id, task_path = unpack_id(row[1]) or "", row[2]
-            if unpack_id(row[0]) != checkpoint_id or (
+            task_id, task_path = decode_stored_id(row[1]) or "", row[2]
+            if decode_stored_id(row[0]) != checkpoint_id or (
                 is_update_path(task_path) and task_id != run_id
             ):
                 continue
-            task_key = namespaces[checkpoint_ns], pack_id(checkpoint_id), pack_id(task_id)
+            task_key = (
+                namespaces[checkpoint_ns],
+                encode_id_for_storage(checkpoint_id),
+                encode_id_for_storage(task_id),
+            )
             if task_id == run_id or task_id not in tasks:
                 yield reader.sql("drop_task_writes", *task_key)
                 continue

@@ -32,10 +32,10 @@ from pydantic import BaseModel
 
 from perdure.checkpointers.known_types import KNOWN, Name
 from perdure.checkpointers.objects import (
-    class_name,
     detect_enum_model_dataclass_or_namedtuple,
     explain_missing_class,
     find_class,
+    get_module_and_class_name,
     read_instance_attributes,
     read_private_attributes,
     rebuild_object_of_class,
@@ -398,7 +398,7 @@ class Converter:
         """Encode an instance of a plain data class as its class name and attributes."""
         cls: Any = type(value)
         name, kind, fields = (
-            class_name(cls),
+            get_module_and_class_name(cls),
             detect_enum_model_dataclass_or_namedtuple(cls),
             read_instance_attributes(value),
         )
@@ -528,8 +528,8 @@ class Converter:
             is_named = self._allowlist.has_name(name)
             cls = find_class(*name, load=is_named)
         else:
-            self._allowlist.check_allowed(class_name(cls))
-            is_named = self._allowlist.has_name(class_name(cls))
+            self._allowlist.check_allowed(get_module_and_class_name(cls))
+            is_named = self._allowlist.has_name(get_module_and_class_name(cls))
         kind = detect_enum_model_dataclass_or_namedtuple(cls) if cls is not None else None
         reason = explain_missing_class(*name)
         try:
@@ -614,7 +614,7 @@ def _call_class_with_stored_arguments(
     if call_form == _SINGLE:
         return cls(stored_arguments)
     if call_form == _POSITIONAL:
-        if len(stored_arguments) == 3 and class_name(cls) == _SEND:
+        if len(stored_arguments) == 3 and get_module_and_class_name(cls) == _SEND:
             return cls(*stored_arguments[:2], timeout=stored_arguments[2])
         if issubclass(cls, deque):
             # The constructor of a deque subclass might not support a maximum length.

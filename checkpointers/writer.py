@@ -20,7 +20,10 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.additions import Additions, PlannedTransaction, cache_pending_writes
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, add_recent_entry
-from perdure.checkpointers.delta_writes import find_cached_delta_writes, read_delta_writes
+from perdure.checkpointers.delta_writes import (
+    find_cached_delta_channel_writes,
+    read_delta_channel_writes,
+)
 from perdure.checkpointers.heads import (
     choose_head_and_detect_run_overlap,
     find_seq_of_first_checkpoint_of_run,
@@ -31,7 +34,13 @@ from perdure.checkpointers.merge_planner import (
     avoid_task_id_clash_and_get_new_task_id_and_path,
     try_making_run_checkpoint_head_again,
 )
-from perdure.checkpointers.put import CheckpointPut, Node, SplitValue, TaskWrites, choose_title
+from perdure.checkpointers.put import (
+    CheckpointPut,
+    SplitValue,
+    TaskWrites,
+    ValueToStore,
+    choose_title,
+)
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     UNLISTED_NAMES,
@@ -44,10 +53,10 @@ from perdure.checkpointers.records import (
     compute_position_ranges_of_items_and_aliases,
     decrypt_list_entry,
     decrypt_writes,
+    encode_id_for_storage,
     encrypt_checkpoint,
     encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
-    pack_id,
 )
 from perdure.checkpointers.status import NULL_TASK, is_update_path
 from perdure.storage.database import Watch
@@ -208,7 +217,7 @@ class CheckpointWriter:
             ):
                 return None
             if parent is not None and (request.delta_channels or request.snapshot_channels):
-                request.replayed = find_cached_delta_writes(
+                request.replayed = find_cached_delta_channel_writes(
                     self.reader, request, thread, head, parent
                 )
                 if request.replayed is None:
@@ -261,8 +270,12 @@ class CheckpointWriter:
             The transaction, or the data that must be read first.
         """
         (thread_id, checkpoint_ns, _), snapshot = put.address, put.build_snapshot(parent)
-        nodes = put.build_channel_nodes(self.codec, thread.logs_by_channel, parent)
-        missing_parts = self._list_row_keys_and_log_items_missing_in_cache(thread, head, nodes)
+        values_to_store = put.build_channel_values_to_store(
+            self.codec, thread.logs_by_channel, parent
+        )
+        missing_parts = self._list_row_keys_and_log_items_missing_in_cache(
+            thread, head, values_to_store
+        )
         if keys is None and not missing_parts.hashes:
             keys = self.cache.keys.take_reserved_row_keys(missing_parts.key_count)
         if keys is None:
@@ -291,7 +304,7 @@ class CheckpointWriter:
             head,
             False,
         )
-        additions.set_channel_references(snapshot, nodes, parent, put.merge)
+        additions.set_channel_references(snapshot, values_to_store, parent, put.merge)
         if replaced is None:
             snapshot.key = build_row_key(head.namespace_key, thread.last_seq)
             steps = (
@@ -315,7 +328,7 @@ class CheckpointWriter:
                 put.address, thread, snapshot, replaced, now
             )
         statements += self._build_list_entry_statements(
-            put, thread, nodes, metadata, new_head, snapshot
+            put, thread, values_to_store, metadata, new_head, snapshot
         )
         statements += additions.build_statements()
         tags = [
@@ -334,18 +347,18 @@ class CheckpointWriter:
         return PlannedTransaction(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
     def _list_row_keys_and_log_items_missing_in_cache(
-        self, thread: Thread, head: Head, nodes: dict[str, Node | None]
+        self, thread: Thread, head: Head, values_to_store: dict[str, ValueToStore | None]
     ) -> _UncachedRequirements:
         """List the row keys and log items that are needed for a put but are not cached."""
         logs, hashes = [], list[int]()
-        for channel, node in nodes.items():
-            if not isinstance(node, SplitValue):
+        for channel, value in values_to_store.items():
+            if not isinstance(value, SplitValue):
                 continue
             log = thread.logs_by_channel.get(channel)
             if log is None:
                 logs.append(channel)
-            elif not node.is_log_complete:
-                new_items = (part for part in node.parts if isinstance(part, bytes))
+            elif not value.is_log_complete:
+                new_items = (part for part in value.parts if isinstance(part, bytes))
                 hashes += [compute_content_hash(self.seal, log.key, item) for item in new_items]
         return _UncachedRequirements(
             (not thread.key) + (not head.namespace_key) + len(logs), logs, hashes
@@ -369,14 +382,17 @@ class CheckpointWriter:
             thread.key, thread.updated_at = keys.pop(), now
             row = thread.key, thread_id, seq, version_token, now, now, thread.newest_removal
             return self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        expected, checkpoint_id = (thread.key, thread.version_token), pack_id(put.checkpoint["id"])
+        expected, checkpoint_id = (
+            (thread.key, thread.version_token),
+            encode_id_for_storage(put.checkpoint["id"]),
+        )
         if (
             put.replayed is not None
             and put.replayed.size_bytes is not None
             and head.write_rows is not None
         ):
             thread.updated_at = now
-            parent_state = pack_id(put.address.checkpoint_id), put.replayed.size_bytes
+            parent_state = encode_id_for_storage(put.address.checkpoint_id), put.replayed.size_bytes
             new_state = (
                 seq,
                 version_token,
@@ -424,7 +440,7 @@ class CheckpointWriter:
         if put.merge is not None:
             parent = put.merge.head
         if parent is not None and put.config is not None:
-            inherited = self.reader.read_labels(parent)
+            inherited = self.reader.decode_labels_for_child_checkpoints(parent)
         for name in inherited:
             needs_encoding = needs_encoding or name not in metadata or name not in USER_LABELS
         if needs_encoding and put.config is not None:
@@ -444,7 +460,7 @@ class CheckpointWriter:
         self,
         put: CheckpointPut,
         thread: Thread,
-        nodes: dict[str, Node | None],
+        values_to_store: dict[str, ValueToStore | None],
         metadata: dict[str, Any],
         head: Head,
         snapshot: Snapshot,
@@ -461,7 +477,7 @@ class CheckpointWriter:
         title, listed = thread.title, thread.listed_metadata
         is_head = head.snapshot is not None and head.snapshot.key == snapshot.key
         if title is None or put.title not in (None, title):
-            title = choose_title(put, thread, nodes)
+            title = choose_title(put, thread, values_to_store)
         if is_head:
             # The following code is inlined for speed, because it runs for every stored checkpoint.
             new_listed, is_new = dict[str, Any](), False
@@ -517,8 +533,8 @@ class CheckpointWriter:
         """Build the row tuple `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
         row = (
             snapshot.key,
-            pack_id(snapshot.checkpoint_id),
-            pack_id(snapshot.parent_id),
+            encode_id_for_storage(snapshot.checkpoint_id),
+            encode_id_for_storage(snapshot.parent_id),
             snapshot.run_start,
             now,
         )
@@ -545,7 +561,11 @@ class CheckpointWriter:
         for task_id, (task_path, writes, body) in tasks.items():
             references = [additions.replace_write_by_reference(snapshot, write) for write in writes]
             if references != writes:
-                key = namespace_key, pack_id(address.checkpoint_id), pack_id(task_id)
+                key = (
+                    namespace_key,
+                    encode_id_for_storage(address.checkpoint_id),
+                    encode_id_for_storage(task_id),
+                )
                 encrypted = encrypt_writes(self.seal, (*address, task_id, task_path), references)
                 statements.append(self.sql("replace_unchanged_writes", encrypted, *key, body))
         return statements
@@ -586,16 +606,18 @@ class CheckpointWriter:
         if parent_id is not None and head.namespace_key:
             parent = thread.committed_snapshot(put.address.checkpoint_ns, parent_id)
             if parent is None:
-                rows = yield self.sql("find_checkpoint", head.namespace_key, pack_id(parent_id))
+                rows = yield self.sql(
+                    "find_checkpoint", head.namespace_key, encode_id_for_storage(parent_id)
+                )
                 parent = yield from self._decrypt_snapshot_of_first_row(put.address, thread, rows)
         if parent is not None and (put.delta_channels or put.snapshot_channels):
             stored_parent = StoredCheckpoint(thread, head.namespace_key, parent)
             rows = (
-                (yield from self.reader.read_write_rows(stored_parent))
+                (yield from self.reader.read_rows_of_writes(stored_parent))
                 if put.delta_channels
                 else []
             )
-            put.replayed = yield from read_delta_writes(
+            put.replayed = yield from read_delta_channel_writes(
                 self.reader, put, thread, head, parent, rows
             )
         if existing_key is not None:
@@ -605,8 +627,10 @@ class CheckpointWriter:
         put.merge = (yield from planner.plan_merge(put, parent)) if replaced is None else None
         commit = self._plan_checkpoint(put, thread, head, parent, replaced)
         if isinstance(commit, _UncachedRequirements):
-            keys = yield from self.reader.allocate_keys(commit.key_count)
-            yield from self.reader.load_items_by_hash(thread_id, thread, commit.hashes)
+            keys = yield from self.reader.allocate_row_keys(commit.key_count)
+            yield from self.reader.load_items_with_hashes_into_cache(
+                thread_id, thread, commit.hashes
+            )
             commit = self._plan_checkpoint(put, thread, head, parent, replaced, keys)
             assert isinstance(commit, PlannedTransaction)
             commit.remaining_keys = keys
@@ -672,7 +696,9 @@ class CheckpointWriter:
             key is None.
         """
         thread_id, checkpoint_ns, _ = address
-        state = self.sql("read_write_state", pack_id(checkpoint_id), checkpoint_ns, thread_id)
+        state = self.sql(
+            "read_write_state", encode_id_for_storage(checkpoint_id), checkpoint_ns, thread_id
+        )
         rows, is_cache_valid = yield from self.reader.read_rows_and_check_cache(thread_id, state)
         if not rows:
             thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
@@ -726,13 +752,13 @@ class CheckpointWriter:
         """Decrypt the snapshot in the first row. Return None if there is no row."""
         if not rows:
             return None
-        snapshot = self.reader.decrypt_row(*address[:2], rows[0])
+        snapshot = self.reader.decrypt_checkpoint_row(*address[:2], rows[0])
         yield from self.reader.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
         return snapshot
 
     def make_checkpoint_head_if_exists(self, address: Address) -> Flow[bool]:
         """Make a checkpoint the head. Return whether the checkpoint exists."""
-        packed_id = pack_id(address.checkpoint_id)
+        packed_id = encode_id_for_storage(address.checkpoint_id)
         rows = yield self.sql(
             "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
         )
@@ -740,7 +766,9 @@ class CheckpointWriter:
             yield self.sql("set_explicit_head", row[0] & _SEQ_MASK, namespace_key)
             yield self.sql("mark_head_changed", thread_key)
             if not address.checkpoint_ns:
-                yield from self.reader.rewrite_list_entry(address.thread_id, tuple(row))
+                yield from self.reader.update_thread_list_entry_from_head(
+                    address.thread_id, tuple(row)
+                )
         return bool(rows)
 
     # -- pending writes
@@ -762,12 +790,16 @@ class CheckpointWriter:
         )
         if not namespace_key:
             return None
-        row_start = pack_id(checkpoint_id), pack_id(request.task_id), request.task_path
+        row_start = (
+            encode_id_for_storage(checkpoint_id),
+            encode_id_for_storage(request.task_id),
+            request.task_path,
+        )
         body = encrypt_writes(
             self.seal, (*request.address, request.task_id, request.task_path), request.encoded
         )
         key, newest_id = thread.newest_checkpoint or (0, "")
-        expected = thread.key, thread.generation, key, pack_id(newest_id)
+        expected = thread.key, thread.generation, key, encode_id_for_storage(newest_id)
         insert = self.sql("new_writes", namespace_key, *row_start, body, *expected)
         snapshot = None if head is None else head.snapshot
         if snapshot is None or snapshot.checkpoint_id != checkpoint_id:
@@ -823,9 +855,9 @@ class CheckpointWriter:
             (yield from self._build_filter_if_removals_are_newer(request, newest_removal)),
             request.has_interrupt,
         )
-        # Allocate row keys before writing any row; see `allocate_keys`.
+        # Allocate row keys before writing any row; see `allocate_row_keys`.
         if not rows or rows[0][5] is None:
-            keys = yield from self.reader.allocate_keys(1 if rows else 2)
+            keys = yield from self.reader.allocate_row_keys(1 if rows else 2)
         if rows:
             key, _, generation, _, updated_at, namespace_key, *_ = rows[0]
         else:
@@ -847,7 +879,7 @@ class CheckpointWriter:
         # Reset the cached thread's last-activity time to the stored value, because a failed plan
         # may have changed the cached value.
         thread.updated_at = updated_at
-        writes = request.build_writes_for_state(
+        writes = request.get_writes_with_valid_references(
             *self._get_thread_key_and_generation_if_cache_is_valid(
                 request, (key, generation), is_cache_valid
             )
@@ -861,14 +893,17 @@ class CheckpointWriter:
             )
         task_id, task_path = request.task_id, request.task_path
         earlier_rows = yield self.sql(
-            "find_writes", namespace_key, pack_id(checkpoint_id), pack_id(task_id)
+            "find_writes",
+            namespace_key,
+            encode_id_for_storage(checkpoint_id),
+            encode_id_for_storage(task_id),
         )
         if earlier_rows and is_update_path(earlier_rows[0][0]) != is_update_path(task_path):
             task_id, task_path = yield from avoid_task_id_clash_and_get_new_task_id_and_path(
                 self.reader, request, namespace_key, earlier_rows[0]
             )
             earlier_rows = []
-        row_start = pack_id(checkpoint_id), pack_id(task_id), task_path
+        row_start = encode_id_for_storage(checkpoint_id), encode_id_for_storage(task_id), task_path
         if earlier_rows:
             earlier_row = (*row_start[:2], *earlier_rows[0])
             merged = {

@@ -75,7 +75,9 @@ def iter_archive_lines(
         "user": rows.user,
         "exported_at": datetime.now(UTC).isoformat(),
         "threads": len(thread_ids),
-        "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*thread_ids}],
+        "threads_by_owner": [
+            id for id in rows.list_ids_of_owned_threads_without_user_id() if id in {*thread_ids}
+        ],
         "namespaces": [[*namespace] for namespace in namespaces.own],
         # Omit the namespaces of other people, because a person's archive must not identify anyone
         # else.

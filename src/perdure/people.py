@@ -340,7 +340,7 @@ class _PersonErasure:
 
     def _remember_threads_found_only_by_owner(self, threads: list[str]) -> None:
         """Record the threads that have no `user_id` but name the person as their `owner`."""
-        self.owned_thread_ids = self.rows.list_threads_by_owner()
+        self.owned_thread_ids = self.rows.list_ids_of_owned_threads_without_user_id()
         self.by_owner = tuple(
             thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
         )
@@ -434,14 +434,14 @@ class _PersonErasure:
             quoting_threads, cron_threads = self._find_threads_with_texts_of_person_and_of_crons(
                 threads, item_namespaces, crons
             )
-            runs_elsewhere = self.rows.list_runs_on_other_threads(own_threads)
+            runs_elsewhere = self.rows.list_own_runs_on_threads_of_others(own_threads)
             kept_parts += [
                 Part("threads of this owner", other_owned_threads),
                 Part("threads with quotations", quoting_threads),
                 Part("threads with the message of a cron", cron_threads),
                 Part(
                     "threads of others with the name",
-                    tuple(self.rows.list_other_threads_naming_person(own_threads)),
+                    tuple(self.rows.list_other_thread_ids_with_own_checkpoints(own_threads)),
                 ),
                 Part(
                     "memories of others",
@@ -459,7 +459,7 @@ class _PersonErasure:
                     "crons on threads of others",
                     tuple(candidate.cron_id for candidate in crons_elsewhere),
                 ),
-                Part("assistants", tuple(self.rows.list_assistants())),
+                Part("assistants", tuple(self.rows.list_assistant_ids())),
             ]
         return tuple(part for part in kept_parts if part.count)
 
@@ -549,7 +549,7 @@ def _find_threads_and_namespaces_of_person(
     Raises:
         UnknownPerson: The person has no threads, namespaces, items or crons.
     """
-    threads, templates = rows.list_threads(), check_templates(namespaces)
+    threads, templates = rows.list_thread_ids(), check_templates(namespaces)
     conversations = threads if conversations_by_id else None
     person_namespaces: PersonNamespaces = run(
         find_person_namespaces(StoreAdapter(store), rows.user, templates, conversations)
@@ -560,7 +560,9 @@ def _find_threads_and_namespaces_of_person(
         or person_namespaces.authored_items
         or rows.list_own_crons_and_crons_on_other_threads(frozenset())[0]
     ):
-        raise build_unknown_person_error(rows.user, rows.list_threads_by_owner())
+        raise build_unknown_person_error(
+            rows.user, rows.list_ids_of_owned_threads_without_user_id()
+        )
     return threads, person_namespaces
 
 

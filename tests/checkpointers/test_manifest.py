@@ -21,9 +21,9 @@ from perdure.checkpointers.manifest import (
     drop_repeated_positions,
     flatten_ranges,
     group_log_ranges_for_merging_short_ranges,
-    iter_log_references,
+    iter_log_keys_and_flat_ranges,
     iter_positions,
-    join_ranges,
+    join_adjacent_ranges,
     merge_ranges,
     subtract_ranges,
     unflatten_ranges,
@@ -41,7 +41,7 @@ scattered_ranges = st.lists(
     ),
     min_size=50,
     max_size=200,
-).map(join_ranges)
+).map(join_adjacent_ranges)
 
 
 def list_positions(ranges: Ranges) -> list[int]:
@@ -60,7 +60,7 @@ def test_iter_and_count_positions_include_repeated_positions(ranges: Ranges) -> 
 @given(st.lists(single_ranges | position_numbers.map(lambda at: (at, at)), max_size=10))
 def test_join_ranges_keeps_every_position_in_order(parts: list[Range]) -> None:
     """No range is empty, and no range begins where the one before ends."""
-    actual = join_ranges(parts)
+    actual = join_adjacent_ranges(parts)
 
     assert list_positions(parts) == list_positions(actual)
     assert all(start < stop for start, stop in actual)
@@ -81,7 +81,7 @@ def test_merge_and_join_do_not_change_merged_ranges(ranges: Ranges) -> None:
     actual = merge_ranges(ranges)
 
     assert actual == merge_ranges(actual)
-    assert actual == join_ranges(actual)
+    assert actual == join_adjacent_ranges(actual)
 
 
 @given(range_lists, range_lists)
@@ -98,7 +98,7 @@ def test_subtract_ranges_keeps_order_and_repetitions(ranges: Ranges, others: Ran
 @given(range_lists)
 def test_drop_repeated_positions_keeps_first_occurrences_in_order(ranges: Ranges) -> None:
     """No range begins where the one before ends."""
-    actual = drop_repeated_positions(join_ranges(ranges))
+    actual = drop_repeated_positions(join_adjacent_ranges(ranges))
 
     assert list(dict.fromkeys(list_positions(ranges))) == list_positions(actual)
     assert all(left[1] != right[0] for left, right in pairwise(actual))
@@ -162,6 +162,6 @@ def test_log_references_are_found_within_nested_maps() -> None:
     inner = {"d": [LIST, 8, [0, 2]], "e": [DICT, 9, []], "f": [LIST_HERE, [b"x"]]}
     ref = [MAP, {"a": b"x", "b": [ITEM, 7, 3], "c": [MAP, inner]}]
 
-    assert list(iter_log_references(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
-    assert list(iter_log_references(b"in place")) == []
-    assert list(iter_log_references([DICT_HERE, [b"x"]])) == []
+    assert list(iter_log_keys_and_flat_ranges(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
+    assert list(iter_log_keys_and_flat_ranges(b"in place")) == []
+    assert list(iter_log_keys_and_flat_ranges([DICT_HERE, [b"x"]])) == []

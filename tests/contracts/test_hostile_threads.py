@@ -17,9 +17,9 @@ from perdure.checkpointers.manifest import ITEM, LIST, MAP
 from perdure.checkpointers.records import (
     build_row_key,
     compute_content_hash,
+    decode_stored_id,
     encrypt_checkpoint,
     item_associated_data,
-    unpack_id,
 )
 from perdure.errors import CorruptRecord
 from perdure.graphs import chat_graph
@@ -55,9 +55,9 @@ def edit_head(path: Path, edit: EditReferences) -> None:
             "SELECT row_key, checkpoint_id, parent_id, run_start, put_at, body FROM checkpoints "
             "ORDER BY row_key DESC"
         ).fetchone()
-        snapshot = reader.decrypt_row("t", "", row)
+        snapshot = reader.decrypt_checkpoint_row("t", "", row)
         edited = replace(snapshot, references=edit(snapshot.references, log, count))
-        row_fields = row[0], unpack_id(row[1]), unpack_id(row[2]), *row[3:5]
+        row_fields = row[0], decode_stored_id(row[1]), decode_stored_id(row[2]), *row[3:5]
         body = encrypt_checkpoint(reader.seal, "t", "", row_fields, edited, snapshot.transcript)
         conn.execute("UPDATE checkpoints SET body = ? WHERE row_key = ?", (body, row[0]))
 

@@ -310,7 +310,7 @@ def test_renamed_type_is_read_by_alias_or_stored_name() -> None:
     moved = encode(renamed, Sheet(["a"]))
     assert b"shop" in moved
     assert renamed.decode(moved) == Sheet(["a"])
-    assert list(renamed.iter_former_encodings(Sheet(["a"]), moved)) == [stored]
+    assert list(renamed.iter_encodings_with_former_class_names(Sheet(["a"]), moved)) == [stored]
 
 
 def test_by_serializer_stores_and_rebuilds_only_its_type() -> None:

@@ -28,9 +28,9 @@ from perdure.checkpointers.records import (
     checkpoint_associated_data,
     compute_content_hash,
     compute_metadata_tags,
+    decode_stored_id,
+    encode_id_for_storage,
     item_associated_data,
-    pack_id,
-    unpack_id,
 )
 from perdure.checkpointers.removal_records import record_associated_data
 from perdure.checkpointers.values import unpack
@@ -176,7 +176,7 @@ class Tables:
         """
         values = [*row]
         for position in table.id_positions:
-            values[position] = unpack_id(values[position])
+            values[position] = decode_stored_id(values[position])
         for position in table.flag_positions:
             values[position] = bool(values[position])
         for position, associated_data in enumerate(reversed(table.associated_data(values)), 1):
@@ -197,7 +197,7 @@ class Tables:
                 else self.encrypt(values[-position], associated_data)
             )
         for position in table.id_positions:
-            values[position] = pack_id(values[position])
+            values[position] = encode_id_for_storage(values[position])
         return tuple(values[len(row) - len(table.columns.split(", ")) :])
 
     def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:

@@ -72,7 +72,7 @@ async def permit_person(
     owners_are_people = getattr(call._access, "owners_are_people", True)
     rows = PersonRows(call.saver, user, owners_are_people=owners_are_people)
     threads = []
-    for thread_id in await asyncio.to_thread(rows.list_threads):
+    for thread_id in await asyncio.to_thread(rows.list_thread_ids):
         # Skip threads that the caller cannot access.
         with suppress(UnknownThread):
             await call.threads.get(thread_id)
