@@ -516,7 +516,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
             | RunnablePassthrough(remember_answer, aremember_answer)
         )
 
-    def _order_for_provider(
+    def _order_messages_for_provider(
         self, system_text: str, messages: list[BaseMessage]
     ) -> list[BaseMessage]:
         """Combine a system text and messages in an order that model providers accept.
@@ -563,7 +563,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
             remembered = replace(self.memory, id=conversation_id).messages()
         else:
             remembered = self.memory.get(conversation_id, ALL)
-        return self._order_for_provider(
+        return self._order_messages_for_provider(
             _join_system_texts(*request, *remembered), [*remembered, *request]
         )
 
@@ -620,7 +620,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         similar = [item.value for item in items if item.score > 0 and item.score >= self.threshold]
         lines = [f"{_ROLES[value['kind']]}: {to_prompt_json(value['text'])}" for value in similar]
         quotes = "\n".join([_QUOTES_HEADING, "<memory>", *lines, "</memory>"]) if lines else ""
-        return self._order_for_provider(
+        return self._order_messages_for_provider(
             "\n\n".join(filter(None, [_join_system_texts(*request), quotes])), request
         )
 

@@ -152,8 +152,8 @@ class Background:
             if not self.work or self._is_working:
                 return self
             try:
-                works = self._get_queue().run_jobs_in_context(
-                    self.workers, self._run_job, self._queue_all_threads
+                works = self._get_queue().run_worker_and_yield_lost_jobs(
+                    self.workers, self._run_job, self._queue_all_threads_and_get_job_keys
                 )
                 for job in self._stack.enter_context(works):
                     self._record_failure(job, _WORKER_LOST_ERROR)
@@ -221,7 +221,7 @@ class Background:
             cron: Five fields like `"0 3 * * *"`, or None to remove the schedule.
             timezone: A time zone like `"Europe/Berlin"`. None means UTC.
         """
-        self._get_queue().schedule_extract_all(cron, timezone)
+        self._get_queue().set_extraction_schedule(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
         """Queue all threads with unread messages, and wait for their extraction.
@@ -236,7 +236,7 @@ class Background:
         """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         keys = (
-            self._queue_all_threads(includes_dead_jobs=False)
+            self._queue_all_threads_and_get_job_keys(includes_dead_jobs=False)
             | self._get_queue().read_unfinished_jobs().keys()
         )
         while keys & self._get_queue().read_unfinished_jobs().keys() and time.monotonic() < end:
@@ -284,7 +284,7 @@ class Background:
                 self._queue = JobQueue(*self._queue_location)
             return self._queue
 
-    def _queue_all_threads(self, *, includes_dead_jobs: bool = True) -> set[str]:
+    def _queue_all_threads_and_get_job_keys(self, *, includes_dead_jobs: bool = True) -> set[str]:
         """Enqueue all threads with unread messages, and return the keys of their jobs."""
         jobs = [job for job in self._due.list_jobs() if includes_dead_jobs or job.state != "dead"]
         for job in jobs:
@@ -362,10 +362,10 @@ class Background:
                 # If another worker has already extracted memories from the thread, the report
                 # counts 0 messages.
                 if report["messages"]:
-                    self._log_and_notify(replace(job, state="done", report=report))
+                    self._log_job_and_call_on_job(replace(job, state="done", report=report))
         except BaseException as exc:
             error = make_storable(f"{type(exc).__name__}: {exc!s:.500}")
-            self._record_failure(job, error, final=_would_fail_again(exc), exc=exc)
+            self._record_failure(job, error, is_final=_would_fail_on_retry(exc), exc=exc)
         finally:
             self._running.discard(job.key)
         return result
@@ -396,7 +396,7 @@ class Background:
         job: ExtractionJob,
         error: str,
         *,
-        final: bool = False,
+        is_final: bool = False,
         exc: BaseException | None = None,
     ) -> None:
         """Record a failed extraction in the thread's watermark, log it, and call `on_job`."""
@@ -414,19 +414,21 @@ class Background:
             # before it died.
             if exc is None and watermark.checkpoint_id == head:
                 return
-            watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
+            watermark = watermark.with_failure(error, datetime.now(UTC), head, final=is_final)
             # On a version conflict, retry with the watermark that another extraction wrote.
             with suppress(errors.VersionConflict):
                 run(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
                 state: State = (
-                    "dead" if final or watermark.attempts > self.pace.retries else "retrying"
+                    "dead" if is_final or watermark.attempts > self.pace.retries else "retrying"
                 )
-                self._log_and_notify(
+                self._log_job_and_call_on_job(
                     replace(job, state=state, attempts=watermark.attempts, error=error), exc
                 )
                 return
 
-    def _log_and_notify(self, job: ExtractionJob, exc: BaseException | None = None) -> None:
+    def _log_job_and_call_on_job(
+        self, job: ExtractionJob, exc: BaseException | None = None
+    ) -> None:
         """Log a job with its current state, and call `on_job`."""
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
         logger.log(level, "%s", job, exc_info=None if isinstance(exc, errors.PerdureError) else exc)
@@ -459,14 +461,14 @@ def run_worker(background: Background) -> None:
             background.stop()
 
 
-def _would_fail_again(exc: BaseException) -> bool:
+def _would_fail_on_retry(exc: BaseException) -> bool:
     """Return whether an extraction that failed with `exc` would fail again if retried."""
     final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
     cause = exc.__cause__
     return (
         final
         or model_call.is_permanent_failure(exc)
-        or (cause is not None and _would_fail_again(cause))
+        or (cause is not None and _would_fail_on_retry(cause))
     )
 
 
@@ -544,7 +546,7 @@ class JobQueue:
         with _translate_database_errors("written"):
             self._client.delete_workflows([row.workflow_id for row in old_workflows])
 
-    def schedule_extract_all(self, cron: str | None, timezone: str | None) -> None:
+    def set_extraction_schedule(self, cron: str | None, timezone: str | None) -> None:
         """Schedule the extraction of all threads, or remove the stored schedule if `cron` is None.
 
         Raises:
@@ -572,16 +574,16 @@ class JobQueue:
                 ) from exc
 
     @contextmanager
-    def run_jobs_in_context(
+    def run_worker_and_yield_lost_jobs(
         self,
-        workers: int,
+        max_parallel_jobs: int,
         extract: Callable[[ExtractionJob], dict[str, Any]],
         extract_all: Callable[[], Any],
     ) -> Iterator[list[ExtractionJob]]:
         """Run a worker for queued jobs in this process until the context manager exits.
 
         Args:
-            workers: How many jobs run at the same time.
+            max_parallel_jobs: How many jobs run at the same time.
             extract: Runs a job.
             extract_all: A function that queues all threads. The function is called at each time of
                 the schedule.
@@ -595,7 +597,7 @@ class JobQueue:
                 "name": _APPLICATION_NAME,
                 "system_database_url": self._url,
                 "dbos_system_schema": self._schema,
-                "sys_db_pool_size": workers + _DBOS_CONNECTIONS,
+                "sys_db_pool_size": max_parallel_jobs + _DBOS_CONNECTIONS,
                 "serializer": DBOSPortableJSONSerializer(),
                 "application_version": _WORKFLOW_VERSION,
                 "executor_id": name,
@@ -621,7 +623,9 @@ class JobQueue:
                 _active_worker.append((extract, extract_all))
                 stack.callback(_active_worker.clear)
                 self._client.register_queue(
-                    _QUEUE_NAME, worker_concurrency=workers, polling_interval_sec=_POLL_INTERVAL_S
+                    _QUEUE_NAME,
+                    worker_concurrency=max_parallel_jobs,
+                    polling_interval_sec=_POLL_INTERVAL_S,
                 )
                 for workflow, function in (
                     (_EXTRACT_WORKFLOW_NAME, _run_extraction_job),

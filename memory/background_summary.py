@@ -94,7 +94,7 @@ class SavedHead(NamedTuple):
         return self.tuple.checkpoint["id"]
 
 
-async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
+async def read_head_checkpoint(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head checkpoint of a thread, or None if the thread has no checkpoint.
 
     If the `messages_key` channel is a `DeltaChannel`, the checkpoint may not contain its messages.
@@ -137,7 +137,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     return build_thread_status(values, versions, seen, writes).state == "idle"
 
 
-async def store_summary(
+async def store_summary_if_head_unchanged(
     thread: SavedThread, head: SavedHead, messages_key: str, writes: dict[str, Any]
 ) -> bool:
     """Store a summary as pending writes of the head checkpoint, while holding the thread's lock.
@@ -155,7 +155,7 @@ async def store_summary(
     if lock is not None:
         await Effect(lock.__enter__, lock.__aenter__)
     try:
-        current = await read_head(thread, messages_key)
+        current = await read_head_checkpoint(thread, messages_key)
         if current is None or not can_store_summary(current.tuple) or current.id != head.id:
             return False
         if current.values.get(messages_key) != head.values.get(messages_key):
@@ -211,7 +211,7 @@ class BackgroundSummaries:
 
         self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
 
-    def _run_job(self, key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
+    def _run_job(self, thread_key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
         """Call `work`, log any error that it raises, and remove the job."""
         try:
             work()
@@ -219,14 +219,14 @@ class BackgroundSummaries:
             _LOG.warning(
                 "no summary of the thread %r was written after its turn: %s; the next turn tries "
                 "again",
-                key[1],
+                thread_key[1],
                 exc,
                 exc_info=exc,
             )
         finally:
             with self._changed:
-                if self._newest.get(key) is job:
-                    del self._newest[key]
+                if self._newest.get(thread_key) is job:
+                    del self._newest[thread_key]
                 self._jobs.discard(job)
                 self._changed.notify_all()
 
@@ -255,7 +255,7 @@ def _wait_for_run_end_unless_rescheduled(
     """
     until, pause = time.monotonic() + _RUN_TIMEOUT_S, _POLL_S[0]
     while is_newest_schedule():
-        head = run(read_head(thread, messages_key))
+        head = run(read_head_checkpoint(thread, messages_key))
         if head is not None and can_store_summary(head.tuple):
             messages = head.values.get(messages_key)
             if any(getattr(message, "id", None) == last_message_id for message in messages or ()):

@@ -4,9 +4,9 @@ A change's write plan lists the store items to write. A write plan depends on th
 stored when it was built. In a versioned store, the plan is written by compare-and-set: each put
 specifies the version that was read, and each change also increments a per-namespace counter. If two
 processes change memories in the same namespace concurrently, the second write fails, and its change
-is planned again from the current memories. `plan_proposal` builds the write plan for the changes
-that an extractor proposes. `MemoryWriter` builds the plan for a change that a person, a tool or an
-application requests.
+is planned again from the current memories. `plan_proposed_changes` builds the write plan for the
+changes that an extractor proposes. `MemoryWriter` builds the plan for a change that a person, a
+tool or an application requests.
 """
 
 from __future__ import annotations
@@ -136,15 +136,15 @@ async def build_puts_that_increment_change_counter(
     ]
 
 
-async def plan_and_write(
-    adapter: StoreAdapter, plan: Callable[[], Operation[ChangePlan]], tries: int = MAX_TRIES
+async def plan_and_write_with_retries(
+    adapter: StoreAdapter, plan: Callable[[], Operation[ChangePlan]], max_tries: int = MAX_TRIES
 ) -> ChangePlan:
     """Plan and write a change, starting over if a concurrent change is written first.
 
     Args:
         adapter: The store.
         plan: Plans the change against the stored memories.
-        tries: The maximum number of times that the change is planned.
+        max_tries: The maximum number of times that the change is planned.
 
     Returns:
         The plan that was written.
@@ -152,19 +152,20 @@ async def plan_and_write(
     Raises:
         VersionConflict: During each try, another change was written.
     """
+    remaining_tries = max_tries
     while True:
         change_plan = await plan()
-        tries -= 1
+        remaining_tries -= 1
         try:
             await adapter.write(change_plan.puts)
         except VersionConflict:
-            if not tries:
+            if not remaining_tries:
                 raise
         else:
             return change_plan
 
 
-async def plan_and_write_exclusively(
+async def plan_and_write_with_namespace_lock(
     adapter: StoreAdapter, namespace: Namespace, plan: Callable[[], Operation[ChangePlan]]
 ) -> ChangePlan:
     """Plan and write a change while holding this process's lock for the namespace.
@@ -184,7 +185,7 @@ async def plan_and_write_exclusively(
     # Stores opened on the same file share one database object, and therefore one lock per
     # namespace. A forked process gets its own locks.
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
-    locks, lock = _get_locks(os.getpid()), None
+    locks, lock = _get_namespace_locks(os.getpid()), None
     # Continue without the lock if waiting for it timed out, or if the caller already holds it.
     with suppress(AlreadyLocked, StorageUnavailable):
         lock = await Effect(
@@ -192,14 +193,14 @@ async def plan_and_write_exclusively(
             lambda: locks.aacquire(name, _LOCK_WAIT_S),
         )
     try:
-        return await plan_and_write(adapter, plan)
+        return await plan_and_write_with_retries(adapter, plan)
     finally:
         if lock is not None:
             locks.release(lock)
 
 
 @cache
-def _get_locks(process: int) -> Locks:
+def _get_namespace_locks(process_id: int) -> Locks:
     """Return the locks of the process with the given process id.
 
     A forked child process gets its own locks instead of inheriting those of its parent.
@@ -207,7 +208,7 @@ def _get_locks(process: int) -> Locks:
     return Locks(None)
 
 
-async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangePlan:
+async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) -> ChangePlan:
     """Build the write plan for the changes that an extractor proposes.
 
     Args:
@@ -218,7 +219,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     Returns:
         The puts, and an outcome for each proposed change.
     """
-    additions, unchanged = await _separate_known_episodes(proposal.additions, scope)
+    additions, unchanged = await _filter_out_known_episodes(proposal.additions, scope)
     changes: list[Change] = [*additions, *proposal.revisions]
     counter_puts = (
         (await build_puts_that_increment_change_counter(scope.adapter, scope.namespace))
@@ -236,9 +237,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     # versions has no change counters, so assume that the namespace contains facts.
     has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (
-        (await _find_dates_when_facts_of_new_turns_were_superseded(permitted, current, scope))
-        if has_facts
-        else {}
+        (await _find_turn_end_dates_by_message_id(permitted, current, scope)) if has_facts else {}
     )
     if deletions.puts:
         deletions = deletions._replace(
@@ -262,7 +261,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
 
-async def _separate_known_episodes(
+async def _filter_out_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
     """Filter out new episodes that share a source message with a stored episode.
@@ -341,7 +340,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
     return ChangePlan(puts, outcomes)
 
 
-async def _find_dates_when_facts_of_new_turns_were_superseded(
+async def _find_turn_end_dates_by_message_id(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
     """Return the end dates of new turns whose facts have been superseded, as a dict by message id.
@@ -403,7 +402,7 @@ async def plan_changes_that_gate_admits(
             puts.append(replace(memory_puts[proposed.key], if_version=new_version))
         elif outcome.change == "added" and memory is not None:
             until = _choose_end_date(proposed, memory)
-            replacement, outcome = _plan_replacement(
+            replacement, outcome = _plan_replacement_put_and_outcome(
                 proposed, memory_puts[proposed.key], memory, until, outcome
             )
             puts += replacement
@@ -445,7 +444,7 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
     return replace(proposed.candidate, kind=current[proposed.key].kind)
 
 
-def _plan_replacement(
+def _plan_replacement_put_and_outcome(
     proposed: Change, put: PutItem, memory: Memory, end_date: datetime, admitted_outcome: Outcome
 ) -> tuple[list[PutItem], Outcome]:
     """Build the put that overwrites a stored memory with an admitted change.
@@ -724,7 +723,9 @@ class MemoryWriter:
 
     async def _write_change(self, plan: Callable[[], Operation[ChangePlan]]) -> Outcome:
         """Build the write plan for a change, write it, and return the outcome."""
-        return (await plan_and_write_exclusively(self.adapter, self.namespace, plan)).outcomes[0]
+        return (
+            await plan_and_write_with_namespace_lock(self.adapter, self.namespace, plan)
+        ).outcomes[0]
 
     async def _get_existing(self, key: str) -> Memory:
         """Return the memory under a key.

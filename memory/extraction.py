@@ -39,7 +39,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory import thread_messages
-from perdure.memory.changes import plan_and_write_exclusively, plan_proposal
+from perdure.memory.changes import plan_and_write_with_namespace_lock, plan_proposed_changes
 from perdure.memory.conversation import Messages, role
 from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExtractor, Usage
 from perdure.memory.gate import TOMBSTONE_CHECK, Gate
@@ -349,7 +349,7 @@ class Pipeline:
                 [self._build_watermark_put(watermark.reset(), thread_id)] if watermark.count else []
             )
 
-        await plan_and_write_exclusively(self.scope.adapter, self.scope.namespace, plan)
+        await plan_and_write_with_namespace_lock(self.scope.adapter, self.scope.namespace, plan)
 
     async def _read_watermark(self, thread_id: str) -> Watermark:
         return await read_watermark(
@@ -384,14 +384,14 @@ class Pipeline:
                 if current.version != watermark.version or not current.has_same_progress(watermark):
                     return ChangePlan()
             scope = self.scope._replace(thread=self.loaded)
-            change_plan = await plan_proposal(proposal, self.gate, scope)
+            change_plan = await plan_proposed_changes(proposal, self.gate, scope)
             if await has_erased_message(
                 self.loaded, [message.message for message in source_messages]
             ):
                 return ChangePlan()
             return change_plan._replace(puts=[*change_plan.puts, put])
 
-        change_plan = await plan_and_write_exclusively(adapter, self.scope.namespace, plan)
+        change_plan = await plan_and_write_with_namespace_lock(adapter, self.scope.namespace, plan)
         if not change_plan.puts:
             return None
         if watermark.version and watermark.version % _MAX_WATERMARK_VERSIONS == 0:

@@ -21,7 +21,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.effects import Operation, awaiting, blocking
 from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, VersionConflict
-from perdure.memory.changes import MAX_TRIES, plan_and_write
+from perdure.memory.changes import MAX_TRIES, plan_and_write_with_retries
 from perdure.memory.conversation import Messages
 from perdure.memory.loaded_thread import find_run_thread, has_erased_message, remove_erased_messages
 from perdure.memory.model_call import (
@@ -196,7 +196,7 @@ class Instructions:
             same = text == previous.text
             return ChangePlan([] if same else [build_replacement(handle, previous, text, change)])
 
-        await plan_and_write(handle.adapter, plan_write, tries)
+        await plan_and_write_with_retries(handle.adapter, plan_write, tries)
         # Read the current version again, because another run may have written a newer version.
         return await self.read_version(handle)
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from perdure.effects import awaiting, blocking
 from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue, VersionConflict
-from perdure.memory.changes import plan_and_write
+from perdure.memory.changes import plan_and_write_with_retries
 from perdure.memory.detectors import emails, find_sensitive_spans, phones
 from perdure.memory.gate import Gate
 from perdure.memory.options import check_instance
@@ -566,7 +566,7 @@ class Profile(Generic[M]):
             )
             return ChangePlan(puts)
 
-        await plan_and_write(handle.adapter, plan)
+        await plan_and_write_with_retries(handle.adapter, plan)
         return profile
 
     async def _plan_change_and_get_profile(

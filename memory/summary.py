@@ -27,8 +27,8 @@ from perdure.memory.background_summary import (
     can_store_summary,
     ends_with_answer,
     find_thread_of_current_run,
-    read_head,
-    store_summary,
+    read_head_checkpoint,
+    store_summary_if_head_unchanged,
 )
 from perdure.memory.conversation import Messages, iter_turn_ranges, role
 from perdure.memory.exchanges import (
@@ -356,7 +356,7 @@ class Summarize(MessagesNode):
 
         Return whether a summary was stored.
         """
-        head = await read_head(thread, self.messages_key)
+        head = await read_head_checkpoint(thread, self.messages_key)
         if head is None:
             raise errors.UnknownThread(f"there is no thread {thread.thread_id!r}")
         if not can_store_summary(head.tuple):
@@ -373,7 +373,7 @@ class Summarize(MessagesNode):
         writes = self._build_summary_update(
             previous, text, selection, read_channel(state, SUMMARIZED), messages
         )
-        return await store_summary(thread, head, self.messages_key, writes)
+        return await store_summary_if_head_unchanged(thread, head, self.messages_key, writes)
 
     def _copy_with_lower_trigger(self) -> Self:
         """Return a copy of this node with its trigger lowered to three quarters."""

@@ -50,7 +50,7 @@ from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.storage.flow import Flow
 from perdure.storage.threads import ThreadPool
 from perdure.stores.base import FoundItem, Provenance, PutItem
-from perdure.stores.namespaces import encode_path
+from perdure.stores.namespaces import encode_namespace_path
 from perdure.stores.parts import TRANSCRIPT_PREFIX
 from perdure.stores.store import Store
 from perdure.stores.text import (
@@ -216,7 +216,9 @@ class TranscriptSearch:
     def __init__(self, saver: Checkpointer, store: Store) -> None:
         self._saver, self._list = saver, ThreadList(saver)
         self._database, self._sql = saver.database, saver._sql
-        self._parts = store._parts.for_other_tables(TRANSCRIPT_PREFIX, saver.database, saver._seal)
+        self._parts = store._parts.build_parts_for_table_prefix(
+            TRANSCRIPT_PREFIX, saver.database, saver._seal
+        )
         self._index = Store(self._parts)
         self._lock, self._jobs = threading.Lock(), dict[Hashable, _IndexingJob]()
 
@@ -385,7 +387,7 @@ class TranscriptSearch:
         If the thread cannot be read, a warning is logged, and the thread is treated as indexed
         until it changes.
         """
-        path = encode_path([self._hash_owner(owner)])
+        path = encode_namespace_path([self._hash_owner(owner)])
         try:
             unread_items = self._saver._read(
                 lambda: read_index_progress_and_unindexed_items_with_times(
@@ -416,7 +418,7 @@ class TranscriptSearch:
         if not steps:
             return
         advances = [step[:3] for step in steps]
-        puts = [self._parts.prepare_batch(self._iter_index_puts(step)) for step in steps]
+        puts = [self._parts.prepare_puts(self._iter_index_puts(step)) for step in steps]
 
         def flow() -> Flow[None]:
             are_advanced = yield from save_index_progress(self._sql, advances)

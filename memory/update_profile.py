@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import awaiting, blocking
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
-from perdure.memory.changes import plan_and_write, plan_proposal
+from perdure.memory.changes import plan_and_write_with_retries, plan_proposed_changes
 from perdure.memory.conversation import Messages
 from perdure.memory.extractors import Batch, Proposal, Scope, Usage
 from perdure.memory.gate import Gate
@@ -141,7 +141,7 @@ class UpdateProfile(Learner):
             proposal = await self._extractor.propose_changes(batch, scope)
             usage += proposal.usage
             plan_update = partial(_plan_update, proposal, gate, scope, batch, loaded)
-            plan = await plan_and_write(scope.adapter, plan_update)
+            plan = await plan_and_write_with_retries(scope.adapter, plan_update)
             if not plan.puts and await has_erased_message(loaded, _list_messages(batch)):
                 present = {*map(id, await remove_erased_messages(loaded, _list_messages(batch)))}
                 messages = [part for part in batch.messages if id(part.message) in present]
@@ -171,7 +171,7 @@ async def _plan_update(
     Raises:
         ModelFailed: A patch cannot be applied.
     """
-    plan = await plan_proposal(proposal, gate, scope)
+    plan = await plan_proposed_changes(proposal, gate, scope)
     if await has_erased_message(loaded, _list_messages(batch)):
         return plan._replace(puts=())
     # If another run has changed a field that the patch also changes, write nothing. The model is

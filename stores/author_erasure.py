@@ -11,7 +11,7 @@ from typing import Any
 from perdure.settings import check_user
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Receipt
-from perdure.stores.namespaces import decode_path, prefix_range
+from perdure.stores.namespaces import decode_namespace_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.reading import (
     from_microseconds,
@@ -153,7 +153,7 @@ def _build_receipt(
         items=len(rows) - closed_count,
         versions=closed_count,
         messages=0,
-        keys=tuple((decode_path(path[len(parts.root) :]), key) for path, key in keys),
+        keys=tuple((decode_namespace_path(path[len(parts.root) :]), key) for path, key in keys),
         hashes=tuple(sorted({hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts})),
         threads=(),
         at=from_microseconds(parts.now()),

@@ -30,7 +30,7 @@ from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependenc
 from perdure.storage.flow import arun_flow, run_flow
 from perdure.storage.threads import ThreadPool, TimedOut, await_outcome, wait_for_outcome
 from perdure.stores.text import split_into_chunks
-from perdure.stores.vectors import Floats, Model, check_vectors, encode_vector_groups
+from perdure.stores.vectors import Floats, Model, check_and_normalize_vectors, encode_vector_groups
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
@@ -396,7 +396,7 @@ class CheckedEmbedder:
         # Two OS threads can receive the model's first responses at the same time.
         with self._lock:
             rows = [answer] if function.takes_one_text else answer
-            vectors = check_vectors(rows, len(texts), self._dims, self.name)
+            vectors = check_and_normalize_vectors(rows, len(texts), self._dims, self.name)
             self._dims = vectors.shape[1]
         return vectors
 

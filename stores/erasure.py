@@ -12,7 +12,7 @@ from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import parse_filter
-from perdure.stores.namespaces import check_item_key, decode_path, prefix_range
+from perdure.stores.namespaces import check_item_key, decode_namespace_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.reading import Selection, from_microseconds
 from perdure.stores.text import tokenize, tokenize_query
@@ -170,7 +170,7 @@ def _build_receipt(
         items=len(erased.rows) - closed_count,
         versions=closed_count,
         messages=messages,
-        keys=tuple((decode_path(path[len(parts.root) :]), key) for path, key in keys),
+        keys=tuple((decode_namespace_path(path[len(parts.root) :]), key) for path, key in keys),
         hashes=tuple(sorted(erased.hashes)),
         threads=tuple(sorted({*erased.messages, *threads})),
         at=from_microseconds(parts.now()),
@@ -189,7 +189,7 @@ def _find_rows_to_erase(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToE
         rows = yield parts.sql("all_versions", *prefix_range(prefix))
     else:
         rows = yield parts.sql("history", prefix, criteria.key)
-    matching = (parts.reader.decode_if_matching(row, criteria.selection) for row in rows)
+    matching = (parts.reader.decode_item_if_matching(row, criteria.selection) for row in rows)
     chosen = {
         (row[1], row[2])
         for row, item in filter(None, matching)

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, Seal
-from perdure.stores.namespaces import decode_path
+from perdure.stores.namespaces import decode_namespace_path
 from perdure.stores.ranking import RowContexts, compute_neighbours_and_score_shares_of_rows
 from perdure.stores.separation import (
     MAX_WORDED,
     VectorSeparation,
-    compute_number_of_rows_to_compare,
+    compute_separation_sample_size,
     find_pairs_sharing_words,
     measure_how_vectors_separate_related_rows,
 )
@@ -416,7 +416,7 @@ class NamespaceIndex:
         for _, owner in vector_parts:
             embedded[owner] = True
         embedded &= self.rows["alive"]
-        size = compute_number_of_rows_to_compare(int(np.count_nonzero(embedded)))
+        size = compute_separation_sample_size(int(np.count_nonzero(embedded)))
         if self._sample is None or len(self._sample.ids) != size:
             rows = np.flatnonzero(embedded)
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
@@ -708,7 +708,7 @@ def decode_index_or_none_if_outdated(
             computation_fingerprint,
         )
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
-        namespace = decode_path(path)
+        namespace = decode_namespace_path(path)
         _LOG.warning("the search index of %r is damaged, and is made anew: %s", namespace, exc)
         return None
 

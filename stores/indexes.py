@@ -238,7 +238,7 @@ class Indexes:
 
     # -- loading
 
-    def load_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
+    def load_candidate_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
         """Load the selected rows, with the data used to rank them for a query.
 
         A search as of a past time ranks the current items and the versions that have been replaced
@@ -259,7 +259,7 @@ class Indexes:
             chosen_ids = np.array([*ids, *(number for _, number in closed)], np.int64)
         namespaces_statement = self.sql("namespaces_under", *prefix_range(selection.prefix))
         marks, rows = yield [self.sql("store_state"), namespaces_statement]
-        state = yield from self._parse_state_and_drop_erased_data(marks[0])
+        state = yield from self._parse_store_state_and_drop_erased_data(marks[0])
         closed_by_path = defaultdict[bytes, list[int]](list)
         for path, number in closed:
             closed_by_path[path].append(number)
@@ -271,7 +271,7 @@ class Indexes:
             (path, partial(self._load_view_of_closed_versions, path, ids_of_path, state))
             for path, ids_of_path in closed_by_path.items()
         ]
-        read_views = partial(self._read_nonempty_views, sources, chosen_ids)
+        read_views = partial(self._apply_to_nonempty_views, sources, chosen_ids)
         words = {form for word, synonyms in query.words.items() for form in (word, *synonyms)}
         threads: list[tuple[bytes, str]] = []
 
@@ -282,18 +282,18 @@ class Indexes:
             subjects = set[str]()
             if query.is_personal and len(view.rows) <= _MAX_PERSONAL_ROWS:
                 subjects = {USER_WORD, *view.frequent_words(MIN_NAME_SHARE)} - STOP_WORDS
-            terms = _find_rows_by_word(view, words | subjects)
+            terms = _find_hits_by_word(view, words | subjects)
             threads_count = len(view.threads)
             return CandidatePool(
                 view.candidates, view.actors, threads_count, terms, cosines, view.separation
             )
 
         pool = _merge_pools((yield from read_views(build_part)))
-        if unknown := _find_unknown_words(pool, query):
+        if unknown := _find_possibly_misspelt_words(pool, query):
             pool.terms.update((yield from _find_rows_of_most_similar_words(read_views, unknown)))
         return pool.merge_threads_with_equal_names(threads) if closed_by_path else pool
 
-    def _read_nonempty_views(
+    def _apply_to_nonempty_views(
         self,
         sources: Sequence[_ViewSource],
         chosen_ids: Ints | None,
@@ -323,11 +323,13 @@ class Indexes:
         # Ignore `SnapshotOutdated`. It means that another OS thread has already dropped the erased
         # data from the indexes in memory.
         with suppress(SnapshotOutdated):
-            yield from self._parse_state_and_drop_erased_data((yield self.sql("store_state"))[0])
+            yield from self._parse_store_state_and_drop_erased_data(
+                (yield self.sql("store_state"))[0]
+            )
 
     # -- the cache
 
-    def _parse_state_and_drop_erased_data(self, state_row: Row) -> Flow[_State]:
+    def _parse_store_state_and_drop_erased_data(self, state_row: Row) -> Flow[_State]:
         """Return the state of the store.
 
         If items have been erased since the last call, their data is first dropped from memory.
@@ -363,7 +365,7 @@ class Indexes:
                 cached.clear()
                 self._record_index_size(key, cached, 0)
             elif cached.changes != namespace.changes:
-                index = yield from self._bring_up_to_date(cached, namespace, state)
+                index = yield from self._bring_index_up_to_date(cached, namespace, state)
                 index.compact()
                 # An erasure deletes the stored index, so the index must be saved again in full.
                 cached.unsaved = namespace.items
@@ -417,8 +419,8 @@ class Indexes:
                 or cached.coverage.embedded > state.embedded
             ):
                 raise SnapshotOutdated
-            index = yield from self._bring_up_to_date(cached, namespace, state)
-            yield from self._refresh_expiries(
+            index = yield from self._bring_index_up_to_date(cached, namespace, state)
+            yield from self._refresh_cached_expiry_times(
                 cached, index, now, now if as_of is None else max(now, as_of)
             )
             view = index.get_view(now if as_of is None else as_of)
@@ -477,7 +479,7 @@ class Indexes:
 
     # -- updating
 
-    def _bring_up_to_date(
+    def _bring_index_up_to_date(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
         """Update a namespace's index to match the database, and return the index.
@@ -519,7 +521,7 @@ class Indexes:
             newest = rows[-1][0] if rows else newest
             is_complete = len(rows) < _PAGE_ROWS
         if missing_count := items + added - namespace.items:
-            yield from self._remove_missing_items(
+            yield from self._remove_replaced_and_deleted_items(
                 missing_count, index, cached.coverage, namespace, state
             )
         if state.model is not None and embedded != state.embedded:
@@ -533,9 +535,9 @@ class Indexes:
         ):
             self._save_index(cached, index, namespace, state)
 
-    def _remove_missing_items(
+    def _remove_replaced_and_deleted_items(
         self,
-        missing_count: int,
+        removed_count: int,
         index: NamespaceIndex,
         coverage: Coverage,
         namespace: _NamespaceRow,
@@ -550,7 +552,7 @@ class Indexes:
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_key)
             closed = np.array([number for (number,) in rows], np.int64)
-            if np.count_nonzero(closed <= coverage.newest) == missing_count:
+            if np.count_nonzero(closed <= coverage.newest) == removed_count:
                 index.remove_items(closed)
                 return
         rows = yield self.sql("present_ids", namespace.namespace_key)
@@ -582,7 +584,7 @@ class Indexes:
             page = json.dumps(ids[begin : begin + _PAGE_ROWS])
             rows = yield self.sql("search_data_by_ids", model_number, page)
             vectors_of = {
-                row: self.records.decode_vectors(vectors, row)
+                row: self.records.decode_row_vectors(vectors, row)
                 for row, vectors, _ in rows
                 if vectors is not None
             }
@@ -590,7 +592,7 @@ class Indexes:
             total += len(vectors_of)
         return total
 
-    def _refresh_expiries(
+    def _refresh_cached_expiry_times(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
         """Refresh the expiry times of items that, according to the index, expire by `until`.
@@ -630,7 +632,7 @@ class Indexes:
                 (
                     next(derived_vectors)
                     if vectors is None
-                    else self.records.decode_vectors(vectors, number)
+                    else self.records.decode_row_vectors(vectors, number)
                 )
                 or b"",
                 provenance.get("thread_id"),
@@ -677,7 +679,7 @@ def _is_worth_saving(unsaved: int, items: int) -> bool:
 # -- combining views
 
 
-def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
+def _find_hits_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
     """Return a dict that maps each of `words` to the rows of an index view that contain the word.
 
     Words that occur in no row are omitted.
@@ -686,7 +688,7 @@ def _find_rows_by_word(view: IndexView, words: Iterable[str]) -> dict[str, WordH
     return {word: term for word, term in hits if len(term[0])}
 
 
-def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
+def _find_possibly_misspelt_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
     """Return the query words that could be misspelt.
 
     A word may be misspelt if neither the word nor one of its synonyms occurs in any row.
@@ -713,8 +715,8 @@ def _find_rows_of_most_similar_words(
         for word, candidates in zip(unknown_words, zip(*similar_words, strict=True), strict=True)
     }
     others = {other for candidates in corrections.values() for other in candidates}
-    terms = _merge_rows_by_word(
-        (yield from read_views(lambda _, view: (len(view.order), _find_rows_by_word(view, others))))
+    terms = _merge_word_hits_of_namespaces(
+        (yield from read_views(lambda _, view: (len(view.order), _find_hits_by_word(view, others))))
     )
     return {
         word: next((terms[other] for other in candidates if other in terms), NO_HITS)
@@ -722,20 +724,23 @@ def _find_rows_of_most_similar_words(
     }
 
 
-def _merge_rows_by_word(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
+def _merge_word_hits_of_namespaces(
+    row_counts_and_word_hits: Sequence[tuple[int, dict[str, WordHits]]],
+) -> dict[str, WordHits]:
     """Merge the dicts that map words to rows, one dict per namespace, into a single dict.
 
     Row numbers start at 0 in each namespace. In the merged dict, the rows of all namespaces are
     numbered consecutively, so that each row number is unique.
 
     Args:
-        parts: For each namespace, the number of its rows and the rows of its words.
+        row_counts_and_word_hits: For each namespace, the number of its rows and the rows of its
+            words.
     """
-    if len(parts) == 1:
-        return parts[0][1]
+    if len(row_counts_and_word_hits) == 1:
+        return row_counts_and_word_hits[0][1]
     hits = defaultdict[str, list[WordHits]](list)
     first = 0
-    for size, terms in parts:
+    for size, terms in row_counts_and_word_hits:
         for word, (rows, counts) in terms.items():
             hits[word].append((rows + first, counts))
         first += size
@@ -763,8 +768,8 @@ def _merge_pools(parts: Sequence[CandidatePool]) -> CandidatePool:
         row_arrays.append(rows)
         cosines += [] if part.cosines is None else [part.cosines]
         first_thread += part.thread_count
-        separation = separation.merge(part.separation)
-    terms = _merge_rows_by_word([(len(part), part.terms) for part in parts])
+        separation = separation.combine_with(part.separation)
+    terms = _merge_word_hits_of_namespaces([(len(part), part.terms) for part in parts])
     all_cosines = np.concatenate(cosines) if len(cosines) > 1 else None
     candidates = Candidates(np.concatenate(row_arrays))
     return CandidatePool(candidates, list(numbers), first_thread, terms, all_cosines, separation)

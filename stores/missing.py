@@ -13,7 +13,7 @@ from perdure.effects import Effect
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import NO_LIMIT, Flow, Row, fetch_rows
 from perdure.stores.base import PendingEmbedding, Progress
-from perdure.stores.namespaces import decode_path, prefix_range
+from perdure.stores.namespaces import decode_namespace_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.puts import Put
 from perdure.stores.values import extract_texts
@@ -71,12 +71,12 @@ class MissingEmbeddings:
         if not self._may_retry:
             return
         limit = put_count + 16
-        rows = await self._runner.read(
-            lambda: self._read_pending_rows(b"", 0, limit, _MAX_RETRIED_ATTEMPTS)
+        rows = await self._runner.run_read_flow(
+            lambda: self._read_rows_without_vectors(b"", 0, limit, _MAX_RETRIED_ATTEMPTS)
         )
         self._may_retry = len(rows) == limit
         try:
-            await self._embed_rows(rows)
+            await self._embed_and_count_rows(rows)
         except EmbeddingFailed:
             self._may_retry = True
 
@@ -84,11 +84,11 @@ class MissingEmbeddings:
 
     def read_pending(self, prefix: bytes) -> Flow[list[PendingEmbedding]]:
         """Return the items under a prefix that still lack vectors because embedding failed."""
-        rows = yield from self._read_pending_rows(prefix, 0, NO_LIMIT)
+        rows = yield from self._read_rows_without_vectors(prefix, 0, NO_LIMIT)
         root, records = len(self._parts.root), self._parts.records
         return [
             PendingEmbedding(
-                decode_path(row[1][root:]),
+                decode_namespace_path(row[1][root:]),
                 row[2],
                 row[11],
                 records.decode_text(row[12], ("pending", row[0])),
@@ -96,15 +96,15 @@ class MissingEmbeddings:
             for row in rows
         ]
 
-    def _read_pending_rows(
-        self, prefix: bytes, after_id: int, limit: int, attempts: int = NO_LIMIT
+    def _read_rows_without_vectors(
+        self, prefix: bytes, after_id: int, limit: int, max_attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
         """Return the rows of items that lack vectors, starting after the row id `after_id`.
 
-        Items with more than `attempts` failed attempts are skipped.
+        Items with more than `max_attempts` failed attempts are skipped.
         """
         sql = self._sql["pending"]
-        return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), attempts, limit))
+        return (yield from fetch_rows(sql, after_id, *prefix_range(prefix), max_attempts, limit))
 
     def count_missing(self) -> Flow[int]:
         """Return the number of items that have no vectors from the recorded model."""
@@ -126,13 +126,15 @@ class MissingEmbeddings:
         """Embed the items under a prefix that lack vectors, and return how many were embedded."""
         total = since = 0
         while rows := (
-            await self._runner.read(partial(self._read_pending_rows, prefix, since, BATCH_SIZE))
+            await self._runner.run_read_flow(
+                partial(self._read_rows_without_vectors, prefix, since, BATCH_SIZE)
+            )
         ):
             since = rows[-1][0]
-            total += await self._embed_rows(rows)
+            total += await self._embed_and_count_rows(rows)
         return total
 
-    async def _embed_rows(self, rows: list[Row]) -> int:
+    async def _embed_and_count_rows(self, rows: list[Row]) -> int:
         """Embed rows, store their vectors, and return how many rows were embedded.
 
         If embedding a group of rows fails, the group is repeatedly split in half, down to single
@@ -149,7 +151,7 @@ class MissingEmbeddings:
                 vectors_of_rows = [
                     (row[0], vectors) for row, vectors in zip(group, encoded, strict=True)
                 ]
-                await self._runner.write(
+                await self._runner.run_write_flow(
                     partial(self._parts.writer.store_vectors, vectors_of_rows, model)
                 )
                 embedded_count += len(group)
@@ -157,7 +159,7 @@ class MissingEmbeddings:
                 if len(group) > 1:
                     pending_groups += [group[len(group) // 2 :], group[: len(group) // 2]]
                     continue
-                await self._runner.write(
+                await self._runner.run_write_flow(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
                 # Raise the error if embedding has failed for two single rows and succeeded for
@@ -207,26 +209,28 @@ class MissingEmbeddings:
         """Recompute all vectors with the current model, and return how many were computed."""
         model = self._require_model()
         if self._embeddings.embed_quickly is not None:
-            number = await self._runner.write(
+            number = await self._runner.run_write_flow(
                 partial(self._parts.writer.register_model, model, replace=True)
             )
             return await self._drop_old_vectors(number, progress)
         sample = await self._embed_texts(["perdure"])
         model = model.with_dims(sample.shape[1])
-        number = await self._runner.write(
+        number = await self._runner.run_write_flow(
             partial(self._parts.writer.register_model, model, replace=True)
         )
         embedded_count = since = 0
         total = (
-            await self._runner.read(lambda: fetch_rows(self._sql["count_items_to_embed"], number))
+            await self._runner.run_read_flow(
+                lambda: fetch_rows(self._sql["count_items_to_embed"], number)
+            )
         )[0][0]
         while rows := (
-            await self._runner.read(
+            await self._runner.run_read_flow(
                 partial(fetch_rows, self._sql["items_to_embed"], since, number, BATCH_SIZE)
             )
         ):
             since = rows[-1][0]
-            embedded_count += await self._embed_rows(rows)
+            embedded_count += await self._embed_and_count_rows(rows)
             if progress is not None:
                 progress(embedded_count, total)
         return embedded_count
@@ -239,7 +243,7 @@ class MissingEmbeddings:
         """
         dropped_count = 0
         while rows := (
-            await self._runner.write(
+            await self._runner.run_write_flow(
                 partial(fetch_rows, self._sql["drop_vectors"], model_number, BATCH_SIZE)
             )
         ):
@@ -247,9 +251,11 @@ class MissingEmbeddings:
             if progress is not None:
                 progress(dropped_count, dropped_count)
         dropped_count += len(
-            await self._runner.write(partial(fetch_rows, self._sql["drop_all_pending"]))
+            await self._runner.run_write_flow(partial(fetch_rows, self._sql["drop_all_pending"]))
         )
-        await self._runner.write(partial(fetch_rows, self._sql["increment_setting"], "embedded"))
+        await self._runner.run_write_flow(
+            partial(fetch_rows, self._sql["increment_setting"], "embedded")
+        )
         return dropped_count
 
     def _require_model(self) -> Model:

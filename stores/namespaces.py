@@ -66,7 +66,7 @@ def check_namespace_prefix_and_build_path(prefix: Any) -> bytes:
                 f"the namespace {tuple(prefix)!r} has the label {label!r}; "
                 "expected non-empty text without NUL characters"
             )
-    return _encode_and_check_length(
+    return _encode_as_utf8_and_check_length(
         "namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix)
     )
 
@@ -89,11 +89,11 @@ def check_item_key(key: Any) -> str:
         raise InvalidNamespace(
             f"the key is {text!r}; expected non-empty text without NUL characters"
         )
-    _encode_and_check_length("key", text, text)
+    _encode_as_utf8_and_check_length("key", text, text)
     return text
 
 
-def _encode_and_check_length(value_kind: str, value: object, text: str) -> bytes:
+def _encode_as_utf8_and_check_length(value_kind: str, value: object, text: str) -> bytes:
     """Encode text as UTF-8, and check that it is not too long.
 
     Args:
@@ -116,10 +116,10 @@ def _encode_and_check_length(value_kind: str, value: object, text: str) -> bytes
     return path
 
 
-def decode_path(path: bytes) -> tuple[str, ...]:
+def decode_namespace_path(path: bytes) -> tuple[str, ...]:
     r"""Decode a path into the labels of its namespace.
 
-    >>> decode_path(b"users\0alice\0")
+    >>> decode_namespace_path(b"users\0alice\0")
     ('users', 'alice')
     """
     try:
@@ -131,10 +131,10 @@ def decode_path(path: bytes) -> tuple[str, ...]:
         ) from exc
 
 
-def encode_path(namespace: Iterable[str]) -> bytes:
+def encode_namespace_path(namespace: Iterable[str]) -> bytes:
     r"""Encode a validated namespace as a path.
 
-    >>> encode_path(("users", "alice"))
+    >>> encode_namespace_path(("users", "alice"))
     b'users\x00alice\x00'
     """
     return "".join(f"{label}\0" for label in namespace).encode()

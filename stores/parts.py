@@ -44,7 +44,7 @@ from perdure.storage.encryption import (
 )
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.threads import Promise, set_future_results
-from perdure.stores.base import PROVENANCE, TTL, FoundItem, PutItem, StoredItem
+from perdure.stores.base import PROVENANCE, TTL, FoundItem, Provenance, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONLocation
 from perdure.stores.filters import Filter, parse_filter
@@ -57,7 +57,7 @@ from perdure.stores.values import (
     WHOLE,
     check_number,
     describe_part_that_is_not_json,
-    parse_setting,
+    parse_stored_setting,
     suggest_name,
 )
 from perdure.stores.vectors import Kind, Model
@@ -199,7 +199,9 @@ def resolve_and_record_searched_json_paths(
     """
     rows = yield sql("get_setting", _WORDS_SETTING)
     recorded_words = (
-        parse_setting(_WORDS_SETTING, rows[0][0], _is_valid_stored_words_setting) if rows else None
+        parse_stored_setting(_WORDS_SETTING, rows[0][0], _is_valid_stored_words_setting)
+        if rows
+        else None
     )
     if recorded_words is not None and recorded_words["kept"] != word_storage:
         raise ConfigurationError(
@@ -230,13 +232,13 @@ def _is_valid_stored_words_setting(words: dict[str, Any]) -> bool:
 # -- the parts
 
 
-def add_transcript_tables_to_script(script: str) -> str:
+def add_transcript_tables_to_schema(schema_sql: str) -> str:
     """Return a schema script that creates a store's tables and the transcript tables.
 
     The transcript tables have the same columns as the store's tables, but searches of the store do
     not cover them.
     """
-    return f"{script};\n{script.replace('store_', TRANSCRIPT_PREFIX)}"
+    return f"{schema_sql};\n{schema_sql.replace('store_', TRANSCRIPT_PREFIX)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +282,8 @@ class StoreParts:
         """
         seal = build_encryption_or_checksum_seal(options.key)
         word_storage = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
-        mask = _build_word_hasher(seal.hash_key) if word_storage == "keyed" else None
-        embeddings = _build_embeddings(options.index, options.vectors)
+        mask = _build_keyed_word_hasher(seal.hash_key) if word_storage == "keyed" else None
+        embeddings = _build_store_embedder(options.index, options.vectors)
         index: Any = options.index or {}
         fields = index.get("fields") or index.get("text_fields")
         preparer = PutPreparer([], options.max_value_bytes, embeddings, mask)
@@ -358,7 +360,9 @@ class StoreParts:
             root=prefix,
         )
 
-    def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
+    def build_parts_for_table_prefix(
+        self, table_prefix: str, database: Database, seal: Seal
+    ) -> Self:
         """Return the components of a store whose table names begin with `table_prefix`.
 
         The tables must have the same columns as this store's own tables, whose names begin with
@@ -424,7 +428,13 @@ class StoreParts:
         )
 
     def prepare_put(
-        self, row_key: tuple[bytes, str], value: Any, index: IndexOption, ttl: TTL, *options: Any
+        self,
+        row_key: tuple[bytes, str],
+        value: Any,
+        index: IndexOption,
+        ttl: TTL,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
     ) -> Put:
         """Validate and encode a put (or a delete, if the value is None).
 
@@ -432,9 +442,9 @@ class StoreParts:
         """
         if isinstance(ttl, NotProvided):
             ttl = (self.ttl or {}).get("default_ttl")
-        return self.preparer.prepare_put(row_key, value, index, ttl, *options)
+        return self.preparer.prepare_put(row_key, value, index, ttl, if_version, provenance)
 
-    def prepare_batch(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
+    def prepare_puts(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
         """Validate and encode puts and deletes.
 
         If several operations have the same key, only the last one is applied.
@@ -451,7 +461,7 @@ class StoreParts:
             for row_key, op in last_op.items()
         ]
 
-    def restart_ttl(
+    def restart_ttls_of_read_items(
         self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None
     ) -> None:
         """Refresh the TTL of items that were read, unless refreshing is disabled.
@@ -493,29 +503,31 @@ def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
     return parse_filter(orjson.loads(text), fields)
 
 
-def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
+def _build_store_embedder(
+    index_options: IndexOptions | None, vector_kind: Kind | None
+) -> StoreEmbedder:
     """Create a store's embedder from the store's options."""
-    if index is None:
+    if index_options is None:
         return StoreEmbedder()
-    embed = index["embed"]
-    embedder = embedder_from(embed, index.get("dims"), index.get("name"))
+    embed = index_options["embed"]
+    embedder = embedder_from(embed, index_options.get("dims"), index_options.get("name"))
     return StoreEmbedder(
         embedder,
-        Model(embedder.name, embedder.dims or 0, kind or "int8"),
+        Model(embedder.name, embedder.dims or 0, vector_kind or "int8"),
         in_process=getattr(embed, "in_process", False) is True,
         embed_quickly=embed.embed if getattr(embed, "quick", False) is True else None,
-        accepts_any_kind=kind is None,
+        accepts_any_kind=vector_kind is None,
     )
 
 
-def _build_word_hasher(key: bytes) -> Callable[[str], str]:
+def _build_keyed_word_hasher(secret_key: bytes) -> Callable[[str], str]:
     """Return a function that computes keyed hashes of words.
 
     Equal words have equal hashes. Without the key, hashes reveal only which words are equal.
     """
 
     def mask_word(word: str) -> str:
-        return hashlib.blake2b(word.encode(), digest_size=9, key=key).hexdigest()
+        return hashlib.blake2b(word.encode(), digest_size=9, key=secret_key).hexdigest()
 
     return mask_word
 
@@ -542,13 +554,14 @@ class OperationRunner:
     """Runs store operations, which are coroutines that await effects.
 
     An effect is a step, such as a database write, that blocking and async callers perform in
-    different ways. The methods `read`, `write` and `put` return effects.
+    different ways. The methods `run_read_flow`, `run_write_flow` and
+    `write_puts` return effects.
     """
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
         self.call_reader: ReadingThreadCaller = CallBatcher(
-            database.run_in_thread, _execute_calls_and_resolve_promises
+            database.run_in_thread, _run_calls_and_store_results
         ).submit
         self._puts = CallBatcher(call, self._write_batch)
 
@@ -582,17 +595,17 @@ class OperationRunner:
         """
         return Effect(call, lambda: self.call_reader(call))
 
-    def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
+    def run_read_flow(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
         """Return an effect that runs a flow's SELECT statements on a single database snapshot."""
         return self.call_in_thread(lambda: self.database.read(make_flow))
 
-    def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
+    def run_write_flow(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
         """Return an effect that runs all statements of an SQL flow in a single transaction."""
         return Effect(
             lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
         )
 
-    def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
+    def write_puts(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
         """Return an effect that stores puts and deletes in a single transaction.
 
         Args:
@@ -603,24 +616,24 @@ class OperationRunner:
         request = _WriteRequest(puts, now, model)
         is_separate = not all(put.is_unconditional for put in puts)
         return Effect(
-            lambda: self._write_puts_one_request_per_namespace(self.database.write, request),
+            lambda: self._write_puts_serialized_by_namespace(self.database.write, request),
             lambda: (
-                self._write_puts_one_request_per_namespace(self.database.awrite, request)
+                self._write_puts_serialized_by_namespace(self.database.awrite, request)
                 if is_separate
                 else self._puts.submit(request)
             ),
         )
 
-    def _write_puts_one_request_per_namespace(
-        self, write: Callable[..., Any], request: _WriteRequest
+    def _write_puts_serialized_by_namespace(
+        self, database_write: Callable[..., Any], request: _WriteRequest
     ) -> Any:
-        """Write a request's puts with `write`, which is `Database.write` or `Database.awrite`.
+        """Write a request's puts with `Database.write` or `Database.awrite`.
 
         Writes to the same namespace, or to scopes that share a limit, are serialized.
         """
         puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
-        return write(
+        return database_write(
             partial(self.writer.write_puts, *request),
             exclusive_names=[path.hex() for path in paths],
             deletes_rows=all(put.text is None for put in puts),
@@ -637,7 +650,7 @@ class OperationRunner:
         puts = [put for request in batch for put in request.puts]
         model = next((request.model for request in batch if request.model is not None), None)
         write, errors = (
-            partial(self._write_puts_one_request_per_namespace, self.database.awrite),
+            partial(self._write_puts_serialized_by_namespace, self.database.awrite),
             [None] * len(batch),
         )
         is_one_transaction = len({(put.path, put.key) for put in puts}) == len(puts)
@@ -699,18 +712,20 @@ class CallBatcher:
         except PerdureError as exc:
             future = loop.create_future()
             future.set_exception(exc)
-        future.add_done_callback(partial(_set_batch_results, batch))
+        future.add_done_callback(partial(_resolve_promises_of_finished_batch, batch))
 
 
-def _set_batch_results(batch: list[_Request], future: asyncio.Future[None]) -> None:
+def _resolve_promises_of_finished_batch(
+    batch: list[_Request], batch_future: asyncio.Future[None]
+) -> None:
     """Resolve all promises of a finished or failed batch."""
-    error = asyncio.CancelledError() if future.cancelled() else future.exception()
+    error = asyncio.CancelledError() if batch_future.cancelled() else batch_future.exception()
     for _, promise in batch:
         promise.error = error or promise.error
     set_future_results([promise for _, promise in batch])
 
 
-def _execute_calls_and_resolve_promises(batch: list[_Request]) -> None:
+def _run_calls_and_store_results(batch: list[_Request]) -> None:
     """Run the calls of a batch one after another, and store each result in the call's `Promise`.
 
     Cancelled calls are left out.

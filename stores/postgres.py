@@ -15,7 +15,7 @@ from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
 from perdure.stores.filter_sql import TRUNCATING, Condition, JSONLocation, join_with_or
 from perdure.stores.filters import ANY_ELEMENT, parse_path
-from perdure.stores.parts import TextIndex, add_transcript_tables_to_script
+from perdure.stores.parts import TextIndex, add_transcript_tables_to_schema
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
@@ -170,7 +170,7 @@ class PostgresStore(PostgresOwner, WholeStore):
             JSONBLocation("i.value", ((),)),
             lambda begin: PostgresDatabase(
                 dsn,
-                Schema("stores", add_transcript_tables_to_script(sql["schema"])),
+                Schema("stores", add_transcript_tables_to_schema(sql["schema"])),
                 begin=begin,
                 schema=schema,
                 tenant=tenant,

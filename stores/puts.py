@@ -19,7 +19,7 @@ from perdure.stores.embedders import StoreEmbedder
 from perdure.stores.namespaces import (
     check_item_key,
     check_namespace_and_build_path,
-    decode_path,
+    decode_namespace_path,
     prefix_range,
 )
 from perdure.stores.reading import (
@@ -315,12 +315,12 @@ class WriteTotals:
     item_growth: int = 0
     byte_growth: int = 0
 
-    def add_growth(self, namespace_key: int, items: int, size: int) -> None:
+    def add_namespace_growth(self, namespace_key: int, added_items: int, added_bytes: int) -> None:
         """Increase a namespace's item and byte counts. Negative numbers mean removals."""
-        self.items_by_namespace[namespace_key] += items
-        self.bytes_by_namespace[namespace_key] += size
-        self.item_growth += items
-        self.byte_growth += size
+        self.items_by_namespace[namespace_key] += added_items
+        self.bytes_by_namespace[namespace_key] += added_bytes
+        self.item_growth += added_items
+        self.byte_growth += added_bytes
 
 
 @dataclass(slots=True)
@@ -385,7 +385,7 @@ class ItemWriter:
         """
         statements, rows = [], []
         for put, row in totals.index_rows:
-            vectors = self.records.encode_vectors(put.vectors, row)
+            vectors = self.records.encode_row_vectors(put.vectors, row)
             fields = None if put.fields is None else json.dumps(put.fields)
             rows.append((row, vectors, None if vectors is None else totals.model, fields))
             if put.embedding_error is not None:
@@ -434,7 +434,7 @@ class ItemWriter:
                 # the clock may have stepped back
                 end = max(now if is_alive else expires, valid_from + 1)
                 closings.append((end, row))
-                totals.add_growth(namespace_key, -1, -size)
+                totals.add_namespace_growth(namespace_key, -1, -size)
                 if not is_alive:  # Limits do not count expired items.
                     totals.item_growth += 1
                     totals.byte_growth += size
@@ -448,10 +448,12 @@ class ItemWriter:
                 if is_alive:
                     times = VersionTimes(created, since, expires, first_id)
                 additions.append(NewVersion(put, namespace_key, number, times))
-        rows = yield from self.build_add_statements(additions, [row for (row,) in ids], totals)
-        return [*self.build_close_statements(closings), *rows]
+        rows = yield from self.build_insert_version_statements(
+            additions, [row for (row,) in ids], totals
+        )
+        return [*self.build_close_version_statements(closings), *rows]
 
-    def read_present_version(self, put: Put) -> Flow[Row]:
+    def read_current_version_row(self, put: Put) -> Flow[Row]:
         """Return the row of a key's current version.
 
         The row has the columns that the SQL statement `find_present` returns. If the key does not
@@ -459,7 +461,7 @@ class ItemWriter:
         """
         return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
-    def build_close_statements(
+    def build_close_version_statements(
         self, end_times_and_ids: Sequence[tuple[int, int]]
     ) -> list[Statement]:
         """Build the statements that close current versions by setting their end times.
@@ -476,21 +478,21 @@ class ItemWriter:
             self.sql.build_batch("drop_pending", rows),
         ]
 
-    def build_add_statements(
-        self, additions: Sequence[NewVersion], ids: Sequence[int], totals: WriteTotals
+    def build_insert_version_statements(
+        self, versions: Sequence[NewVersion], version_ids: Sequence[int], totals: WriteTotals
     ) -> Flow[list[Statement]]:
         """Build the statements that insert new versions.
 
-        Each key's current version must already have been closed with `build_close_statements`, in
-        the same transaction.
+        Each key's current version must already have been closed with
+        `build_close_version_statements`, in the same transaction.
 
         Args:
-            additions: The versions.
-            ids: The id of each version.
+            versions: The versions.
+            version_ids: The id of each version.
             totals: The totals of the transaction, which are updated.
         """
         new_paths = dict.fromkeys(
-            put.path for put, namespace_key, *_ in additions if namespace_key is None
+            put.path for put, namespace_key, *_ in versions if namespace_key is None
         )
         namespace_keys: dict[bytes, int] = {}
         if new_paths:
@@ -499,7 +501,7 @@ class ItemWriter:
             )
             namespace_keys = dict(chain.from_iterable(created))
         rows = []
-        for row, (put, namespace_key, version, times) in zip(ids, additions, strict=True):
+        for row, (put, namespace_key, version, times) in zip(version_ids, versions, strict=True):
             namespace_key = namespace_keys[put.path] if namespace_key is None else namespace_key
             size, *encoded = self._measure_and_encode_value_and_provenance(put, version)
             rows.append(
@@ -517,7 +519,7 @@ class ItemWriter:
             )
             if put.has_index_row:
                 totals.index_rows.append((put, row))
-            totals.add_growth(namespace_key, 1, size)
+            totals.add_namespace_growth(namespace_key, 1, size)
         return [self.sql.build_batch("add_item", rows)] if rows else []
 
     def build_id_statement(self, count: int) -> Statement:
@@ -547,8 +549,9 @@ class ItemWriter:
         """Raise `VersionConflict` if the current version of the key is not the required one."""
         if put.if_version is not None and put.if_version != version:
             state = f"is at version {version}" if version else "does not exist"
+            namespace = decode_namespace_path(put.path[self.records.root :])
             raise VersionConflict(
-                f"the item {put.key!r} in {decode_path(put.path[self.records.root :])!r} {state}, "
+                f"the item {put.key!r} in {namespace!r} {state}, "
                 f"but if_version is {put.if_version}; read the item again, apply your change to "
                 "its current value, and put the result"
             )
@@ -556,12 +559,12 @@ class ItemWriter:
     def _check_scope_limit(self, limit: Limit, now: int) -> Flow[None]:
         """Raise `LimitExceeded` if a scope has more items or bytes than allowed."""
         items, size = (yield self.sql("scope_size", *prefix_range(limit.prefix)))[0]
-        if _is_within_limit(limit, items, size):
+        if _is_within_scope_limit(limit, items, size):
             return
         expired_items, expired_bytes = (
             yield self.sql("expired_scope_size", *prefix_range(limit.prefix), now)
         )[0]
-        if _is_within_limit(limit, items - expired_items, size - expired_bytes):
+        if _is_within_scope_limit(limit, items - expired_items, size - expired_bytes):
             return
         # The limit is set on an enclosing scope, so the error message must not disclose the size of
         # that scope to the caller.
@@ -618,7 +621,7 @@ class ItemWriter:
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)
         for row, vectors in vectors_of_rows:
-            encoded = self.records.encode_vectors(vectors, row)
+            encoded = self.records.encode_row_vectors(vectors, row)
             model_number = None if encoded is None else number
             yield self.sql("set_vectors", row, encoded, model_number)
             yield self.sql("drop_pending", row)
@@ -664,7 +667,7 @@ class ItemWriter:
             growth = [(-1, -size, namespace_key) for _, namespace_key, size, _, _ in rows]
             yield LastRequest(
                 [
-                    *self.build_close_statements(
+                    *self.build_close_version_statements(
                         [(expires, row) for row, _, _, expires, _ in rows]
                     ),
                     self.sql.build_batch("grow_namespace", growth),
@@ -673,8 +676,8 @@ class ItemWriter:
         return len(rows)
 
 
-def _is_within_limit(limit: Limit, items: int, size: int) -> bool:
+def _is_within_scope_limit(limit: Limit, item_count: int, byte_count: int) -> bool:
     """Return whether an item count and a size in bytes are within a limit."""
-    return (limit.items is None or items <= limit.items) and (
-        limit.bytes is None or size <= limit.bytes
+    return (limit.items is None or item_count <= limit.items) and (
+        limit.bytes is None or byte_count <= limit.bytes
     )

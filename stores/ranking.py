@@ -183,7 +183,7 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedRows:
     """The scores of the rows in a search, with the components of each score.
 
     A score is the sum of its parts. A higher score is better.
@@ -197,7 +197,8 @@ class Ranked:
     parts: Mapping[str, Scores] = field(default_factory=dict)
     # The evidence in nats that the best row is relevant to the query. The evidence that the best of
     # n random rows would have by chance is already subtracted. If the query has no words, the field
-    # is the highest nearness of a vector to the query, from 0 to 1; see `_compute_nearness`.
+    # is the highest nearness of a vector to the query, from 0 to 1; see
+    # `_compute_nearness_to_query`.
     evidence: float = 0.0
     # Odds that each row is relevant, relative to the odds of the best row. None if the query has no
     # words.
@@ -208,7 +209,7 @@ class Ranked:
     limits: Scores | None = None
 
     @classmethod
-    def from_cosines(cls, cosines: Floats) -> Ranked:
+    def from_cosines(cls, cosines: Floats) -> RankedRows:
         """Rank the rows by a vector alone.
 
         A row without a vector (NaN) is ranked last and scores 0.
@@ -216,14 +217,14 @@ class Ranked:
         scores = np.clip(np.nan_to_num(cosines, nan=0), 0, 1)
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
-    def with_rows_lacking_vectors_last(self, cosines: Floats) -> Ranked:
+    def with_rows_lacking_vectors_last(self, cosines: Floats) -> RankedRows:
         """Return the ranking with rows that have no vector (NaN) moved to the end and scored 0."""
         has_vector = np.isfinite(cosines)
-        order = self.values_to_rank_by - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
+        order = self.sort_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
 
     @property
-    def values_to_rank_by(self) -> Floats:
+    def sort_keys(self) -> Floats:
         """The sort key of each row.
 
         The row with the highest sort key ranks first. Rows with equal scores can still have
@@ -237,7 +238,7 @@ class Ranked:
         scale = float(self.scores[row]) / total if total else 0.0
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
-    def with_scores_comparable_between_searches(self) -> Ranked:
+    def with_scores_comparable_between_searches(self) -> RankedRows:
         """Return the ranking with scores normalised so that they are comparable across searches.
 
         A score is odds / (1 + odds), where `odds` are the odds that the row is relevant to the
@@ -248,7 +249,7 @@ class Ranked:
         `exp(limit / _NATS_PER_LOGIT)`, where `limit` is the row's entry in `limits`. If the cap
         lowers a row's score, the lowered score determines the row's rank. If the query has no
         words, the best row's score is the nearness of its vector to the query, from 0 to 1; see
-        `_compute_nearness`.
+        `_compute_nearness_to_query`.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
@@ -272,7 +273,7 @@ def rank_rows(
     is_personal: bool = False,
     weights: Weights = DEFAULT,
     calibration: VectorCalibration = USUAL,
-) -> Ranked:
+) -> RankedRows:
     """Score the n rows of a scope.
 
     Args:
@@ -292,7 +293,7 @@ def rank_rows(
     # If the query has no words, rows are ranked by vectors alone, so the measured calibration is
     # irrelevant and the default `USUAL` is used.
     calibration = calibration if terms else USUAL
-    nearness = _compute_nearness(cosines, n, calibration)
+    nearness = _compute_nearness_to_query(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
     neighbour_scores = np.zeros(n, np.float32)
     vector_share = np.float32(_compute_vector_weight(cosines, terms, weights, calibration))
@@ -312,7 +313,7 @@ def rank_rows(
                 _raise_scores_by_neighbours(own_scores, row_contexts, weights) - own_scores
             ) * vector_share
             if calibration.gain:
-                parts["thread"] += _score_threads_by_vectors(
+                parts["thread"] += _compute_row_gains_from_thread_vectors(
                     own_scores, row_contexts, weights, calibration.gain
                 )
     for name, is_match, weight in (("actor", actor, weights.actor), ("date", date, weights.date)):
@@ -344,7 +345,7 @@ def rank_rows(
         ) ** np.float32(_COVERAGE_POWER)
         limits += np.float32(_NEARNESS_NATS) * nearness - np.float32(_CHANCE_SHARE * chance)
         limits += np.float32(_LIMIT_SLOPE) * np.maximum(limits - np.float32(_SLIGHT_NATS), 0)
-    return Ranked(scores, parts, evidence, odds, limits=limits)
+    return RankedRows(scores, parts, evidence, odds, limits=limits)
 
 
 def _divide_by_best(scores: Scores) -> Scores:
@@ -373,8 +374,8 @@ def _compute_vector_weight(
     return min(weights.vector * (trust + _GAIN_WEIGHT * calibration.gain), 1.0)
 
 
-def _score_threads_by_vectors(
-    vector_scores: Scores, row_contexts: RowContexts, weights: Weights, gain: float
+def _compute_row_gains_from_thread_vectors(
+    vector_scores: Scores, row_contexts: RowContexts, weights: Weights, thread_gain_factor: float
 ) -> Scores:
     """Return how much each row's score gains from the vectors of all rows in its thread.
 
@@ -395,7 +396,7 @@ def _score_threads_by_vectors(
         # removed, so that the others can count in the next iteration.
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = 0
     shares = _divide_by_best(thread_values * row_contexts.is_thread) * np.float32(
-        _THREAD_VECTOR_WEIGHT * gain * weights.vector
+        _THREAD_VECTOR_WEIGHT * thread_gain_factor * weights.vector
     )
     return np.asarray(shares[run_of_row] * row_contexts.thread_share, np.float32)
 
@@ -421,7 +422,7 @@ def scale_mean_to_0_and_best_to_1(cosines: Floats) -> Scores:
     return np.where(has_vector, np.clip(scaled, 0, 1), np.float32(0))
 
 
-def _compute_nearness(
+def _compute_nearness_to_query(
     cosines: Floats | None, row_count: int, calibration: VectorCalibration
 ) -> Scores:
     """Return how near each row's vector is to the query, on a scale from 0 to 1.
@@ -456,7 +457,7 @@ def inverse_document_frequency(count: int, rows: int) -> float:
     return math.log1p((rows - count + 0.5) / (count + 0.5))
 
 
-def compute_word_information(term: Term, row_count: int) -> float:
+def compute_word_information_nats(term: Term, row_count: int) -> float:
     """Return the information content of a word in nats.
 
     The information content is -ln(share), where `share` is the fraction of messages that contain
@@ -483,7 +484,7 @@ def _compute_evidence_in_nats_by_word(
     """Return how strongly each query word indicates that a row containing the word is relevant.
 
     This evidence is measured in nats. The evidence of a word is its information content (see
-    `compute_word_information`), with two exceptions.
+    `compute_word_information_nats`), with two exceptions.
 
     First, if a word's frequency in the language is unknown, its information content is estimated
     from the rows in the scope and then doubled, up to a maximum. Without doubling, a word contained
@@ -502,11 +503,15 @@ def _compute_evidence_in_nats_by_word(
     evidence, is_shared_list = list[float](), list[bool]()
     for term in terms:
         rows = term.rows[~is_only_question[term.rows]]
-        nats = compute_word_information(term._replace(rows=rows) if len(rows) else term, row_count)
+        nats = compute_word_information_nats(
+            term._replace(rows=rows) if len(rows) else term, row_count
+        )
         if not term.message_frequency and not term.names_actor:
             nats = max(nats, min(2 * nats, -math.log(_UNLISTED_FREQUENCY)))
         evidence.append(nats)
-        is_shared_list.append(term.names_subject or is_in_nearly_all(len(term.rows), row_count))
+        is_shared_list.append(
+            term.names_subject or is_word_in_nearly_all_rows(len(term.rows), row_count)
+        )
     if all(is_shared_list):
         return evidence
     return [
@@ -514,12 +519,12 @@ def _compute_evidence_in_nats_by_word(
     ]
 
 
-def is_in_nearly_all(count: int, n: int) -> bool:
+def is_word_in_nearly_all_rows(word_row_count: int, row_count: int) -> bool:
     """Return whether a word is too common to indicate which rows are relevant.
 
     `count` is the number of rows, out of `n`, that contain the word.
     """
-    return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
+    return row_count >= _MIN_ROWS_NEARLY_ALL and word_row_count >= _NEARLY_ALL * row_count
 
 
 def compute_word_weight(term: Term, row_count: int) -> float:
@@ -538,7 +543,7 @@ def _count_rows_with_word(term: Term, row_count: int) -> int:
     return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), row_count)
 
 
-def iter_blocks_of_word_counts(
+def iter_term_blocks_with_frequencies(
     terms: Sequence[Term], row_count: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
     """Yield the words of a query in blocks, with the term frequencies of each word in all rows.
@@ -615,7 +620,7 @@ def _score_rows_by_words(
         mean = thread_sizes.mean() if len(thread_sizes) else 0.0
         thread_penalty = compute_length_penalty(sizes, weights, mean)
     evidence = {id(term): nats for term, nats in zip(terms, evidence_of_terms, strict=True)}
-    for block, counts in iter_blocks_of_word_counts(terms, n, weights):
+    for block, counts in iter_term_blocks_with_frequencies(terms, n, weights):
         factors_of_terms = [(compute_word_weight(term, n), evidence[id(term)]) for term in block]
         weights_of_terms, nats = factors = np.ascontiguousarray(
             np.array(factors_of_terms, np.float32).T

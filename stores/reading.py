@@ -27,8 +27,8 @@ from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, St
 from perdure.stores.filter_sql import Condition, JSONLocation, build_condition
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import (
-    decode_path,
-    encode_path,
+    decode_namespace_path,
+    encode_namespace_path,
     find_literal_prefix,
     matches_conditions,
     prefix_range,
@@ -151,15 +151,15 @@ class RecordCodec:
             f"{type(stored).__name__}"
         )
 
-    def encode_vectors(self, vectors: bytes | None, row: int) -> bytes | None:
+    def encode_row_vectors(self, vectors: bytes | None, row_id: int) -> bytes | None:
         """Encode a row's concatenated vectors for storage, with encryption if there is a key."""
         if vectors is None or not self.is_encrypted:
             return vectors
-        return self.seal.seal(vectors, ("vectors", row))
+        return self.seal.seal(vectors, ("vectors", row_id))
 
-    def decode_vectors(self, stored: bytes, row: int) -> bytes:
+    def decode_row_vectors(self, stored: bytes, row_id: int) -> bytes:
         """Return stored vectors as bytes."""
-        return self.seal.unseal(stored, ("vectors", row)) if self.is_encrypted else stored
+        return self.seal.unseal(stored, ("vectors", row_id)) if self.is_encrypted else stored
 
     # -- whole rows
 
@@ -173,8 +173,8 @@ class RecordCodec:
             return decode_json_value(self.decode_row_text(row))
         except ValueError as exc:
             raise CorruptRecord(
-                f"the item {row[2]!r} in {decode_path(row[1])!r} cannot be read ({exc}): its row "
-                "is damaged"
+                f"the item {row[2]!r} in {decode_namespace_path(row[1])!r} cannot be read ({exc}): "
+                "its row is damaged"
             ) from exc
 
     def decode_provenance(self, stored: Any, path: bytes, key: str, version: int) -> dict[str, Any]:
@@ -187,8 +187,8 @@ class RecordCodec:
             )
         except ValueError as exc:
             raise CorruptRecord(
-                f"the provenance of the item {key!r} in {decode_path(path)!r} cannot be read "
-                f"({exc}): its row is damaged"
+                f"the provenance of the item {key!r} in {decode_namespace_path(path)!r} cannot be "
+                f"read ({exc}): its row is damaged"
             ) from exc
 
     def decode_item(self, row: Row, value: dict[str, Any] | None = None) -> StoredItem:
@@ -198,7 +198,7 @@ class RecordCodec:
         return StoredItem(
             value=self.decode_row_value(row) if value is None else value,
             key=key,
-            namespace=decode_path(path[self.root :]),
+            namespace=decode_namespace_path(path[self.root :]),
             created_at=from_microseconds(created),
             valid_from=from_microseconds(valid_from),
             version=version,
@@ -276,7 +276,7 @@ class ItemReader:
         The items are ordered by namespace, then by creation time.
         """
         if selection.as_of is None:
-            sql, params = yield from self._build_page_statement(selection)
+            sql, params = yield from self._build_item_page_sql_and_params(selection)
         else:
             sql, params = self.sql["page_as_of"].format(order=selection.sql_order), ()
         bounds = (
@@ -289,13 +289,15 @@ class ItemReader:
         limit_rows = needed_count
         while True:
             rows = yield Statement(sql, (*bounds, limit_rows, skipped, *params))
-            matching = (self.decode_if_matching(row, selection) for row in rows)
+            matching = (self.decode_item_if_matching(row, selection) for row in rows)
             chosen = list(islice((match for match in matching if match is not None), needed_count))
             if len(chosen) == needed_count or len(rows) < limit_rows:
                 return chosen[offset - skipped :]
             limit_rows *= 8
 
-    def decode_if_matching(self, row: Row, selection: Selection) -> tuple[Row, StoredItem] | None:
+    def decode_item_if_matching(
+        self, row: Row, selection: Selection
+    ) -> tuple[Row, StoredItem] | None:
         """Return a row and its item, or None if the item does not match the selection's filters."""
         value = None
         if selection.filter is not None:
@@ -318,7 +320,7 @@ class ItemReader:
         ):
             return [row[0] for row, _ in (yield from self.read_page(selection, NO_LIMIT, 0))]
         condition, indexed = yield from self._choose_sql_condition_and_index_hint(selection)
-        rows = yield self._build_matching_statement(
+        rows = yield self._build_select_current_items_statement(
             selection, condition, indexed, "i.id, i.value", NO_LIMIT
         )
         matches = selection.filter.matches
@@ -341,7 +343,9 @@ class ItemReader:
         for start in range(0, len(closed), _PAGE_ROWS):
             ids = json.dumps([number for _, number in closed[start : start + _PAGE_ROWS]])
             rows = yield self.sql("versions_by_ids", ids)
-            chosen += [(row[1], row[0]) for row in rows if self.decode_if_matching(row, selection)]
+            chosen += [
+                (row[1], row[0]) for row in rows if self.decode_item_if_matching(row, selection)
+            ]
         return chosen
 
     # -- conditions and indexes
@@ -365,15 +369,15 @@ class ItemReader:
         )
         condition = build_condition(selection.filter, self.values, indexed_paths)
         for path in condition.paths:
-            index_hint = f'INDEXED BY "{build_path_index_name(path)}"'
-            rows = yield self._build_matching_statement(
+            index_hint = f'INDEXED BY "{build_json_path_index_name(path)}"'
+            rows = yield self._build_select_current_items_statement(
                 selection, condition, index_hint, "1", _MAX_INDEX_ROWS
             )
             if len(rows) < _MAX_INDEX_ROWS:
                 return condition, index_hint
         return condition, ""
 
-    def _build_matching_statement(
+    def _build_select_current_items_statement(
         self, selection: Selection, condition: Condition, index_hint: str, columns: str, limit: int
     ) -> Statement:
         """Build the statement that selects the current items that satisfy an SQL condition."""
@@ -384,7 +388,9 @@ class ItemReader:
             sql, (*prefix_range(selection.prefix), selection.now, limit, *condition.params)
         )
 
-    def _build_page_statement(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
+    def _build_item_page_sql_and_params(
+        self, selection: Selection
+    ) -> Flow[tuple[str, tuple[Any, ...]]]:
         """Return the SQL that reads one page of current items, and the parameters of its filter."""
         condition, index_hint = yield from self._choose_sql_condition_and_index_hint(selection)
         sql = self.sql["page"].format(
@@ -396,14 +402,14 @@ class ItemReader:
 
     def read_query_plan(self, selection: Selection) -> Flow[QueryPlan]:
         """Return the database's query plan for a search without query text."""
-        sql, params = yield from self._build_page_statement(selection)
+        sql, params = yield from self._build_item_page_sql_and_params(selection)
         bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
         plan_rows = yield Statement(self.sql["explain"].format(query=sql), bounds)
         steps = tuple(row[-1] for row in plan_rows)
         used_paths = tuple(
             path
             for path in (yield from self.read_path_indexes())
-            if any(f"{build_path_index_name(path)} " in step for step in steps)
+            if any(f"{build_json_path_index_name(path)} " in step for step in steps)
         )
         return QueryPlan(used_paths, steps)
 
@@ -440,15 +446,15 @@ class ItemReader:
             for (path,) in rows:
                 if handled_prefix and path.startswith(handled_prefix):
                     continue
-                namespace = decode_path(path[len(root) :])
+                namespace = decode_namespace_path(path[len(root) :])
                 if hides_notes and is_namespace_of_internal_notes(namespace):
-                    handled_prefix = root + encode_path(namespace[:2])
+                    handled_prefix = root + encode_namespace_path(namespace[:2])
                     continue
                 if not matches_conditions(conditions, namespace):
                     continue
                 if max_depth is not None and len(namespace) >= max_depth:
                     namespace = namespace[:max_depth]
-                    handled_prefix = root + encode_path(namespace)
+                    handled_prefix = root + encode_namespace_path(namespace)
                 namespaces.append(namespace)
             if len(rows) < _PAGE_ROWS:
                 break
@@ -468,15 +474,15 @@ class ItemReader:
         return sizes
 
 
-def build_path_index_name(path: str) -> str:
+def build_json_path_index_name(json_path: str) -> str:
     """Return the name of the index on a path.
 
     Capital letters are escaped, because identifiers in SQLite are case-insensitive.
 
-    >>> build_path_index_name("user.firstName")
+    >>> build_json_path_index_name("user.firstName")
     'store_path:user.first^Name'
     """
-    return _INDEX_PREFIX + re.sub("([A-Z])", r"^\1", path)
+    return _INDEX_PREFIX + re.sub("([A-Z])", r"^\1", json_path)
 
 
 def set_end_time_of_expired_version(version_row: Row, now: int) -> Row:

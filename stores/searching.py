@@ -28,7 +28,7 @@ from perdure.stores.indexes import (
 )
 from perdure.stores.namespaces import prefix_range
 from perdure.stores.parts import StoreParts
-from perdure.stores.ranking import Ranked, Term, Weights, is_in_nearly_all, rank_rows
+from perdure.stores.ranking import RankedRows, Term, Weights, is_word_in_nearly_all_rows, rank_rows
 from perdure.stores.reading import Selection, to_microseconds
 from perdure.stores.text import (
     STOP_WORDS,
@@ -196,7 +196,7 @@ class Searcher:
             )
             items = [FoundItem(item) for _, item in pairs]
         else:
-            query = self._add_vector_blocking(query, selection)
+            query = self._add_query_vector_blocking(query, selection)
             words, terms = self._build_query_words_and_terms(query)
             while True:
                 with suppress(SnapshotOutdated):
@@ -205,7 +205,7 @@ class Searcher:
                     )
                     break
         if selection.as_of is None:
-            parts.restart_ttl(items, refresh_ttl)
+            parts.restart_ttls_of_read_items(items, refresh_ttl)
         return items
 
     def explain_rank_of_item(
@@ -222,15 +222,15 @@ class Searcher:
         )
         if row is None:
             return RankExplanation("no such item exists")
-        if reader.decode_if_matching(row, selection) is None:
+        if reader.decode_item_if_matching(row, selection) is None:
             return RankExplanation("the filter excludes the item")
-        query = self._add_vector_blocking(query, selection)
+        query = self._add_query_vector_blocking(query, selection)
         words, terms = self._build_query_words_and_terms(query)
         while True:
             with suppress(SnapshotOutdated):
-                pool = read(lambda: self._indexes.load_pool(selection, terms))
+                pool = read(lambda: self._indexes.load_candidate_pool(selection, terms))
                 break
-        ranked = self._rank_pool(pool, query, words)
+        ranked = self._rank_candidates(pool, query, words)
         row_index = np.flatnonzero(pool.ids == row[0])
         if not len(row_index):
             return RankExplanation("the item was put with index=False, or has no text to search")
@@ -238,9 +238,7 @@ class Searcher:
             return RankExplanation(
                 "no item has a word of the query, and the item has no vector to compare"
             )
-        better_count = int(
-            (ranked.values_to_rank_by > ranked.values_to_rank_by[row_index[0]]).sum()
-        )
+        better_count = int((ranked.sort_keys > ranked.sort_keys[row_index[0]]).sum())
         reason = f"{better_count} of {len(pool)} items score higher"
         return RankExplanation(reason, better_count + 1, ranked.explain_row(row_index[0]))
 
@@ -254,8 +252,8 @@ class Searcher:
         offset: int,
     ) -> Flow[list[FoundItem]]:
         """Return the items of the best rows. All are read in the same snapshot."""
-        pool = yield from self._indexes.load_pool(selection, terms)
-        ranked = self._rank_pool(pool, query, words)
+        pool = yield from self._indexes.load_candidate_pool(selection, terms)
+        ranked = self._rank_candidates(pool, query, words)
         if ranked is None:
             return []
         if pool.cosines is not None and selection.as_of is None:
@@ -270,7 +268,7 @@ class Searcher:
 
         best = takewhile(
             is_result,
-            _iter_rows_by_score(ranked.values_to_rank_by, pool.ids, offset + limit),
+            _iter_rows_by_score(ranked.sort_keys, pool.ids, offset + limit),
         )
         row_indexes = islice(best, offset, offset + limit)
         results: list[FoundItem] = []
@@ -315,9 +313,9 @@ class Searcher:
             is_personal=by_words and self._mask is None,
         )
 
-    def _rank_pool(
+    def _rank_candidates(
         self, pool: CandidatePool, query: SearchQuery, words: _QueryWords
-    ) -> Ranked | None:
+    ) -> RankedRows | None:
         """Score the rows of a pool.
 
         Return None if no row contains a word of the query or has a vector that can be compared with
@@ -326,8 +324,8 @@ class Searcher:
         if not len(pool):
             return None
         cosines = pool.cosines
-        actors, names = _find_codes_and_name_words_of_mentioned_actors(pool, words)
-        subjects = set[str]() if self._mask else _find_words_naming_common_subject(pool) - names
+        actors, names = _find_mentioned_actor_codes_and_name_words(pool, words)
+        subjects = set[str]() if self._mask else _find_words_naming_main_person(pool) - names
         terms, language = [], detect_language(query.text[:_MAX_QUERY_LENGTH])
         for word, (stem, all_synonyms) in words.items() if query.mode != "semantic" else ():
             others = [] if word in names else all_synonyms
@@ -358,7 +356,7 @@ class Searcher:
             and is_in_period is None
         ):
             # If only vectors contribute to the scores, rank the rows by cosine similarity.
-            return Ranked.from_cosines(cosines)
+            return RankedRows.from_cosines(cosines)
         mentions_subject = any(
             term.names_subject for term in terms
         ) or not _PERSONAL_PRONOUNS.isdisjoint(split_words(query.text[:_MAX_QUERY_LENGTH]))
@@ -416,7 +414,7 @@ class Searcher:
         vector = await self._parts.runner.arun(self._embed_query(query, selection))
         return replace(query, vector=vector, is_embedded=True)
 
-    def _add_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
+    def _add_query_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
         """Return the query with its vector.
 
         If the query has no vector yet, it is embedded in the caller's OS thread.
@@ -451,7 +449,7 @@ class Searcher:
             # money.
             if selection.as_of is None:
                 sql, bounds = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
-                if not await runner.read(lambda: fetch_rows(sql, *bounds)):
+                if not await runner.run_read_flow(lambda: fetch_rows(sql, *bounds)):
                     return None
             return await Effect(
                 lambda: embedder.embed_query(text), lambda: embedder.aembed_query(text)
@@ -463,7 +461,7 @@ class Searcher:
             return None
 
 
-def _find_codes_and_name_words_of_mentioned_actors(
+def _find_mentioned_actor_codes_and_name_words(
     pool: CandidatePool, words: Collection[str]
 ) -> tuple[list[int], set[str]]:
     """Return the actors mentioned by name in the query, and all words of their names.
@@ -482,7 +480,7 @@ def _find_codes_and_name_words_of_mentioned_actors(
     return actors, names
 
 
-def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
+def _find_words_naming_main_person(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all memories in the pool are about.
 
     A model that extracts memories may refer to one person in two ways, as in "Ann likes figs" and
@@ -495,7 +493,7 @@ def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
     if not speakers.isdisjoint(_ROLE_NAMES - {"user", "human"}):
         return set()
     user_rows = np.empty(0, np.int64) if user_hits is None else user_hits[0]
-    if is_in_nearly_all(len(user_rows), row_count):
+    if is_word_in_nearly_all_rows(len(user_rows), row_count):
         return {USER_WORD}
     subjects = set[str]()
     for word, (rows, _) in pool.terms.items():
@@ -505,7 +503,7 @@ def _find_words_naming_common_subject(pool: CandidatePool) -> set[str]:
             or estimate_share_of_messages_with_word(word) > _MAX_NAME_FREQUENCY
         ):
             continue
-        if is_in_nearly_all(len(np.union1d(rows, user_rows)), row_count):
+        if is_word_in_nearly_all_rows(len(np.union1d(rows, user_rows)), row_count):
             subjects |= {word, USER_WORD}
     return subjects
 

@@ -76,7 +76,7 @@ _SHORT, _LONG = 40, 100
 _DEVIATIONS: Final = 4.0
 
 
-class SampleMoments(NamedTuple):
+class SampleStatistics(NamedTuple):
     """The count, the sum and the sum of squares of the values in a sample."""
 
     size: int = 0
@@ -89,9 +89,9 @@ class SampleMoments(NamedTuple):
         exact = values.astype(np.float64)
         return cls(len(exact), float(exact.sum()), float((exact * exact).sum()))
 
-    def merge(self, other: SampleMoments) -> SampleMoments:
+    def combine_with(self, other: SampleStatistics) -> SampleStatistics:
         """Return the combined statistics of two samples."""
-        return SampleMoments(
+        return SampleStatistics(
             self.size + other.size, self.total + other.total, self.squares + other.squares
         )
 
@@ -106,7 +106,7 @@ class SampleMoments(NamedTuple):
         return max(self.squares / self.size - self.mean**2, 0.0) if self.size else 0.0
 
 
-_NO_MOMENTS: Final = SampleMoments()
+_EMPTY_SAMPLE: Final = SampleStatistics()
 
 
 class VectorCalibration(NamedTuple):
@@ -143,18 +143,18 @@ class VectorSeparation:
         words: The number of words in each measured row.
     """
 
-    neighbours: SampleMoments = _NO_MOMENTS
-    sharing: SampleMoments = _NO_MOMENTS
-    random: SampleMoments = _NO_MOMENTS
-    words: SampleMoments = _NO_MOMENTS
+    neighbours: SampleStatistics = _EMPTY_SAMPLE
+    sharing: SampleStatistics = _EMPTY_SAMPLE
+    random: SampleStatistics = _EMPTY_SAMPLE
+    words: SampleStatistics = _EMPTY_SAMPLE
 
-    def merge(self, other: VectorSeparation) -> VectorSeparation:
+    def combine_with(self, other: VectorSeparation) -> VectorSeparation:
         """Return a new object that combines the samples of both objects."""
         return VectorSeparation(
-            self.neighbours.merge(other.neighbours),
-            self.sharing.merge(other.sharing),
-            self.random.merge(other.random),
-            self.words.merge(other.words),
+            self.neighbours.combine_with(other.neighbours),
+            self.sharing.combine_with(other.sharing),
+            self.random.combine_with(other.random),
+            self.words.combine_with(other.words),
         )
 
     @cached_property
@@ -163,25 +163,27 @@ class VectorSeparation:
         # `self.random` is empty if no rows were measured, or if all vectors are equal.
         if not self.random.size:
             return VectorCalibration(trust=0.0) if self.words.size else USUAL
-        trust = self.compute_deserved_share_of_vector_weight(self.sharing)
+        trust = self.compute_vector_weight_factor(self.sharing)
         if self.neighbours.size >= _PRIOR_PAIRS:
-            trust = max(trust, self.compute_deserved_share_of_vector_weight(self.neighbours))
-        strong = self._compute_distance_from_random_pairs(self.neighbours)
+            trust = max(trust, self.compute_vector_weight_factor(self.neighbours))
+        strong = self._compute_separation_from_random_pairs(self.neighbours)
         gain = _interpolate(strong, _STRONG, _STRONGEST) * _interpolate(
             self.words.mean, _SHORT, _LONG
         )
         lowest = self.random.mean - _DEVIATIONS * math.sqrt(self.random.variance)
         return VectorCalibration(trust, gain, max(lowest, 0.0))
 
-    def compute_deserved_share_of_vector_weight(self, sample: SampleMoments) -> float:
+    def compute_vector_weight_factor(self, cosine_sample: SampleStatistics) -> float:
         """Return the value of `trust`, the factor for the weight of vectors, based on one sample.
 
         The value is from 0 to 1. It is 0 if the sample's cosines are no higher than those of random
         pairs.
         """
-        return _interpolate(self._compute_distance_from_random_pairs(sample), _USELESS, _USEFUL)
+        return _interpolate(
+            self._compute_separation_from_random_pairs(cosine_sample), _USELESS, _USEFUL
+        )
 
-    def _compute_distance_from_random_pairs(self, sample: SampleMoments) -> float:
+    def _compute_separation_from_random_pairs(self, cosine_sample: SampleStatistics) -> float:
         """Return the separation between the cosines in a sample and those of random pairs of rows.
 
         The separation is the mean cosine of the sample minus the mean cosine of random pairs,
@@ -189,9 +191,9 @@ class VectorSeparation:
         separation `_PRIOR`, which counts as `_PRIOR_PAIRS` pairs. With few pairs, the result is
         therefore close to `_PRIOR`, which gives vectors their usual weight.
         """
-        count = min(sample.size, self.random.size)
-        spread = math.sqrt((sample.variance + self.random.variance) / 2)
-        distance = (sample.mean - self.random.mean) / max(spread, _MIN_SPREAD)
+        count = min(cosine_sample.size, self.random.size)
+        spread = math.sqrt((cosine_sample.variance + self.random.variance) / 2)
+        distance = (cosine_sample.mean - self.random.mean) / max(spread, _MIN_SPREAD)
         return (count * distance + _PRIOR_PAIRS * _PRIOR) / (count + _PRIOR_PAIRS)
 
 
@@ -200,7 +202,7 @@ def _interpolate(value: float, low: float, high: float) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def compute_number_of_rows_to_compare(row_count: int) -> int:
+def compute_separation_sample_size(row_count: int) -> int:
     """Return the number of rows to measure in a namespace, or 0 if it has too few rows.
 
     The result is the number of rows with vectors, rounded down and capped at `MAX_ROWS`. Only the
@@ -252,36 +254,36 @@ def measure_how_vectors_separate_related_rows(
     if strangers.any():
         random_pairs = random_pairs[strangers]
     separation = VectorSeparation(
-        neighbours=_compute_cosine_moments(vectors, neighbour_pairs),
-        random=_compute_cosine_moments(vectors, random_pairs),
-        words=SampleMoments.from_values(lengths),
+        neighbours=_compute_cosine_statistics(vectors, neighbour_pairs),
+        random=_compute_cosine_statistics(vectors, random_pairs),
+        words=SampleStatistics.from_values(lengths),
     )
     if (
         separation.neighbours.size >= _PRIOR_PAIRS
-        and separation.compute_deserved_share_of_vector_weight(separation.neighbours) == 1
+        and separation.compute_vector_weight_factor(separation.neighbours) == 1
     ):
         return separation
     return replace(
-        separation, sharing=_compute_cosine_moments(vectors, list_pairs_with_shared_word())
+        separation, sharing=_compute_cosine_statistics(vectors, list_pairs_with_shared_word())
     )
 
 
-def _compute_cosine_moments(vectors: Floats, pairs: Ints) -> SampleMoments:
+def _compute_cosine_statistics(vectors: Floats, row_pairs: Ints) -> SampleStatistics:
     """Compute the cosine of the two vectors in each pair, and return the moments of the cosines.
 
     The moments are the count, the sum and the sum of squares. Pairs of rows with equal vectors are
     left out, because repeated texts, such as an assistant's "Noted.", would give many random pairs
     a cosine of 1.
     """
-    chosen = _select_evenly_spaced_pairs(pairs)
+    chosen = _sample_row_pairs_evenly(row_pairs)
     first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]
     differ = (first_vectors != second_vectors).any(axis=1)
-    return SampleMoments.from_values(
+    return SampleStatistics.from_values(
         np.einsum("ij,ij->i", first_vectors[differ], second_vectors[differ])
     )
 
 
-def _select_evenly_spaced_pairs(row_pairs: Ints) -> Ints:
+def _sample_row_pairs_evenly(row_pairs: Ints) -> Ints:
     """Return at most `_MAX_PAIRS` of the given pairs, evenly spaced."""
     if len(row_pairs) <= _MAX_PAIRS:
         return row_pairs
@@ -305,4 +307,4 @@ def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
     rare = np.repeat(sizes <= max(count // _RARE_DIVISOR, 2), sizes)
     second = np.flatnonzero(rare & (place > 0) & (place <= _MAX_PAIRS_PER_WORD))
     pairs = np.unique(row[second - 1] * count + row[second])
-    return _select_evenly_spaced_pairs(np.column_stack(np.divmod(pairs, count)))
+    return _sample_row_pairs_evenly(np.column_stack(np.divmod(pairs, count)))

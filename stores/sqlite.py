@@ -15,14 +15,14 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.filter_sql import JSONLocation
-from perdure.stores.parts import TextIndex, add_transcript_tables_to_script
+from perdure.stores.parts import TextIndex, add_transcript_tables_to_schema
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 # Read the SQL files at import time, because reading a file later could block an event loop.
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
-SCHEMA: Final = Schema("stores", add_transcript_tables_to_script(_SQL["schema"]))
+SCHEMA: Final = Schema("stores", add_transcript_tables_to_schema(_SQL["schema"]))
 
 
 class SQLiteStore(WholeStore):

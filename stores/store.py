@@ -50,7 +50,7 @@ from perdure.stores.namespaces import (
     check_item_key,
     check_match_condition,
     check_namespace_prefix_and_build_path,
-    decode_path,
+    decode_namespace_path,
     prefix_range,
 )
 from perdure.stores.parts import StoreParts
@@ -102,20 +102,20 @@ class Store(BaseStore):
     async def _run_operations(self, ops: Sequence[Op | PutItem]) -> list[Result]:
         """Run the operations that `batch` or `abatch` received, and return their results."""
         writes = [op for op in ops if isinstance(op, PutOp | PutItem)]
-        prepare = partial(self._parts.prepare_batch, writes)
+        prepare = partial(self._parts.prepare_puts, writes)
         is_brief = are_small_enough_to_check_in_event_loop([op.value for op in writes])
         puts = prepare() if is_brief else await self._parts.runner.call_in_thread(prepare)
         results: list[Result] = [None] * len(ops)
         if len(writes) < len(ops):
-            queries = [await self._embed_op_query(op) for op in ops]
+            queries = [await self._embed_query_of_search_op(op) for op in ops]
             results = await self._parts.runner.call_in_thread(
-                lambda: list(map(self._run_operation, ops, queries))
+                lambda: list(map(self._run_read_operation, ops, queries))
             )
         if puts:
             await self._write_puts(puts)
         return results
 
-    async def _embed_op_query(self, op: Op | PutItem) -> SearchQuery | None:
+    async def _embed_query_of_search_op(self, op: Op | PutItem) -> SearchQuery | None:
         """Embed a search query if vectors are computed by another process, such as a model server.
 
         Return the query with its vector. Return None if the operation is not a search, or if
@@ -126,7 +126,7 @@ class Store(BaseStore):
         selection = self._parts.build_item_selection(op.namespace_prefix)
         return await self._searcher.add_query_vector(build_query(op.query), selection)
 
-    def _run_operation(self, op: Op | PutItem, query: SearchQuery | None) -> Any:
+    def _run_read_operation(self, op: Op | PutItem, query: SearchQuery | None) -> Any:
         """Run the read of one operation. A put gives None."""
         if isinstance(op, PutOp | PutItem):
             return None
@@ -151,16 +151,26 @@ class Store(BaseStore):
     async def _write_puts(self, puts: Sequence[Put]) -> None:
         """Compute the vectors for puts, and write the puts."""
         model = await self._missing.embed_puts(puts)
-        await self._parts.runner.put(puts, self._parts.now(), model)
+        await self._parts.runner.write_puts(puts, self._parts.now(), model)
         if model is not None:
             await self._missing.embed_pending_items_after_put(len(puts))
 
-    async def _put_item(self, namespace: Namespace, key: str, value: Any, *options: Any) -> None:
+    async def _put_or_delete_item(
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Any,
+        index: IndexOption = None,
+        ttl: TTL = None,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
         """Put an item or, if the value is None, delete it."""
         parts = self._parts
 
         def prepare() -> Put:
-            return parts.prepare_put(parts.preparer.check_row_key(namespace, key), value, *options)
+            row_key = parts.preparer.check_row_key(namespace, key)
+            return parts.prepare_put(row_key, value, index, ttl, if_version, provenance)
 
         is_brief = are_small_enough_to_check_in_event_loop((value,))
         await self._write_puts(
@@ -201,7 +211,7 @@ class Store(BaseStore):
                 The item is then found by text and listed in `pending_embeddings()`.
         """
         arguments = namespace, key, value, index, ttl, if_version, provenance
-        self._parts.runner.run(self._put_item(*arguments))
+        self._parts.runner.run(self._put_or_delete_item(*arguments))
 
     async def aput(
         self,
@@ -216,7 +226,7 @@ class Store(BaseStore):
     ) -> None:
         """Store an item; see `put`."""
         arguments = namespace, key, value, index, ttl, if_version, provenance
-        await self._parts.runner.arun(self._put_item(*arguments))
+        await self._parts.runner.arun(self._put_or_delete_item(*arguments))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Delete an item.
@@ -232,13 +242,17 @@ class Store(BaseStore):
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        self._parts.runner.run(self._put_item(namespace, key, None, None, None, if_version))
+        self._parts.runner.run(
+            self._put_or_delete_item(namespace, key, None, if_version=if_version)
+        )
 
     async def adelete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> None:
         """Delete an item; see `delete`."""
-        await self._parts.runner.arun(self._put_item(namespace, key, None, None, None, if_version))
+        await self._parts.runner.arun(
+            self._put_or_delete_item(namespace, key, None, if_version=if_version)
+        )
 
     # -- reading
 
@@ -269,7 +283,7 @@ class Store(BaseStore):
             return None
         item = parts.records.decode_item(row)
         if moment is None:
-            parts.restart_ttl([item], refresh_ttl)
+            parts.restart_ttls_of_read_items([item], refresh_ttl)
         return item
 
     async def aget(
@@ -421,7 +435,9 @@ class Store(BaseStore):
         parts, label_path = self._parts, check_namespace_prefix_and_build_path((label,))
         statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
         paths = [row[0] for row in self.database.read(lambda: fetch_rows(statement, *bounds))]
-        namespaces = (decode_path(path[len(parts.root) :]) for path in paths if label_path in path)
+        namespaces = (
+            decode_namespace_path(path[len(parts.root) :]) for path in paths if label_path in path
+        )
         return [namespace for namespace in namespaces if label in namespace]
 
     afind_namespaces = make_async_twin(find_namespaces)

@@ -27,7 +27,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import chain, count
 from operator import add
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import Stemmer  # type: ignore[import-not-found]  # a C module without types
@@ -136,7 +136,7 @@ def tokenize(text: str) -> list[str]:
                 found_tokens.append(word[-1])
             else:
                 found_tokens.append(_TOKEN_OF_WORD[word])
-    found_tokens += _list_words_that_contain_symbols_and_symbols(text)
+    found_tokens += _list_symbol_words_and_symbols(text)
     if collect_non_english_stop_words().isdisjoint(words):
         return found_tokens
     unique = set(found_tokens)
@@ -169,7 +169,7 @@ def tokenize_query(text: str) -> list[str]:
             )
         else:
             query_tokens[_TOKEN_OF_WORD[word]] = None
-    query_tokens.update(dict.fromkeys(_list_words_that_contain_symbols_and_symbols(text)))
+    query_tokens.update(dict.fromkeys(_list_symbol_words_and_symbols(text)))
     return list(query_tokens)
 
 
@@ -192,12 +192,12 @@ def extract_query_words_with_stems(text: str) -> dict[str, str]:
     stem_of: dict[str, str] = {}
     for word in _iter_words(text):
         if _is_unspaced(word):
-            for part in _CONTENT_RUNS.findall(_function_word_pattern().sub(" ", word)):
+            for part in _CONTENT_RUNS.findall(_build_function_word_pattern().sub(" ", word)):
                 pairs = [part[i : i + 2] for i in range(max(len(part) - 1, 1))]
                 stem_of.update(zip(pairs, pairs, strict=True))
         elif word not in stop_list:
             stem_of[_TOKEN_OF_WORD[word]] = stem_in_language.get(word, _TOKEN_OF_WORD[word])
-    stem_of.update((sign, sign) for sign in _list_words_that_contain_symbols_and_symbols(text))
+    stem_of.update((sign, sign) for sign in _list_symbol_words_and_symbols(text))
     return stem_of or {token: token for token in tokenize_query(text)}
 
 
@@ -233,7 +233,7 @@ def detect_language(text: str) -> str:
     def count_stop_words(stops: frozenset[str]) -> int:
         return sum(map(stops.__contains__, words))
 
-    lists_by_language = _load_foreign_and_all_stop_words()
+    lists_by_language = _load_non_english_and_all_stop_words()
     best_language = max(
         lists_by_language, key=lambda name: tuple(map(count_stop_words, lists_by_language[name]))
     )
@@ -257,7 +257,7 @@ def stop_words(language: str) -> frozenset[str]:
 
     The stop words are normalized: variants of a letter are replaced with one form.
     """
-    return _load_foreign_and_all_stop_words()[language][1]
+    return _load_non_english_and_all_stop_words()[language][1]
 
 
 @cache
@@ -267,12 +267,12 @@ def collect_non_english_stop_words() -> frozenset[str]:
     Words that are also English stop words are left out.
     """
     return frozenset().union(
-        *(telling for telling, _ in _load_foreign_and_all_stop_words().values())
+        *(telling for telling, _ in _load_non_english_and_all_stop_words().values())
     )
 
 
 @cache
-def _load_foreign_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+def _load_non_english_and_all_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """Load two sets of stop words for each language.
 
     The result maps each language's name to the two sets. The first set contains only the stop words
@@ -292,7 +292,7 @@ STOP_WORDS: Final = stop_words(ENGLISH)
 
 
 @cache
-def _function_word_pattern() -> re.Pattern[str]:
+def _build_function_word_pattern() -> re.Pattern[str]:
     """Return a regular expression that matches Chinese and Japanese function words.
 
     Longer words are tried first.
@@ -326,12 +326,12 @@ def _iter_words(text: str) -> Iterator[str]:
             yield from _SCRIPT_RUNS.findall(plain)
 
 
-def _list_words_that_contain_symbols_and_symbols(text: str) -> list[str]:
+def _list_symbol_words_and_symbols(text: str) -> list[str]:
     """Return a text's words that contain a symbol, such as "c#", followed by its other symbols.
 
-    >>> _list_words_that_contain_symbols_and_symbols("C++ and .NET, $5")
+    >>> _list_symbol_words_and_symbols("C++ and .NET, $5")
     ['c++', '.net', '$']
-    >>> _list_words_that_contain_symbols_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
+    >>> _list_symbol_words_and_symbols("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
     ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€']
     """
     signs: list[str] = []
@@ -441,30 +441,45 @@ def find_synonyms(token: str) -> list[tuple[str, float]]:
     >>> find_synonyms("聊天")
     []
     """
-    stems, numbers, starts, related, similarity = _load_synonym_arrays()
-    number = numbers.get(token)
+    table = _load_synonym_table()
+    number = table.number_of_stem.get(token)
     if number is None:
         return []
-    section = slice(int(starts[number]), int(starts[number + 1]))
-    pairs = zip(related[section].tolist(), similarity[section].tolist(), strict=True)
-    return [(stems[other], share / 255) for other, share in pairs]
+    section = slice(int(table.section_starts[number]), int(table.section_starts[number + 1]))
+    pairs = zip(
+        table.synonym_numbers[section].tolist(), table.similarities[section].tolist(), strict=True
+    )
+    return [(table.stems[other], similarity / 255) for other, similarity in pairs]
+
+
+class _SynonymTable(NamedTuple):
+    """The synonyms of each stem.
+
+    The arrays `synonym_numbers` and `similarities` contain one section for each stem.
+
+    Attributes:
+        stems: The stems.
+        number_of_stem: The index of each stem in `stems`.
+        section_starts: The start of each stem's section.
+        synonym_numbers: The numbers of the stems that are synonyms.
+        similarities: The similarity of each synonym, in units of 1/255.
+    """
+
+    stems: list[str]
+    number_of_stem: dict[str, int]
+    section_starts: NDArray[np.uint32]
+    synonym_numbers: NDArray[np.uint16]
+    similarities: NDArray[np.uint8]
 
 
 @cache
-def _load_synonym_arrays() -> tuple[
-    list[str], dict[str, int], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint8]
-]:
-    """Load the table of synonyms. Takes 10 ms.
-
-    Returns:
-        The stems; the number of each stem; the start of each stem's section in the two arrays that
-        follow; the numbers of its synonyms; and their similarities in units of 1/255.
-    """
+def _load_synonym_table() -> _SynonymTable:
+    """Load the table of synonyms. Takes 10 ms."""
     raw = (files("perdure.stores") / "weights" / SYNONYM_FILE).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:
         stems = arrays["stems"].tobytes().decode("ascii").split("\n")
         numbers = {stem: number for number, stem in enumerate(stems)}
-        return stems, numbers, arrays["starts"], arrays["kin"], arrays["near"]
+        return _SynonymTable(stems, numbers, arrays["starts"], arrays["kin"], arrays["near"])
 
 
 # -- frequency of words
@@ -674,27 +689,29 @@ def split_into_chunks(
     unit_spans = [match.span() for match in _UNIT.finditer(text)]
     if len(unit_spans) <= limit_words:
         return [text] if unit_spans else []
-    return _cut_text_at_units(text, unit_spans, limit_words, min(overlap_words, limit_words // 4))
+    return _split_into_even_chunks(
+        text, unit_spans, limit_words, min(overlap_words, limit_words // 4)
+    )
 
 
-def _cut_text_at_units(
-    text: str, units: list[tuple[int, int]], limit: int, overlap: int
+def _split_into_even_chunks(
+    text: str, unit_spans: list[tuple[int, int]], max_units: int, overlap_units: int
 ) -> list[str]:
     """Split a text into chunks of about equal size.
 
     A unit is a word, or a Chinese, Japanese or Korean character. The text must be longer than
-    `limit` units.
+    `max_units` units.
 
     Args:
         text: The text.
-        units: The start and end of each unit in the text.
-        limit: The maximum number of units in a chunk.
-        overlap: The number of units that two chunks share.
+        unit_spans: The start and end of each unit in the text.
+        max_units: The maximum number of units in a chunk.
+        overlap_units: The number of units that two chunks share.
     """
 
     def grade_cut(at: int) -> int:
         """Return a score for ending a chunk before unit `at`; a higher score is better."""
-        end, begin = units[at - 1][1], units[at][0]
+        end, begin = unit_spans[at - 1][1], unit_spans[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END
         return _AT_SPACE if begin > end else _INSIDE_RUN
@@ -702,14 +719,16 @@ def _cut_text_at_units(
     chunks = []
     start = 0
     while True:
-        remaining = len(units) - start
-        if remaining <= limit:
-            chunks.append(text[units[start][0] : units[-1][1]])
+        remaining = len(unit_spans) - start
+        if remaining <= max_units:
+            chunks.append(text[unit_spans[start][0] : unit_spans[-1][1]])
             return chunks
-        count = -(-(remaining - overlap) // (limit - overlap))
+        count = -(-(remaining - overlap_units) // (max_units - overlap_units))
         # Divide the remaining text evenly, so that the last chunk is not tiny.
-        size = -(-(remaining + (count - 1) * overlap) // count)
+        size = -(-(remaining + (count - 1) * overlap_units) // count)
         last = start + size
         end = max(range(last - size // 4, last + 1), key=lambda at: (grade_cut(at), at))
-        chunks.append(text[units[start][0] : units[end - 1][1]])
-        start = max(range(end - overlap, end), key=lambda at: (grade_cut(at), -at), default=end)
+        chunks.append(text[unit_spans[start][0] : unit_spans[end - 1][1]])
+        start = max(
+            range(end - overlap_units, end), key=lambda at: (grade_cut(at), -at), default=end
+        )

@@ -17,7 +17,7 @@ from itertools import chain, pairwise
 from typing import Any, Final
 
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.stores.namespaces import decode_path, encode_path
+from perdure.stores.namespaces import decode_namespace_path, encode_namespace_path
 from perdure.stores.normal_form import hash_normal_form
 from perdure.stores.values import decode_json_value, to_prompt_json
 
@@ -94,17 +94,19 @@ def compute_matching_tombstone_keys(
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
     """Return whether a namespace contains notes of any of the given kinds."""
-    return _find_index_of_root_label(decode_path(path), kinds) is not None
+    return _find_notes_label_index(decode_namespace_path(path), kinds) is not None
 
 
-def _find_index_of_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
+def _find_notes_label_index(labels: Sequence[str], note_kinds: Collection[str]) -> int | None:
     """Return the index of the label `ROOT` in a notes namespace, or None for other namespaces.
 
     For the notes of a scope, the index is greater than 0, because the label `ROOT` comes after the
     scope's namespace prefix.
     """
-    pairs = enumerate(pairwise(names))
-    return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
+    pairs = enumerate(pairwise(labels))
+    return next(
+        (index for index, (root, kind) in pairs if root == ROOT and kind in note_kinds), None
+    )
 
 
 def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
@@ -116,15 +118,15 @@ def list_tombstone_paths_of_all_possible_scopes(path: bytes) -> list[bytes]:
     namespace, the result is the tombstone path of the namespace into which quarantined items are
     moved when they are accepted.
     """
-    names = decode_path(path)
-    root_index = _find_index_of_root_label(names, KINDS)
+    names = decode_namespace_path(path)
+    root_index = _find_notes_label_index(names, KINDS)
     if root_index is None:
         splits = [(names[:i], names[i:]) for i in range(len(names))]
     elif names[root_index + 1] == QUARANTINE:
         splits = [(names[:root_index], names[root_index + 2 :])]
     else:
         splits = []
-    return [encode_path((*scope, ROOT, TOMBSTONES, *rest)) for scope, rest in splits]
+    return [encode_namespace_path((*scope, ROOT, TOMBSTONES, *rest)) for scope, rest in splits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +209,11 @@ class TombstoneReader:
             ]
 
     def _find_existing_tombstones(
-        self, pairs: Sequence[tuple[bytes, str]]
+        self, paths_and_keys: Sequence[tuple[bytes, str]]
     ) -> Flow[set[tuple[bytes, str]]]:
         """Return the (namespace path, key) pairs in `pairs` for which a tombstone exists."""
-        if not pairs:
+        if not paths_and_keys:
             return set()
-        parameters = [(*pair, self.now) for pair in pairs]
+        parameters = [(*pair, self.now) for pair in paths_and_keys]
         rows = yield self.sql.build_statements("get", parameters)
         return {(row[1], row[2]) for row in chain.from_iterable(rows)}

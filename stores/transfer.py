@@ -18,7 +18,7 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.import_sources import TIMES
 from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.namespaces import decode_path, prefix_range
+from perdure.stores.namespaces import decode_namespace_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.puts import ItemWriter, NewVersion, Put, VersionTimes, WriteTotals
 from perdure.stores.reading import (
@@ -183,7 +183,7 @@ class Transfer:
         ):
             times = zip(TIMES, (created, since, until, expires), strict=True)
             line: dict[str, Any] = {
-                "namespace": list(decode_path(put.path)),
+                "namespace": list(decode_namespace_path(put.path)),
                 "key": put.key,
                 "value": decode_json_value(put.text or ""),
                 "version": version,
@@ -204,25 +204,32 @@ class Transfer:
     # -- import
 
     def import_items(
-        self, lines: Source, progress: Progress | None, noun: str, *, skips: bool = False
+        self,
+        lines: Source,
+        progress: Progress | None,
+        item_noun: str,
+        *,
+        skips_unsuitable: bool = False,
     ) -> TransferReport:
         """Import the items of a source, in batches.
 
         Args:
             lines: The source.
             progress: Called after each batch, or None.
-            noun: The word for an item in error messages, such as "line".
-            skips: Whether unsuitable items are skipped. Otherwise they raise an error.
+            item_noun: The word for an item in error messages, such as "line".
+            skips_unsuitable: Whether unsuitable items are skipped. Otherwise they raise an error.
 
         Raises:
             ImportFailed: An item cannot be imported. The message says how many items were imported.
         """
         report, line_count = TransferReport(), 0
         error: ImportFailed | None = None
-        state = _ImportState(set() if skips else None)
+        state = _ImportState(set() if skips_unsuitable else None)
         with closing(lines):
             while error is None:
-                batch, unsuitable, error = self._read_batch_with_skip_count_and_error(lines, skips)
+                batch, unsuitable, error = self._read_batch_with_skip_count_and_error(
+                    lines, skips_unsuitable
+                )
                 if not batch and not unsuitable and error is None:
                     return report
                 try:
@@ -239,9 +246,9 @@ class Transfer:
         if not line_count:
             raise error
         count_text = (
-            f"1 {noun} before this {noun} is"
+            f"1 {item_noun} before this {item_noun} is"
             if line_count == 1
-            else f"{line_count} {noun}s before this {noun} are"
+            else f"{line_count} {item_noun}s before this {item_noun} are"
         )
         raise ImportFailed(f"{error}. {count_text} kept") from error
 
@@ -279,9 +286,9 @@ class Transfer:
             return TransferReport()
         model = await self._missing.embed_puts([version.put for version in versions])
         write_versions = partial(
-            _write_versions, self._parts.writer, versions, self._parts.now(), model, state
+            _write_imported_versions, self._parts.writer, versions, self._parts.now(), model, state
         )
-        result = await self._parts.runner.write(write_versions)
+        result = await self._parts.runner.run_write_flow(write_versions)
         state.refused |= result.refused
         state.imported_tombstones |= result.imported_tombstones
         return result.report
@@ -296,7 +303,7 @@ class Transfer:
         try:
             if isinstance(line, ItemVersion):
                 put = line.put
-                path, _ = preparer.check_row_key(decode_path(put.path), put.key)
+                path, _ = preparer.check_row_key(decode_namespace_path(put.path), put.key)
                 check_value_size(len((put.text or "").encode()), preparer.max_bytes)
                 return line._replace(
                     put=preparer.add_scope_limits_and_text_chunks_to_put(replace(put, path=path))
@@ -312,7 +319,7 @@ class Transfer:
                 provenance=provenance_from_json(provenance) if provenance else None,
             )
             return ItemVersion(
-                put, _parse_version(line), *(_parse_time(line, name) for name in TIMES)
+                put, _parse_version_number(line), *(_parse_time(line, name) for name in TIMES)
             )
         except PerdureError as exc:
             raise ImportFailed(f"{item_name}: {exc}") from exc
@@ -332,7 +339,7 @@ def _parse_time(line: Mapping[str, Any], name: str) -> int | None:
     return to_microseconds(datetime.fromisoformat(line[name])) if name in line else None
 
 
-def _parse_version(line: Mapping[str, Any]) -> int | None:
+def _parse_version_number(line: Mapping[str, Any]) -> int | None:
     """Return the version number of an imported line, or None if the line has no version number.
 
     An invalid version number raises an error.
@@ -343,7 +350,7 @@ def _parse_version(line: Mapping[str, Any]) -> int | None:
     return version
 
 
-def _write_versions(
+def _write_imported_versions(
     writer: ItemWriter,
     items: Sequence[ItemVersion],
     now: int,
@@ -359,7 +366,7 @@ def _write_versions(
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
-    refused = yield from _find_refused_keys(writer, items, now, state)
+    refused = yield from _find_keys_refused_by_tombstones(writer, items, now, state)
     for item in items:
         row_key = item.row_key
         if state.differing is not None and row_key in state.differing:
@@ -382,8 +389,9 @@ def _write_versions(
         if not is_same and row_key in refused:
             continue
         if item.version is not None and equal_row is not None and not is_same and not is_tombstone:
+            namespace = decode_namespace_path(item.put.path)
             refusal = ImportFailed(
-                f"version {item.version} of {item.put.key!r} in {decode_path(item.put.path)!r} "
+                f"version {item.version} of {item.put.key!r} in {namespace!r} "
                 "already exists in this store with different content; import into a new store, or "
                 "forget the item in this store first"
             )
@@ -402,27 +410,29 @@ def _write_versions(
             if present and present[6:8] == (None, None) and item.valid_to is not None:
                 # Unless this store's version has an expiry, close it as of the time when the
                 # imported version was closed.
-                yield _build_close_statements(
+                yield _build_close_version_statements(
                     writer,
-                    (yield from writer.read_present_version(item.put)),
+                    (yield from writer.read_current_version_row(item.put)),
                     item.valid_to,
                     totals,
                 )
             report += TransferReport(skipped=1)
         else:
-            yield from _add_version(writer, item, now, totals)
+            yield from _insert_imported_version(writer, item, now, totals)
             closed = item.valid_to is not None
             report += TransferReport(items=int(not closed), versions=int(closed))
             if is_tombstone:
                 imported_tombstones.add(row_key)
     yield from writer.write_totals_and_check_scope_limits([item.put for item in items], totals, now)
-    refused_names = ((decode_path(path), key) for path, key in sorted(refused - state.refused))
+    refused_names = (
+        (decode_namespace_path(path), key) for path, key in sorted(refused - state.refused)
+    )
     return _BatchResult(
         report + TransferReport(refused=tuple(refused_names)), refused, imported_tombstones
     )
 
 
-def _find_refused_keys(
+def _find_keys_refused_by_tombstones(
     writer: ItemWriter, items: Sequence[ItemVersion], now: int, state: _ImportState
 ) -> Flow[set[_RowKey]]:
     """Return the keys of a batch for which this store has a tombstone.
@@ -454,19 +464,19 @@ def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
     return ItemContent(row[1], writer.records.decode_row_text(row), provenance)
 
 
-def _add_version(
+def _insert_imported_version(
     writer: ItemWriter, item: ItemVersion, now: int, totals: WriteTotals
 ) -> Flow[None]:
     """Add an imported version of an item.
 
     If the key has a current version, that version is closed first.
     """
-    present = yield from writer.read_present_version(item.put)
+    present = yield from writer.read_current_version_row(item.put)
     namespace_key, row, version, created, valid_from, _, _, last_closed, _, first_id = present
     valid_from_time = now if item.valid_from is None else item.valid_from
     if row is not None:
         valid_from_time = max(valid_from_time, valid_from + 1)
-        yield _build_close_statements(writer, present, valid_from_time, totals)
+        yield _build_close_version_statements(writer, present, valid_from_time, totals)
     version_number = item.version or (version or last_closed or 0) + 1
     created_at = (
         item.created_at
@@ -482,26 +492,26 @@ def _add_version(
     times = VersionTimes(created_at, valid_from_time, expires, first_id)
     [(new_id,)] = yield writer.build_id_statement(1)
     yield (
-        yield from writer.build_add_statements(
+        yield from writer.build_insert_version_statements(
             [NewVersion(put, namespace_key, version_number, times)], [new_id], totals
         )
     )
     if item.valid_to is not None:
-        yield _build_close_statements(
-            writer, (yield from writer.read_present_version(put)), item.valid_to, totals
+        yield _build_close_version_statements(
+            writer, (yield from writer.read_current_version_row(put)), item.valid_to, totals
         )
 
 
-def _build_close_statements(
+def _build_close_version_statements(
     writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
     """Build the SQL statements that close a current version.
 
-    `present` is the current version's row, as returned by `read_present_version`.
+    `present` is the current version's row, as returned by `read_current_version_row`.
     """
     namespace_key, row, _, _, valid_from, _, size, *_ = present
-    totals.add_growth(namespace_key, -1, -size)
-    return writer.build_close_statements([(max(valid_to, valid_from + 1), row)])
+    totals.add_namespace_growth(namespace_key, -1, -size)
+    return writer.build_close_version_statements([(max(valid_to, valid_from + 1), row)])
 
 
 def _has_same_content(writer: ItemWriter, row: Row, put: Put) -> bool:

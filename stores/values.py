@@ -63,12 +63,12 @@ def encode_value_as_json(value: Any, max_bytes: int = MAX_BYTES) -> str:
     return body.decode()
 
 
-def check_value_size(size: int, max_bytes: int) -> None:
+def check_value_size(byte_count: int, max_bytes: int) -> None:
     """Raise `InvalidValue` if a value exceeds the maximum size in bytes."""
-    if size > max_bytes:
+    if byte_count > max_bytes:
         raise InvalidValue(
-            f"the value is {size:,} bytes long as JSON; at most {max_bytes:,} bytes are allowed. "
-            "Store large contents elsewhere, and put a reference to them here"
+            f"the value is {byte_count:,} bytes long as JSON; at most {max_bytes:,} bytes are "
+            "allowed. Store large contents elsewhere, and put a reference to them here"
         )
 
 
@@ -270,27 +270,27 @@ def suggest_name(name: object, allowed: Iterable[str]) -> str:
     )
 
 
-def parse_setting(
-    name: str, stored: Any, is_valid: Callable[[dict[str, Any]], bool]
+def parse_stored_setting(
+    setting_name: str, json_text: Any, is_valid: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
     """Parse a JSON object that is recorded as a setting in a store's database.
 
     Args:
-        name: The name of the setting.
-        stored: The recorded text.
+        setting_name: The name of the setting.
+        json_text: The recorded text.
         is_valid: Returns whether the object has the expected fields.
 
     Raises:
         CorruptRecord: The text is not such an object, so the file is damaged.
     """
     try:
-        setting = json.loads(stored)
+        setting = json.loads(json_text)
     except (TypeError, ValueError, RecursionError):
         setting = None
     if not isinstance(setting, dict) or not is_valid(setting):
         raise CorruptRecord(
-            f"the store's setting {name!r} is {stored!r:.80}, which perdure did not write, so the "
-            "database is damaged; restore it from a backup"
+            f"the store's setting {setting_name!r} is {json_text!r:.80}, which perdure did not "
+            "write, so the database is damaged; restore it from a backup"
         )
     return setting
 

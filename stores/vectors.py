@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import EmbedderMismatch, EmbeddingFailed
-from perdure.stores.values import parse_setting
+from perdure.stores.values import parse_stored_setting
 
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
@@ -58,7 +58,7 @@ class Model:
     @classmethod
     def from_setting(cls, text: str) -> Self:
         """Parse the recorded embedding model from JSON."""
-        return cls(**parse_setting("model", text, _is_valid_model_setting))
+        return cls(**parse_stored_setting("model", text, _is_valid_model_setting))
 
     def to_setting(self) -> str:
         """Serialize the model to JSON, to be recorded as a setting in the store."""
@@ -103,59 +103,63 @@ def _is_valid_model_setting(setting: dict[str, Any]) -> bool:
     )
 
 
-def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floats:
+def check_and_normalize_vectors(
+    answer: Any, text_count: int, dims: int | None, model_name: str
+) -> Floats:
     """Validate an embedding model's response, and return its vectors.
 
     Args:
         answer: The answer, which should be one vector for each text.
-        count: The number of texts.
+        text_count: The number of texts.
         dims: The expected vector length, or None if it is not known.
-        model: The name of the model, for error messages.
+        model_name: The name of the model, for error messages.
 
     Returns:
-        float32[count, dims], each row normalised to length 1. A zero vector stays zero.
+        float32[text_count, dims], each row normalised to length 1. A zero vector stays zero.
 
     Raises:
         EmbeddingFailed: The answer does not have this form. The message says what it is.
     """
     items = answer if isinstance(answer, list | tuple) else ()
     vector_lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
-    if len(vector_lengths) == count and len(set(vector_lengths)) > 1:
+    if len(vector_lengths) == text_count and len(set(vector_lengths)) > 1:
         problem = f"vectors with {min(vector_lengths)} to {max(vector_lengths)} dimensions"
-        raise _build_embedding_answer_error(
-            model, problem, "vectors with the same number of dimensions"
+        raise _build_invalid_vectors_error(
+            model_name, problem, "vectors with the same number of dimensions"
         )
     try:
         rows = np.asarray(answer)
     # The model may return any object, and its conversion to an array may raise any exception.
     except Exception as exc:
-        raise _build_embedding_answer_error(
-            model, f"{answer!r:.80} ({exc})", "a list of vectors"
+        raise _build_invalid_vectors_error(
+            model_name, f"{answer!r:.80} ({exc})", "a list of vectors"
         ) from exc
-    if rows.ndim and len(rows) != count:
-        raise _build_embedding_answer_error(
-            model, f"{len(rows)} vectors for {count} texts", "one vector for each text, in order"
+    if rows.ndim and len(rows) != text_count:
+        raise _build_invalid_vectors_error(
+            model_name,
+            f"{len(rows)} vectors for {text_count} texts",
+            "one vector for each text, in order",
         )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
-        raise _build_embedding_answer_error(
-            model, f"{answer!r:.80}", "a list of vectors, each a list of numbers"
+        raise _build_invalid_vectors_error(
+            model_name, f"{answer!r:.80}", "a list of vectors, each a list of numbers"
         )
     if dims is not None and rows.shape[1] != dims:
-        raise _build_embedding_answer_error(
-            model, f"vectors with {rows.shape[1]} dimensions", f"{dims} dimensions"
+        raise _build_invalid_vectors_error(
+            model_name, f"vectors with {rows.shape[1]} dimensions", f"{dims} dimensions"
         )
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
         problem = f"{rows[row, column]!s} at position {column} of vector {row}"
-        raise _build_embedding_answer_error(model, problem, "finite numbers")
+        raise _build_invalid_vectors_error(model_name, problem, "finite numbers")
     return normalize_rows(rows.astype(np.float64))
 
 
-def _build_embedding_answer_error(model: str, problem: str, expected: str) -> EmbeddingFailed:
+def _build_invalid_vectors_error(model_name: str, problem: str, expected: str) -> EmbeddingFailed:
     """Build the error for an invalid response from an embedding model."""
     return EmbeddingFailed(
-        f"the embedder {model!r} returned {problem}; expected {expected}. Correct the embedder, "
-        "or open the store with another embedder"
+        f"the embedder {model_name!r} returned {problem}; expected {expected}. Correct the "
+        "embedder, or open the store with another embedder"
     )
 
 

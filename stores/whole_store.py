@@ -37,10 +37,10 @@ from perdure.stores.import_sources import (
     iter_langgraph_items,
     iter_store_items,
 )
-from perdure.stores.namespaces import decode_path, prefix_range
+from perdure.stores.namespaces import decode_namespace_path, prefix_range
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.parts import StoreParts, check_store_options
-from perdure.stores.reading import build_path_index_name
+from perdure.stores.reading import build_json_path_index_name
 from perdure.stores.store import Store
 from perdure.stores.transfer import PAGE, Source, Transfer
 from perdure.stores.values import check_number
@@ -109,13 +109,13 @@ class WholeStore(DatabaseOwner, Store):
         excluded from all reads and searches, even before they are swept.
         """
         total = 0
-        while swept := self._close_batch_of_expired_items():
+        while swept := self._close_and_count_batch_of_expired_items():
             total += swept
         return total
 
     asweep_ttl = make_async_twin(sweep_ttl)
 
-    def _close_batch_of_expired_items(self) -> int:
+    def _close_and_count_batch_of_expired_items(self) -> int:
         """Close the current versions of a batch of expired items, and return how many were closed.
 
         While the versions are being written, other sweepers and writers are blocked in the affected
@@ -198,7 +198,7 @@ class WholeStore(DatabaseOwner, Store):
         bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *retention_bounds)
         rows = self.database.read(lambda: fetch_rows(self._parts.sql["removable"], *bounds))
         return [
-            RemovableVersions(decode_path(path), key, bool(expired), versions, size)
+            RemovableVersions(decode_namespace_path(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
         ]
 
@@ -267,7 +267,7 @@ class WholeStore(DatabaseOwner, Store):
                 "index"
             )
         sql = self._parts.sql["create_path_index"]
-        sql = sql.format(name=build_path_index_name(path), expression=expression)
+        sql = sql.format(name=build_json_path_index_name(path), expression=expression)
         self.database.write(lambda: fetch_rows(sql))
 
     acreate_index = make_async_twin(create_index)
@@ -275,7 +275,7 @@ class WholeStore(DatabaseOwner, Store):
     def drop_index(self, path: str) -> None:
         """Remove the index on a path. A missing index is not an error."""
         sql = self._parts.sql["drop_path_index"].format(
-            name=build_path_index_name(check_index_path(path))
+            name=build_json_path_index_name(check_index_path(path))
         )
         self.database.write(lambda: fetch_rows(sql))
 
@@ -461,14 +461,20 @@ class WholeStore(DatabaseOwner, Store):
         if isinstance(source, WholeStore):
             versions = source._transfer.iter_item_versions((), includes_closed=True)
             lines = (
-                (f"item {version.put.key!r} in {list(decode_path(version.put.path))!r}", version)
+                (
+                    f"item {version.put.key!r} in "
+                    f"{list(decode_namespace_path(version.put.path))!r}",
+                    version,
+                )
                 for version in versions
             )
         elif isinstance(source, BaseStore):
             lines = iter_store_items(source)
         else:
             lines = iter_langgraph_items(source, max_value_bytes)
-        return self._transfer.import_items(lines, progress, "item", skips=on_unsuitable == "skip")
+        return self._transfer.import_items(
+            lines, progress, "item", skips_unsuitable=on_unsuitable == "skip"
+        )
 
     aimport_from = make_async_twin(import_from)
 
@@ -490,7 +496,8 @@ class WholeStore(DatabaseOwner, Store):
         largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
         days = read(lambda: fetch_rows(sql["created_by_day"]))
         largest_namespaces = (
-            NamespaceSize(decode_path(path), 1, items, size) for path, items, size in largest
+            NamespaceSize(decode_namespace_path(path), 1, items, size)
+            for path, items, size in largest
         )
         return StoreUsage(tuple(largest_namespaces), sum_by_month(days))
 
@@ -503,13 +510,13 @@ class ExpiredItemSweeper(threading.Thread):
     def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
         self.stopped = threading.Event()
-        self._close_batch_of_expired_items, self._interval_s = sweep, minutes * 60
+        self._close_and_count_batch_of_expired_items, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
         """Call the function at regular intervals until the OS thread is stopped."""
         while not self.stopped.wait(self._interval_s):
             try:
-                self._close_batch_of_expired_items()
+                self._close_and_count_batch_of_expired_items()
             except PerdureError:
                 _LOG.exception("expired items could not be deleted; the next sweep will retry")
 

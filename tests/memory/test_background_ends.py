@@ -225,7 +225,9 @@ def test_job_left_running_by_a_dead_worker_counts_as_failed(
     left_jobs = [
         ExtractionJob(thread_id, ("memories", "ann"), "running") for thread_id in ("a", "gone")
     ]
-    monkeypatch.setattr(JobQueue, "run_jobs_in_context", lambda *args: nullcontext(left_jobs))
+    monkeypatch.setattr(
+        JobQueue, "run_worker_and_yield_lost_jobs", lambda *args: nullcontext(left_jobs)
+    )
     background_runs.send_message("a")
     for attempt, state in ((1, "retrying"), (2, "dead")):
         with background_runs.make_background(retries=1, backoff_s=NEVER_S) as background:

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from perdure.effects import run
 from perdure.memory import Gate
-from perdure.memory.changes import plan_proposal
+from perdure.memory.changes import plan_proposed_changes
 from perdure.memory.extractors import (
     Addition,
     Batch,
@@ -48,7 +48,7 @@ def build_batch(*messages: BaseMessage, start: int = 0) -> Batch:
 
 def write_proposal(proposal: Proposal, scope: Scope) -> list[tuple[str, str | None]]:
     """Write the planned changes, and return the change and the key of each outcome."""
-    plan = run(plan_proposal(proposal, Gate(), scope))
+    plan = run(plan_proposed_changes(proposal, Gate(), scope))
     run(scope.adapter.write(plan.puts))
     return [(outcome.change, outcome.key) for outcome in plan.outcomes]
 

@@ -15,7 +15,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
 from perdure.stores.embedders import CheckedEmbedder, Embedder, embedder_from
 from perdure.stores.offline import StaticEmbedder
-from perdure.stores.vectors import check_vectors
+from perdure.stores.vectors import check_and_normalize_vectors
 
 
 async def embed_async(texts: list[str]) -> list[list[float]]:
@@ -182,7 +182,7 @@ def test_first_vector_fixes_dimension_of_model() -> None:
 )
 def test_vectors_are_normalised_to_length_one(rows: list[list[float]]) -> None:
     """Vectors of large and small numbers are normalised; a zero vector stays zero."""
-    vectors = check_vectors(rows, len(rows), 3, "model")
+    vectors = check_and_normalize_vectors(rows, len(rows), 3, "model")
     lengths = [float(any(row)) for row in rows]
 
     assert lengths == pytest.approx(np.linalg.norm(vectors.astype(np.float64), axis=1), abs=1e-6)

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from perdure.settings import MIN_SCORE
 from perdure.stores.ranking import (
     DEFAULT,
-    Ranked,
+    RankedRows,
     RowContexts,
     Term,
     Weights,
     compute_length_penalty,
     compute_neighbours_and_score_shares_of_rows,
-    compute_word_information,
+    compute_word_information_nats,
     compute_word_weight,
     inverse_document_frequency,
-    iter_blocks_of_word_counts,
+    iter_term_blocks_with_frequencies,
     rank_rows,
     scale_mean_to_0_and_best_to_1,
 )
@@ -58,7 +58,7 @@ def make_row_contexts(
 def compute_bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
     penalty = compute_length_penalty(lengths, weights)
     scores = np.zeros(len(lengths), np.float32)
-    for part, counts in iter_blocks_of_word_counts(terms, len(scores), weights):
+    for part, counts in iter_term_blocks_with_frequencies(terms, len(scores), weights):
         worths = np.array(
             [compute_word_weight(make_term, len(scores)) for make_term in part], np.float32
         )
@@ -285,16 +285,16 @@ def test_word_information_is_minus_log_of_message_frequency() -> None:
     """
     scarce, frequent = make_term([3]), make_term(list(range(11)))
 
-    assert compute_word_information(scarce._replace(message_frequency=0.01), 71) == pytest.approx(
-        math.log(100)
-    )
-    assert compute_word_information(scarce._replace(message_frequency=0), 71) == pytest.approx(
+    assert compute_word_information_nats(
+        scarce._replace(message_frequency=0.01), 71
+    ) == pytest.approx(math.log(100))
+    assert compute_word_information_nats(scarce._replace(message_frequency=0), 71) == pytest.approx(
         -math.log(30 * 2.4e-6 / 100)
     )
-    assert compute_word_information(frequent._replace(message_frequency=0), 71) == pytest.approx(
-        -math.log(0.10000072)
-    )
-    assert compute_word_information(
+    assert compute_word_information_nats(
+        frequent._replace(message_frequency=0), 71
+    ) == pytest.approx(-math.log(0.10000072))
+    assert compute_word_information_nats(
         frequent._replace(message_frequency=0, names_actor=True), 71
     ) == -math.log(2.4e-6)
 
@@ -434,7 +434,7 @@ def test_row_with_matching_word_ranks_before_row_with_other_gains() -> None:
     after = ranked.with_scores_comparable_between_searches()
 
     assert ranked.scores[2] > ranked.scores[1]
-    assert np.argsort(-after.values_to_rank_by, kind="stable")[:3].tolist() == [0, 1, 2]
+    assert np.argsort(-after.sort_keys, kind="stable")[:3].tolist() == [0, 1, 2]
     assert after.scores[1] >= MIN_SCORE > after.scores[2]
 
 
@@ -495,7 +495,7 @@ def test_scores_of_a_search_lie_between_0_and_1(
     row_contexts = make_row_contexts(np.array(codes), lengths) if context else None
     near = cosines * np.float32(1.0007)  # int8 vectors can give a cosine above 1
     if mode == "cosine":
-        ranked = Ranked.from_cosines(near)
+        ranked = RankedRows.from_cosines(near)
     else:
         ranked = rank_rows(
             lengths,
@@ -504,7 +504,7 @@ def test_scores_of_a_search_lie_between_0_and_1(
             row_contexts=row_contexts,
         ).with_scores_comparable_between_searches()
         ranked = ranked.with_rows_lacking_vectors_last(near) if mode == "semantic" else ranked
-    in_order = np.argsort(-ranked.values_to_rank_by, kind="stable")
+    in_order = np.argsort(-ranked.sort_keys, kind="stable")
     lacking = np.isnan(cosines)
 
     assert ((ranked.scores >= 0) & (ranked.scores <= 1)).all()
@@ -527,7 +527,7 @@ def test_order_of_unthreaded_rows_does_not_matter(
     place = np.argsort(order)
     moved = [Term(place[word.rows], word.tf) for word in words]
 
-    def rank(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
+    def rank(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> RankedRows:
         nobody = make_row_contexts(np.full(n, -1), sizes)
         return rank_rows(sizes, terms=terms, cosines=near, row_contexts=nobody)
 

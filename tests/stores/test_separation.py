@@ -20,10 +20,10 @@ from perdure.stores.index import FOREVER, IndexedItem, NamespaceIndex
 from perdure.stores.ranking import Weights, rank_rows
 from perdure.stores.separation import (
     MAX_ROWS,
-    SampleMoments,
+    SampleStatistics,
     VectorCalibration,
     VectorSeparation,
-    compute_number_of_rows_to_compare,
+    compute_separation_sample_size,
     find_pairs_sharing_words,
     measure_how_vectors_separate_related_rows,
 )
@@ -263,12 +263,12 @@ def test_separation_follows_added_and_removed_rows() -> None:
     assert index.get_view(0).separation.vector_weight_calibration == VectorCalibration()
     index.add_items(make_indexed_items(1, 64, topic_vector))
     strong = index.get_view(0).separation
-    assert strong._compute_distance_from_random_pairs(strong.neighbours) > 2
+    assert strong._compute_separation_from_random_pairs(strong.neighbours) > 2
     index.add_items(make_indexed_items(65, 192, random_vector))
     mixed = index.get_view(0).separation
-    assert mixed._compute_distance_from_random_pairs(
+    assert mixed._compute_separation_from_random_pairs(
         mixed.neighbours
-    ) < strong._compute_distance_from_random_pairs(strong.neighbours)
+    ) < strong._compute_separation_from_random_pairs(strong.neighbours)
     index.remove_items(np.arange(1, 65))
     weak = index.get_view(0).separation
     assert weak.vector_weight_calibration.trust == 0
@@ -299,7 +299,7 @@ def test_separation_of_changed_index_equals_that_of_new_index() -> None:
 
 
 def test_sample_size_grows_in_steps_up_to_a_maximum() -> None:
-    sizes = [compute_number_of_rows_to_compare(rows) for rows in range(3 * MAX_ROWS)]
+    sizes = [compute_separation_sample_size(rows) for rows in range(3 * MAX_ROWS)]
     assert sizes[:16] == [0] * 16
     assert sizes == sorted(sizes)
     assert max(sizes) == MAX_ROWS
@@ -309,12 +309,14 @@ def test_sample_size_grows_in_steps_up_to_a_maximum() -> None:
 
 def test_merged_moments_equal_moments_of_all_values() -> None:
     values = np.random.default_rng(1).standard_normal(50)
-    joined = SampleMoments.from_values(values[:20]).merge(SampleMoments.from_values(values[20:]))
+    joined = SampleStatistics.from_values(values[:20]).combine_with(
+        SampleStatistics.from_values(values[20:])
+    )
     assert joined.size == 50
     assert joined.mean == pytest.approx(values.mean())
     assert joined.variance == pytest.approx(values.var())
-    assert SampleMoments().mean == SampleMoments().variance == 0
-    assert VectorSeparation().merge(VectorSeparation()) == VectorSeparation()
+    assert SampleStatistics().mean == SampleStatistics().variance == 0
+    assert VectorSeparation().combine_with(VectorSeparation()) == VectorSeparation()
 
 
 def test_pairs_of_rows_share_a_rare_word() -> None:

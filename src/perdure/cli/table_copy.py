@@ -38,7 +38,7 @@ from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, Stor
 from perdure.storage.database import Database, split_script
 from perdure.storage.encryption import AssociatedData
 from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch_rows
-from perdure.stores.namespaces import decode_path
+from perdure.stores.namespaces import decode_namespace_path
 from perdure.stores.whole_store import WholeStore
 
 # Maximum total size, in bytes, of the rows that are read in one page. A row that exceeds this size
@@ -509,19 +509,19 @@ class StoreTables(Tables):
 
         def decrypt(stored: Any, associated_data: Any) -> Any:
             if associated_data[0] == "vectors":
-                return records.decode_vectors(stored, associated_data[1])
+                return records.decode_row_vectors(stored, associated_data[1])
             return records.decode_text(stored, associated_data)
 
         def encrypt(value: Any, associated_data: Any) -> Any:
             if associated_data[0] == "vectors":
-                return records.encode_vectors(value, associated_data[1])
+                return records.encode_row_vectors(value, associated_data[1])
             return records.encode_text(value, associated_data)
 
         return cls(store.database, store._parts.sql, decrypt, encrypt)
 
     def format_owner(self, owner: Any) -> str:
         """Format the namespace of a row for error messages."""
-        return repr(decode_path(owner))
+        return repr(decode_namespace_path(owner))
 
     def read_settings(self) -> Flow[list[Row]]:
         """Read the search settings: the embedding model, the counters and the searched fields."""
