@@ -43,7 +43,7 @@ from perdure.memory.chat_history import (
     check_and_select_messages_to_store,
     convert_messages_to_form_providers_accept,
 )
-from perdure.memory.conversation import Messages, has_visible_content, iter_turn_ranges, role
+from perdure.memory.conversation import Messages, get_role, has_visible_content, iter_turn_ranges
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import ModelInput
 from perdure.memory.options import check_instance, check_number, check_whole_number
@@ -404,8 +404,8 @@ class MessageChatMemory:
         )
         if size == ALL:
             return window
-        first = next((index for index, m in enumerate(window) if role(m) == "human"), ALL)
-        return [m for index, m in enumerate(window) if index >= first or role(m) == "system"]
+        first = next((index for index, m in enumerate(window) if get_role(m) == "human"), ALL)
+        return [m for index, m in enumerate(window) if index >= first or get_role(m) == "system"]
 
     def clear(self, conversation_id: str) -> None:
         """Delete a conversation."""

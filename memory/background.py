@@ -405,7 +405,7 @@ class Background:
             try:
                 heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
             except errors.UnknownThread:  # The thread has been deleted since the job was queued.
-                self._due.drop_thread(job.thread_id)
+                self._due.remove_thread_from_cache(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
             watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))

@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.effects import Effect, call_method, run
-from perdure.memory.conversation import Messages, role
+from perdure.memory.conversation import Messages, get_role
 from perdure.storage.threads import ThreadPool
 
 _LOG: Final = logging.getLogger("perdure")
@@ -78,8 +78,8 @@ def ends_with_answer(messages: Messages) -> bool:
 
     An answer is an AI message without tool calls. System messages after the answer are ignored.
     """
-    last = next((message for message in reversed(messages) if role(message) != "system"), None)
-    return last is not None and role(last) == "ai" and not getattr(last, "tool_calls", ())
+    last = next((message for message in reversed(messages) if get_role(message) != "system"), None)
+    return last is not None and get_role(last) == "ai" and not getattr(last, "tool_calls", ())
 
 
 class SavedHead(NamedTuple):

@@ -50,7 +50,7 @@ from perdure.memory.extractors import (
 )
 from perdure.memory.gate import (
     Gate,
-    add_message_ids_of_replaced_tombstones,
+    add_stored_message_ids_to_tombstones,
     build_message_tombstone_keys,
     build_tombstones,
     judge_candidates_and_plan_puts,
@@ -241,7 +241,7 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
     )
     if deletions.puts:
         deletions = deletions._replace(
-            puts=await add_message_ids_of_replaced_tombstones(scope.adapter, deletions.puts)
+            puts=await add_stored_message_ids_to_tombstones(scope.adapter, deletions.puts)
         )
     admitted = await plan_changes_that_gate_admits(permitted, current, end_dates, gate, scope)
     parts = [ChangePlan(outcomes=proposal.outcomes), unchanged, deletions, admitted]
@@ -429,7 +429,13 @@ async def plan_changes_that_gate_admits(
             outcome = Outcome("deleted", proposed.key, "another memory says the same")
         outcomes.append(outcome)
     return ChangePlan(
-        [*(_add_end_date(put, current, turn_end_dates_by_message_id) for put in puts), *turn_puts],
+        [
+            *(
+                _add_end_date_to_new_turn(put, current, turn_end_dates_by_message_id)
+                for put in puts
+            ),
+            *turn_puts,
+        ],
         outcomes,
     )
 
@@ -473,7 +479,9 @@ def _plan_replacement_put_and_outcome(
     return [put], replace(admitted_outcome, change=change)
 
 
-def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
+def _add_end_date_to_new_turn(
+    put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]
+) -> PutItem:
     """Return a put operation, with the turn's end date added if `end_dates` contains one.
 
     The end date is added only if the put operation stores a new turn and `end_dates` has an entry
@@ -486,17 +494,19 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
     return replace(put, value={**value, UNTIL_FIELD: end_date})
 
 
-def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
+def _choose_end_date(proposed_change: Change, superseded_memory: Memory) -> datetime:
     """Return the time at which a superseded memory ceased to be true.
 
-    If `proposed` is a revision with an end date, that end date is returned. Otherwise, the time at
-    which the new text was stated is returned. If that time is unknown, or is not later than the
-    time at which the previous text was stated, the current time is returned.
+    If `proposed_change` is a revision with an end date, that end date is returned. Otherwise, the
+    time at which the new text was stated is returned. If that time is unknown, or is not later than
+    the time at which the previous text was stated, the current time is returned.
     """
-    if isinstance(proposed, Revision) and proposed.until:
-        return proposed.until
-    said_at = proposed.candidate.provenance.at if proposed.candidate.provenance else None
-    previous_said_at = memory.provenance.at if memory.provenance else None
+    if isinstance(proposed_change, Revision) and proposed_change.until:
+        return proposed_change.until
+    said_at = (
+        proposed_change.candidate.provenance.at if proposed_change.candidate.provenance else None
+    )
+    previous_said_at = superseded_memory.provenance.at if superseded_memory.provenance else None
     return (
         said_at
         if said_at and (previous_said_at is None or previous_said_at < said_at)
@@ -551,7 +561,7 @@ class MemoryWriter:
             ConfigurationError: Another memory has the key, and `on_conflict` is None.
             InvalidValue: The memory has no text or does not fit the schema.
         """
-        value = self.build_value(memory)
+        value = self.build_memory_value(memory)
         generated_key = "".join(secrets.choice(_KEY_LETTERS) for _ in range(_KEY_LENGTH))
         memory_key = generated_key if key is None else check_item_key(key)
 
@@ -565,7 +575,9 @@ class MemoryWriter:
             )
             existing = await self.adapter.get(self.namespace, memory_key)
             if existing is None:
-                addition = Addition(memory_key, self._build_candidate(value, self.kind, provenance))
+                addition = Addition(
+                    memory_key, self._build_explicit_candidate(value, self.kind, provenance)
+                )
                 return await self._plan_change(addition, None, counter_puts)
             if get_content_fields(existing.value) == value:
                 return ChangePlan(outcomes=[Outcome("unchanged", memory_key, UNCHANGED_REASON)])
@@ -645,7 +657,7 @@ class MemoryWriter:
                 for version in (*versions, memory)
                 for put in build_tombstones(version, "deleted")
             ]
-            puts = await add_message_ids_of_replaced_tombstones(self.adapter, puts)
+            puts = await add_stored_message_ids_to_tombstones(self.adapter, puts)
             return ChangePlan(puts, [Outcome("deleted", key)])
 
         try:
@@ -655,21 +667,21 @@ class MemoryWriter:
             # deleted even from a full store.
             return await self._write_change(partial(plan, with_tombstones=False))
 
-    def build_value(
-        self, memory: MemoryInput, previous: Mapping[str, Any] | None = None
+    def build_memory_value(
+        self, memory: MemoryInput, previous_value: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the value to store for a memory: its text and fields, as JSON-ready data.
 
         Args:
             memory: The text, or the text and fields.
-            previous: The value of the previous version. Fields that `memory` does not have are kept
-                from it.
+            previous_value: The value of the previous version. Fields that `memory` does not have
+                are kept from it.
 
         Raises:
             InvalidValue: The memory has no text or does not fit the schema.
         """
         previous_fields, fields = (
-            get_content_fields(previous or {}),
+            get_content_fields(previous_value or {}),
             _convert_memory_to_fields(memory),
         )
         value = {
@@ -700,10 +712,10 @@ class MemoryWriter:
 
         If neither the text nor the fields change, the plan contains no puts.
         """
-        value = self.build_value(memory, previous.value)
+        value = self.build_memory_value(memory, previous.value)
         if value == get_content_fields(previous.value):
             return ChangePlan(outcomes=[Outcome("unchanged", previous.key, UNCHANGED_REASON)])
-        candidate = self._build_candidate(value, previous.kind, provenance)
+        candidate = self._build_explicit_candidate(value, previous.kind, provenance)
         return await self._plan_change(
             Revision(previous.key, change, candidate, ended_at), previous, counter_puts
         )
@@ -738,15 +750,15 @@ class MemoryWriter:
             raise build_unknown_memory_error(self.namespace, key)
         return memory
 
-    def _build_candidate(
-        self, value: Mapping[str, Any], kind: str, provenance: Provenance
+    def _build_explicit_candidate(
+        self, memory_value: Mapping[str, Any], kind: str, provenance: Provenance
     ) -> Candidate:
         """Build the candidate for an explicitly requested change."""
-        fields = {name: part for name, part in value.items() if name != TEXT}
+        fields = {name: part for name, part in memory_value.items() if name != TEXT}
         if self.author is not None:
             provenance = replace(provenance, author=self.author)
         role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
-        return Candidate(value[TEXT], kind, fields, provenance, role, True, self.by_model)
+        return Candidate(memory_value[TEXT], kind, fields, provenance, role, True, self.by_model)
 
 
 def complete_provenance(

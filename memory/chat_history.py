@@ -22,7 +22,7 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.delta import COUNTERS
 from perdure.effects import run
 from perdure.errors import AlreadyLocked, InvalidMessages
-from perdure.memory.conversation import Messages, has_visible_content, role
+from perdure.memory.conversation import Messages, get_role, has_visible_content
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import check_messages
 from perdure.memory.options import check_instance
@@ -88,7 +88,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     def replace_messages(self, change: MessagesChange) -> None:
         """Replace the messages with the result of `change(messages)`, under the thread's lock."""
-        with self._lock_thread():
+        with self._lock_thread_if_supported():
             head = self.checkpointer.get_tuple(self._config)
             stored = self._read_messages(head)
             changed = _add_missing_ids(check_and_select_messages_to_store(change(list(stored))))
@@ -130,7 +130,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         if self.keep_history:
             self.replace_messages(lambda _: [])
             return
-        with self._lock_thread():
+        with self._lock_thread_if_supported():
             erase = getattr(self.checkpointer, "erase", self.checkpointer.delete_thread)
             erase(self.thread_id)
 
@@ -141,7 +141,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             stored or [], f"channel 'messages' of thread {self.thread_id!r}"
         )
 
-    def _lock_thread(self) -> ExitStack:
+    def _lock_thread_if_supported(self) -> ExitStack:
         """Lock the thread until the returned context manager exits.
 
         Do nothing if the checkpointer cannot lock threads.
@@ -199,7 +199,7 @@ def convert_messages_to_form_providers_accept(messages: Messages) -> list[BaseMe
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}
-    systems = [m for m in messages if role(m) == "system" and has_visible_content(m)]
+    systems = [m for m in messages if get_role(m) == "system" and has_visible_content(m)]
     accepted: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
         waits = isinstance(unit[0], AIMessage) and len(list_call_ids(unit[0])) >= len(unit)

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from perdure.effects import awaiting, blocking, call_method
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
-from perdure.memory.conversation import Turn, role
+from perdure.memory.conversation import Turn, get_role
 from perdure.memory.counting_functions import find_largest_message_selection_within_budget
 from perdure.memory.nodes import MessagesNode, ModelInput, append_text_to_content, read_channel
 from perdure.memory.options import check_choice, check_instance, check_whole_number
@@ -108,7 +108,7 @@ class Assemble(MessagesNode):
         copied.tools, copied.system_prompt = tools, system_prompt
         return copied
 
-    def for_model(self, model: str | None) -> Self:
+    def with_calibration_for_model(self, model: str | None) -> Self:
         """Return a copy of the node with token estimates scaled to the usage that `model` reports.
 
         If `model` is None, or if the node's token counter is already specific to a model, the node
@@ -117,7 +117,7 @@ class Assemble(MessagesNode):
         if self.counter.model is not None or model is None:
             return self
         copied = copy(self)
-        copied.counter = self.counter.for_model(model)
+        copied.counter = self.counter.with_calibration_for_model(model)
         return copied
 
     def transform_input(
@@ -130,7 +130,7 @@ class Assemble(MessagesNode):
             contents["summary"] = read_channel(state, SUMMARY)
             model_input = SummarizedMessages.from_state(state).remove_from(model_input)
         if not self.counter.is_additive:
-            return self._select_context_by_counting_requests(model_input, contents)
+            return self._select_context_by_counting_whole_requests(model_input, contents)
         counter = self.counter
         while True:
             system, turns = self._select_fitting_context(model_input, contents, counter)
@@ -141,7 +141,7 @@ class Assemble(MessagesNode):
             # Rebuild the request with higher estimates, so that it contains fewer messages.
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
-    def _select_context_by_counting_requests(
+    def _select_context_by_counting_whole_requests(
         self, model_input: ModelInput, contents: Mapping[str, Any]
     ) -> ModelInput:
         """Find the largest context that fits in the token budget by counting whole requests.
@@ -162,7 +162,7 @@ class Assemble(MessagesNode):
             return counter.count_request(messages, tools) + prompt - self.max_tokens
 
         system, turns = find_largest_message_selection_within_budget(
-            pack_with_reserve, count_excess_tokens, counter.fixed_tokens, self.max_tokens
+            pack_with_reserve, count_excess_tokens, counter.request_overhead_tokens, self.max_tokens
         )
         return ModelInput(system, iter(turns))
 
@@ -171,7 +171,7 @@ class Assemble(MessagesNode):
         model_input: ModelInput,
         contents: Mapping[str, Any],
         counter: TokenCounter,
-        reserve: float = 0,
+        reserved_tokens: float = 0,
     ) -> tuple[SystemMessage | None, list[Turn]]:
         """Return the system message with all its sections, and the turns that fit, newest first.
 
@@ -179,7 +179,7 @@ class Assemble(MessagesNode):
             model_input: The system message and the turns.
             contents: The parts by name.
             counter: Counts the tokens.
-            reserve: Tokens of the budget that are not used.
+            reserved_tokens: Tokens of the budget that are not used.
 
         Raises:
             BudgetExceeded: The instructions, tools and newest messages alone exceed the budget.
@@ -190,7 +190,7 @@ class Assemble(MessagesNode):
         tools, system = counter.count_tools(self.tools), _count_system_tokens(text, counter)
         prompt = counter.count_system_prompt(self.system_prompt)
         newest = list(islice(model_input.turns, 1))
-        fixed = counter.count_fixed_tokens(tools) + prompt + reserve
+        fixed = counter.count_tokens_excluding_messages(tools) + prompt + reserved_tokens
         tokens_left = self.max_tokens - fixed
         window = select_turns(
             ModelInput(None, iter(newest)), tokens_left - system, counter.message_counter
@@ -206,36 +206,45 @@ class Assemble(MessagesNode):
             costs.append(("the request itself", fixed - tools))
             raise build_budget_error(self.max_tokens, costs, "shorten the instructions")
         for name, entries in _iter_section_names_and_entries(contents):
-            text = self._add_section(text, name, entries, tokens_left - needed_tokens, counter)
+            text = self._append_section_within_budget(
+                text, name, entries, tokens_left - needed_tokens, counter
+            )
         tokens_left -= _count_system_tokens(text, counter)
         turns = select_turns(
             ModelInput(None, chain(newest, model_input.turns)), tokens_left, counter.message_counter
         ).turns
         return SystemMessage(text) if text else None, turns
 
-    def _add_section(
-        self, text: str, name: str, entries: list[str], tokens_left: float, counter: TokenCounter
+    def _append_section_within_budget(
+        self,
+        system_text: str,
+        section_name: str,
+        entries: list[str],
+        tokens_left: float,
+        counter: TokenCounter,
     ) -> str:
         """Return the text of a system message with a section appended.
 
         The section contains as many entries as fit in the token budget.
         """
         share = min(
-            int(self.max_tokens * BUDGET_SHARES[name]),
-            tokens_left - _count_system_tokens(text, counter),
+            int(self.max_tokens * BUDGET_SHARES[section_name]),
+            tokens_left - _count_system_tokens(system_text, counter),
         )
         section_entries = [
             entries[number]
-            for number in select_fitting_indices_and_count_tokens(name, entries, share, counter)[0]
+            for number in select_fitting_indices_and_count_tokens(
+                section_name, entries, share, counter
+            )[0]
         ]
         while section_entries:
-            added = render_section(name, section_entries)
-            longer_text = f"{text}\n\n{added}" if text else added
+            added = render_section(section_name, section_entries)
+            longer_text = f"{system_text}\n\n{added}" if system_text else added
             if _count_system_tokens(longer_text, counter) <= tokens_left:
                 return longer_text
             # The joined text can have more tokens than the sum of its parts.
             section_entries.pop()
-        return text
+        return system_text
 
 
 assemble = Assemble
@@ -318,7 +327,7 @@ class UseMemories(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         is_question = check_choice("place", place, ("system", "question")) == "question"
-        self._add = _append_to_newest_question if is_question else _add_to_system_message
+        self._add = _append_to_newest_question if is_question else _append_text_to_system_message
         options = kinds, limit, max_tokens, min_score, all_below
         self._search = MemorySearch(namespace, *options, namespaces=namespaces)
         self._store = None if store is None else StoreAdapter(store).store
@@ -354,7 +363,7 @@ class UseMemories(MessagesNode):
                 # part of the view. Halve the reservation and try again.
                 max_tokens //= 2
                 continue
-            lines = await self._recall_lines(query, max_tokens, shown_ids, config)
+            lines = await self._recall_memory_lines(query, max_tokens, shown_ids, config)
             break
         while lines:
             possible, turns = tee(turns)
@@ -384,7 +393,7 @@ class UseMemories(MessagesNode):
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return frozenset(message.id for message in model_input.to_messages())
 
-    async def _recall_lines(
+    async def _recall_memory_lines(
         self,
         query: str,
         max_tokens: int,
@@ -431,7 +440,7 @@ def build_search_query_from_newest_turns(turns: Sequence[Turn]) -> str:
     short to search for on its own, such as "and then?", the previous question is included.
     """
     questions = (turn.messages[0] for turn in turns[:2])
-    texts = [message.text.strip() for message in questions if role(message) == "human"]
+    texts = [message.text.strip() for message in questions if get_role(message) == "human"]
     if not texts or not texts[0]:
         return ""
     significant_words = [word for word in tokenize_query(texts[0]) if word not in STOP_WORDS]
@@ -451,9 +460,9 @@ def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput
     message instead.
     """
     newest = next(model_input.turns, None)
-    if newest is None or role(newest.units[0][0]) != "human":
+    if newest is None or get_role(newest.units[0][0]) != "human":
         turns = model_input.turns if newest is None else chain([newest], model_input.turns)
-        return _add_to_system_message(replace(model_input, turns=turns), text)
+        return _append_text_to_system_message(replace(model_input, turns=turns), text)
     (question, *others), *units = newest.units
     content = append_text_to_content(question.content, text)
     changed = question.model_copy(update={"content": content})
@@ -461,7 +470,7 @@ def _append_to_newest_question(model_input: ModelInput, text: str) -> ModelInput
     return replace(model_input, turns=chain([turn], model_input.turns))
 
 
-def _add_to_system_message(model_input: ModelInput, text: str) -> ModelInput:
+def _append_text_to_system_message(model_input: ModelInput, text: str) -> ModelInput:
     """Return a copy of `model_input` with `text` appended to the system message."""
     if model_input.system is None:
         return replace(model_input, system=SystemMessage(text))

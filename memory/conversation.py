@@ -76,7 +76,7 @@ class Turn(NamedTuple):
     messages: Messages
 
 
-def role(message: BaseMessage) -> Role:
+def get_role(message: BaseMessage) -> Role:
     """Return the role of a message."""
     kind = _find_role(type(message))
     human = kind == "chat" and getattr(message, "role", None) in ("user", "human")
@@ -87,7 +87,7 @@ def role(message: BaseMessage) -> Role:
 # each base class.
 @cache
 def _find_role(kind: type) -> Role:
-    return next((role for base, role in _BASES if issubclass(kind, base)), "other")
+    return next((get_role for base, get_role in _BASES if issubclass(kind, base)), "other")
 
 
 def iter_turn_ranges(messages: Messages) -> Iterator[range]:
@@ -101,7 +101,7 @@ def iter_turn_ranges(messages: Messages) -> Iterator[range]:
     stop, newest = len(messages), True
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
-        if role(message) != "human" or not (newest or has_visible_content(message)):
+        if get_role(message) != "human" or not (newest or has_visible_content(message)):
             continue
         if isinstance(message.content, str) or not list_call_ids_of_results(message):
             yield range(index, stop)

@@ -42,7 +42,7 @@ class CountingFunction:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        if _is_async(function):
+        if _is_async_callable(function):
             raise ConfigurationError(
                 f"token_counter is {function!r:.80}, which is async; expected a function that "
                 "returns the number of tokens"
@@ -52,17 +52,17 @@ class CountingFunction:
         self._fixed: float | None = 0 if self.is_additive else None
 
     @property
-    def fixed_tokens(self) -> float:
+    def request_overhead_tokens(self) -> float:
         """The number of tokens that the counting function adds to every request."""
         if self._fixed is None:
-            self._fixed = self._measure_fixed_tokens()
+            self._fixed = self._measure_request_overhead_tokens()
         return self._fixed
 
     def count_message(self, message: BaseMessage) -> float:
         """Return the number of tokens that a message adds to a request."""
         if self.is_additive:
             return _check_and_convert_token_count(self._function(message))
-        return max(0, self.count_request([message]) - self.fixed_tokens)
+        return max(0, self.count_request([message]) - self.request_overhead_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
         """Return the token count of a request that consists of `messages`.
@@ -73,7 +73,7 @@ class CountingFunction:
             return sum(map(self.count_message, messages))
         return _check_and_convert_token_count(self._function(list(messages)))
 
-    def _measure_fixed_tokens(self) -> float:
+    def _measure_request_overhead_tokens(self) -> float:
         """Measure how many tokens the counting function adds to every request.
 
         The per-request overhead is the token count of an empty message list. If the counting
@@ -103,7 +103,7 @@ class CountingFunction:
 def find_largest_message_selection_within_budget(
     select_with_unused_tokens: Callable[[float], T],
     count_excess_tokens: Callable[[T], float],
-    fixed_tokens: float,
+    request_overhead_tokens: float,
     max_tokens: float,
 ) -> T:
     """Find the largest selection of messages that fits within a token budget, using binary search.
@@ -115,7 +115,7 @@ def find_largest_message_selection_within_budget(
         select_with_unused_tokens: The function that returns a selection which leaves the given
             number of tokens unused, or raises BudgetExceeded.
         count_excess_tokens: The function that returns by how many tokens a selection is too large.
-        fixed_tokens: The number of tokens that are added to each request.
+        request_overhead_tokens: The number of tokens that are added to each request.
         max_tokens: The budget in tokens.
 
     Raises:
@@ -123,7 +123,7 @@ def find_largest_message_selection_within_budget(
     """
     largest: list[T] = []
     refused: BudgetExceeded | None = None
-    low, reserve, high = -fixed_tokens, 0.0, max_tokens
+    low, reserve, high = -request_overhead_tokens, 0.0, max_tokens
     for _ in range(_SEARCH_STEPS):
         try:
             selection = select_with_unused_tokens(reserve)
@@ -176,7 +176,7 @@ def _takes_one_message(function: Callable[..., Any]) -> bool:
     return is_message or annotation is AnyMessage
 
 
-def _is_async(function: Any) -> bool:
+def _is_async_callable(function: Any) -> bool:
     """Return whether a function or a callable object is async."""
     while isinstance(function, partial):
         function = function.func

@@ -1,8 +1,8 @@
 """Find and redact secrets, payment cards and contact data in texts.
 
-If perdure is installed with the extra `privacy`, the detector `service_keys` uses the package
-detect-secrets, and the detector `phones` uses the package phonenumbers. Without the extra
-`privacy`, `service_keys` and `phones` find nothing.
+If perdure is installed with the extra `privacy`, the detector `find_service_keys` uses the package
+detect-secrets, and the detector `find_phone_numbers` uses the package phonenumbers. Without the
+extra `privacy`, `find_service_keys` and `find_phone_numbers` find nothing.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ _WINDOW_SIZE: Final = 4_096
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
-def secrets(text: str) -> Iterator[Finding]:
+def find_secrets(text: str) -> Iterator[Finding]:
     """Find passwords, PINs, keys and other credentials.
 
     Passwords and PINs are recognised by a label such as "password", and keys by a known prefix.
@@ -119,46 +119,46 @@ def secrets(text: str) -> Iterator[Finding]:
         start, value = match_of_label.start("value"), match_of_label["value"]
         if text[start - 1] not in "\"'`":
             value = value.rstrip(_TRAILING_PUNCTUATION)
-        if match_of_label.start() >= end and _is_labelled_secret(match_of_label, value):
+        if match_of_label.start() >= end and _is_labelled_value_secret(match_of_label, value):
             end = start + len(value)
             yield "secret", start, end
 
 
-def _is_labelled_secret(match: re.Match[str], value: str) -> bool:
+def _is_labelled_value_secret(label_match: re.Match[str], value: str) -> bool:
     """Return whether the value after a label such as "token" or "password" looks like a secret."""
     if _PLACEHOLDER.fullmatch(value):
         return False
-    if match["pin"]:
+    if label_match["pin"]:
         return value.replace("-", "").isdecimal() and 3 <= len(value) <= 9
-    if match["password"] and match["sign"]:
+    if label_match["password"] and label_match["sign"]:
         return len(value) >= 3
     has_digit = any(map(str.isdigit, value))
-    if match["password"] and match["verb"] and (value.isdecimal() or not has_digit):
-        return len(value) >= 4 and _is_labelled_password(match, value)
-    min_length = 4 if match["password"] else 6 if match["sign"] else 12
+    if label_match["password"] and label_match["verb"] and (value.isdecimal() or not has_digit):
+        return len(value) >= 4 and _is_labelled_value_password(label_match, value)
+    min_length = 4 if label_match["password"] else 6 if label_match["sign"] else 12
     return len(value) >= min_length and has_digit and not value.isdecimal()
 
 
-def _is_labelled_password(match: re.Match[str], value: str) -> bool:
+def _is_labelled_value_password(label_match: re.Match[str], value: str) -> bool:
     """Return whether the text after a label such as "password" is likely to be a password.
 
     The words around the value decide.
     """
-    start = match.start("value")
-    is_quoted = match.string[start - 1] in "\"'`"
-    has_sign = bool(match["late_sign"] or (match["is"] and match["colon"]))
-    if not is_quoted and _CLAUSE_END.match(match.string, start + len(value)) is None:
+    start = label_match.start("value")
+    is_quoted = label_match.string[start - 1] in "\"'`"
+    has_sign = bool(label_match["late_sign"] or (label_match["is"] and label_match["colon"]))
+    if not is_quoted and _CLAUSE_END.match(label_match.string, start + len(value)) is None:
         return False
-    if has_sign or not match["is"]:
+    if has_sign or not label_match["is"]:
         return has_sign
     if value.isalpha() and not is_quoted:  # "the password for wifi is unknown"
-        return not match["words"]
-    return (not match["words"] or match["preposition"] is not None) and (
+        return not label_match["words"]
+    return (not label_match["words"] or label_match["preposition"] is not None) and (
         is_quoted or value.isdecimal()
     )
 
 
-def cards(text: str) -> Iterator[Finding]:
+def find_card_numbers(text: str) -> Iterator[Finding]:
     """Find payment card numbers of 15 or 16 digits that pass the Luhn check."""
     for match in _CARD.finditer(text):
         digits = [int(char) for char in reversed(match[0]) if char.isdecimal()]
@@ -167,13 +167,13 @@ def cards(text: str) -> Iterator[Finding]:
             yield "card", match.start(), match.end()
 
 
-def emails(text: str) -> Iterator[Finding]:
+def find_email_addresses(text: str) -> Iterator[Finding]:
     """Find e-mail addresses."""
     for match in _EMAIL.finditer(text) if "@" in text else ():
         yield "e-mail", match.start(), match.end()
 
 
-def phones(text: str, region: str | None = None) -> Iterator[Finding]:
+def find_phone_numbers(text: str, region: str | None = None) -> Iterator[Finding]:
     """Find telephone numbers with a country code, if the package phonenumbers is installed.
 
     Args:
@@ -198,10 +198,10 @@ def phone_numbers(region: str) -> Detector:
             "checkout of perdure"
         )
     check_choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
-    return lambda text: phones(text, region)
+    return lambda text: find_phone_numbers(text, region)
 
 
-def service_keys(text: str) -> Iterator[Finding]:
+def find_service_keys(text: str) -> Iterator[Finding]:
     """Find API keys of cloud services, if the package detect-secrets is installed."""
     for pattern in _load_service_key_patterns() if _KEY_LIKE_RUN.search(text) else ():
         # Search the text in windows of limited length, because some patterns take quadratic time on
@@ -226,7 +226,13 @@ def _load_service_key_patterns() -> tuple[re.Pattern[str], ...]:
     return tuple(pattern for plugin in plugins_used for pattern in getattr(plugin, "denylist", ()))
 
 
-DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, service_keys)
+DETECTORS: Final[tuple[Detector, ...]] = (
+    find_secrets,
+    find_card_numbers,
+    find_email_addresses,
+    find_phone_numbers,
+    find_service_keys,
+)
 """The built-in detectors."""
 
 
@@ -243,7 +249,7 @@ def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Findi
     Returns:
         The findings, in order. Overlapping findings are merged into one.
     """
-    forms = [text] if text.isascii() else [_convert_char_to_plain_form(char) for char in text]
+    forms = [text] if text.isascii() else [_normalize_char(char) for char in text]
     plain = "".join(forms)
     positions = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
     merged: list[Finding] = []
@@ -257,7 +263,7 @@ def find_sensitive_spans(text: str, detectors: Iterable[Detector]) -> list[Findi
 
 
 @lru_cache(1 << 14)
-def _convert_char_to_plain_form(char: str) -> str:
+def _normalize_char(char: str) -> str:
     """Return the plain form of a character.
 
     Quotation marks, dashes and spaces are replaced by their ASCII equivalents, format characters
@@ -378,7 +384,7 @@ class SensitiveDataRules:
         label. A value that is a single word is not searched for contact data, because it may be an
         id that merely looks like an e-mail address or a telephone number.
         """
-        ignored = () if len(text.split()) > 1 else (emails, phones)
+        ignored = () if len(text.split()) > 1 else (find_email_addresses, find_phone_numbers)
         label = f"{field_name.replace('_', ' ')}: "
         findings = find_sensitive_spans(
             label + text, [detector for detector in self.detectors if detector not in ignored]

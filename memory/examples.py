@@ -127,7 +127,7 @@ class ExampleSelector(BaseExampleSelector):
         }  # fmt: skip
         fields = {name: part for name, part in parts.items() if part is not None}
         writer = self.memories.build_writer(config)
-        value = writer.build_value(fields)
+        value = writer.build_memory_value(fields)
         identity = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
         digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=10)
         source = complete_provenance(config, provenance)

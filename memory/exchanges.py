@@ -18,9 +18,9 @@ from perdure.memory.conversation import (
     Role,
     Turn,
     Unit,
+    get_role,
     has_visible_content,
     iter_turn_ranges,
-    role,
 )
 from perdure.memory.tool_calls import (
     ANSWERED_BY_MESSAGE,
@@ -124,7 +124,7 @@ def find_remaining_results_of_removed_calls(
 
 def _group_turn_into_inseparable_units(
     turn: Messages,
-    results_of_earlier_calls: dict[str, BaseMessage],
+    unmatched_results: dict[str, BaseMessage],
     purpose: Purpose,
     *,
     is_newest: bool = False,
@@ -132,29 +132,29 @@ def _group_turn_into_inseparable_units(
 ) -> list[Unit]:
     """Group the messages of a turn into units that are kept or removed together.
 
-    If `results_of_earlier_calls` contains the result of a tool call in this turn, the result is
+    If `unmatched_results` contains the result of a tool call in this turn, the result is
     moved directly after the call. A result whose tool call is not in this turn is moved to
-    `results_of_earlier_calls`, because its call may be in an earlier turn. `lacks_question` is True
+    `unmatched_results`, because its call may be in an earlier turn. `lacks_question` is True
     if the turn does not begin with a human message.
     """
     if (
-        not results_of_earlier_calls
+        not unmatched_results
         and not lacks_question
-        and (regular := _group_turn_into_units_unless_repair_is_needed(turn)) is not None
+        and (regular := _group_well_formed_turn_into_units(turn)) is not None
     ):
         return regular
-    reader = _TurnReader()
+    grouper = _TurnGrouper()
     for message in turn:
-        reader.add_message(message)
-    reader.attach_and_collect_late_results(results_of_earlier_calls)
+        grouper.add_message(message)
+    grouper.attach_and_collect_late_results(unmatched_results)
     units: list[Unit] = []
-    for group in reader.groups:
+    for group in grouper.groups:
         unit: list[BaseMessage] = []
         for step in group:
-            is_end = is_newest and group is reader.groups[-1] and step is group[-1]
+            is_end = is_newest and group is grouper.groups[-1] and step is group[-1]
             unit += step.build_messages_that_providers_accept(purpose, is_end)
         first = group[0]
-        is_blank = role(first.message) == "human" and not first.stray_ids
+        is_blank = get_role(first.message) == "human" and not first.stray_ids
         if unit:
             units.append(tuple(unit))
         elif is_blank and first.message is turn[0] and not lacks_question:
@@ -163,17 +163,17 @@ def _group_turn_into_inseparable_units(
     return units
 
 
-def _group_turn_into_units_unless_repair_is_needed(turn: Messages) -> list[Unit] | None:
+def _group_well_formed_turn_into_units(turn: Messages) -> list[Unit] | None:
     """Group the messages of a turn into units, or return None if a message needs repair.
 
-    Most turns need no repair, and this function groups them three times as fast as `_TurnReader`.
+    Most turns need no repair, and this function groups them three times as fast as `_TurnGrouper`.
     """
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
     waiting = set[str]()
     message: Any
     for message in turn:
-        kind = role(message)
+        kind = get_role(message)
         if kind == "system":
             continue
         if kind == "tool":
@@ -186,7 +186,7 @@ def _group_turn_into_units_unless_repair_is_needed(turn: Messages) -> list[Unit]
         elif (
             waiting
             or (units and kind == "human")
-            or not _has_only_text_and_calls_in_tool_calls_field(message, kind)
+            or not _has_only_plain_text_and_tool_calls(message, kind)
         ):
             return None
         elif kind == "ai" and message.tool_calls:
@@ -199,7 +199,7 @@ def _group_turn_into_units_unless_repair_is_needed(turn: Messages) -> list[Unit]
     return None if waiting else units
 
 
-def _has_only_text_and_calls_in_tool_calls_field(message: Any, message_role: Role) -> bool:
+def _has_only_plain_text_and_tool_calls(message: Any, message_role: Role) -> bool:
     """Return whether a message contains nothing but text and the calls in `tool_calls`."""
     content, kwargs = message.content, message.additional_kwargs
     if not isinstance(content, str) or message_role == "other":
@@ -227,9 +227,9 @@ class _MessageWithResults:
         # them has its own `_MessageWithResults`.
         self.result_messages: list[BaseMessage] = []
 
-    def add_result(self, position: int, message: BaseMessage) -> None:
+    def add_call_result(self, call_position: int, message: BaseMessage) -> None:
         """Record `message` as the result of `calls[position]`."""
-        self.results[position] = message
+        self.results[call_position] = message
         is_recorded = any(message is result for result in self.result_messages)
         if not isinstance(message, AIMessage) and not is_recorded:
             self.result_messages.append(message)
@@ -264,13 +264,13 @@ class _MessageWithResults:
         return request_messages
 
     def _build_request_messages(
-        self, calls_without_result: list[int], is_at_end: bool
+        self, positions_of_unanswered_calls: list[int], is_at_end: bool
     ) -> list[BaseMessage]:
         """Return copies of the message and its tool results, with placeholders for missing results.
 
         A tool call without a result is removed, given a placeholder result, or left for the
-        provider to continue, depending on the kind of call. `calls_without_result` contains the
-        indices in `calls` of the calls that have no result.
+        provider to continue, depending on the kind of call. `positions_of_unanswered_calls`
+        contains the indices in `calls` of the calls that have no result.
         """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
@@ -280,7 +280,7 @@ class _MessageWithResults:
         missing_results: list[BaseMessage] = []
         seen: set[str | None] = {None, ""}
         for n, call in enumerate(calls):
-            if n in calls_without_result:
+            if n in positions_of_unanswered_calls:
                 if call.kind == "server" and is_at_end:
                     # Keep this call although it has no result, because the provider runs the tool
                     # itself and continues the call in its next response.
@@ -294,24 +294,24 @@ class _MessageWithResults:
             if call_id in seen and call.kind in ("tool", "custom", "unparsed"):
                 new_ids[n] = call_id = build_call_id(message, call, n)
             seen.add(call_id)
-            if n in calls_without_result:
+            if n in positions_of_unanswered_calls:
                 missing_results.append(build_missing_result_message(call, call_id or ""))
         changed = rewrite_calls(
             message, calls, removed_positions=removed, new_ids=new_ids, stray_ids=self.stray_ids
         )
-        results = self._replace_result_ids(new_ids) + missing_results
+        results = self._replace_call_ids_of_results(new_ids) + missing_results
         is_empty = not results and not changed.tool_calls and not has_visible_content(changed)
         return [] if is_empty else [changed, *results]
 
-    def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:
-        """Return the tool results with their call ids replaced according to `new_ids`.
+    def _replace_call_ids_of_results(self, new_call_ids: dict[int, str]) -> list[BaseMessage]:
+        """Return the tool results with their call ids replaced according to `new_call_ids`.
 
-        `new_ids` maps the index of a call in `calls` to the call's new id.
+        `new_call_ids` maps the index of a call in `calls` to the call's new id.
         """
-        if not new_ids:
+        if not new_call_ids:
             return self.result_messages
         new_id_of = {
-            id(self.results[n]): call_id for n, call_id in new_ids.items() if n in self.results
+            id(self.results[n]): call_id for n, call_id in new_call_ids.items() if n in self.results
         }
         return [
             result.model_copy(update={"tool_call_id": new_id_of[id(result)]})
@@ -335,7 +335,7 @@ class _PendingCall(NamedTuple):
     position: int
 
 
-class _TurnReader:
+class _TurnGrouper:
     """Reads the messages of a turn and groups those that must be kept or removed together."""
 
     def __init__(self) -> None:
@@ -351,14 +351,14 @@ class _TurnReader:
         A message that contains a tool result is added to the group of the corresponding call. A
         message without tool results begins a new group.
         """
-        kind = role(message)
+        kind = get_role(message)
         if kind == "system":
             return
         calls = find_tool_calls(message) if isinstance(message, AIMessage) else []
         result_ids = [] if kind == "chat" else list_call_ids_of_results(message)
         # Some providers put a tool call and its result into the same message.
         own = {call.id for call in calls}.intersection(result_ids)
-        group, stray_ids = self._attach_results_and_list_stray_ids(
+        group, stray_ids = self._attach_results_and_get_group_and_stray_ids(
             message, [u for u in result_ids if u not in own]
         )
         if kind in ("tool", "other") or (kind == "human" and group is not None):
@@ -372,14 +372,14 @@ class _TurnReader:
         for position, call in enumerate(calls):
             same_id = pending.setdefault(call.id or "", [])
             if call.id in own:
-                step.add_result(position, message)
+                step.add_call_result(position, message)
             elif call.id is not None:
                 same_id.append(_PendingCall(group, step, position))
         # If several messages contain calls with the same id, a result belongs to the latest of
         # these calls.
         self._pending |= pending
 
-    def _attach_results_and_list_stray_ids(
+    def _attach_results_and_get_group_and_stray_ids(
         self, message: BaseMessage, result_ids: list[str]
     ) -> tuple[list[_MessageWithResults] | None, list[str]]:
         """Match the tool results in a message to their tool calls.
@@ -393,7 +393,7 @@ class _TurnReader:
         for call_id in result_ids:
             if self._pending.get(call_id):
                 group, step, position = self._pending[call_id].pop(0)
-                step.add_result(position, message)
+                step.add_call_result(position, message)
             elif isinstance(message, ToolMessage) and call_id not in self._pending:
                 self._strays.append(message)
             else:
@@ -411,7 +411,7 @@ class _TurnReader:
             result = late_results.pop(call_id)
             if self._pending[call_id]:
                 _, step, position = self._pending[call_id].pop(0)
-                step.add_result(position, result)
+                step.add_call_result(position, result)
         for stray in reversed(self._strays):
             # If several results have the same call id, keep the first one.
             late_results[stray.tool_call_id] = stray

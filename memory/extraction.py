@@ -40,7 +40,7 @@ from perdure.errors import (
 )
 from perdure.memory import thread_messages
 from perdure.memory.changes import plan_and_write_with_namespace_lock, plan_proposed_changes
-from perdure.memory.conversation import Messages, role
+from perdure.memory.conversation import Messages, get_role
 from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExtractor, Usage
 from perdure.memory.gate import TOMBSTONE_CHECK, Gate
 from perdure.memory.loaded_thread import (
@@ -360,7 +360,7 @@ class Pipeline:
         return watermark.build_put(self.scope.namespace, thread_id)
 
     async def _write_proposal(
-        self, batch: Batch, proposal: Proposal, watermark: Watermark, advanced: Watermark
+        self, batch: Batch, proposal: Proposal, watermark: Watermark, new_watermark: Watermark
     ) -> ChangePlan | None:
         """Write the proposed changes and the thread's new watermark in one transaction.
 
@@ -371,7 +371,7 @@ class Pipeline:
         thread_id, source_messages = batch.thread_id, [*batch.before, *batch.messages]
         adapter, put, tries = (
             self.scope.adapter,
-            self._build_watermark_put(advanced, thread_id),
+            self._build_watermark_put(new_watermark, thread_id),
             count(),
         )
 
@@ -475,7 +475,9 @@ class RememberTurns(Learner):
             # The latest human message and all messages after it were added during the current run,
             # so they are timestamped with the current time. The times of messages from earlier runs
             # are unknown.
-            newest_roles = [*map(role, (message.message for message in reversed(history.messages)))]
+            newest_roles = [
+                *map(get_role, (message.message for message in reversed(history.messages)))
+            ]
             current_count = (
                 newest_roles.index("human") + 1 if "human" in newest_roles else len(newest_roles)
             )
@@ -636,7 +638,7 @@ class DueThreads:
                 unread messages.
         """
         with self._lock:
-            self._refresh_unread_threads()
+            self._update_cached_unread_threads()
             for thread_id in [*self._unread] if exclude_deleted else ():
                 try:
                     self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
@@ -653,7 +655,7 @@ class DueThreads:
                     del self._unread[thread_id]
                     self._read_states.pop(thread_id, None)
                     continue
-                state, due_at = compute_job_state(
+                state, due_at = compute_job_state_and_due_time(
                     self._pace, head, watermark, first_seen, datetime.now(UTC)
                 )
                 if (
@@ -714,14 +716,14 @@ class DueThreads:
                 if updated_at <= latest
             ]
 
-    def drop_thread(self, thread_id: str) -> None:
+    def remove_thread_from_cache(self, thread_id: str) -> None:
         """Remove a deleted thread from the cache."""
         with self._lock:
             self._unread.pop(thread_id, None)
             self._read_states.pop(thread_id, None)
             self._unassigned.pop(thread_id, None)
 
-    def _refresh_unread_threads(self) -> None:
+    def _update_cached_unread_threads(self) -> None:
         """Update the cache with the threads that were active since the previous call."""
         started_at, last_thread_id = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=last_thread_id, active_since=self._since):
@@ -766,7 +768,7 @@ class DueThreads:
         return namespace, labels
 
 
-def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+def read_label_values(metadata: Mapping[str, Any], label_names: Iterable[str]) -> dict[str, str]:
     """Return the values from a thread's metadata for the placeholders in a namespace template.
 
     LangGraph copies a run's `configurable` values to the thread's metadata, and perdure's nodes
@@ -775,15 +777,15 @@ def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict
 
     Args:
         metadata: The metadata of the thread's head.
-        names: The names in the namespace's template.
+        label_names: The names in the namespace's template.
     """
-    values = {name: metadata.get(name) for name in names}
+    values = {name: metadata.get(name) for name in label_names}
     texts = {n: str(value) if type(value) is int else value for n, value in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def compute_job_state(
-    pace: Pace, head: ThreadHead, watermark: Watermark, first_seen: datetime, now: datetime
+def compute_job_state_and_due_time(
+    pace: Pace, head: ThreadHead, watermark: Watermark, first_seen_at: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
     """Return the job state of a thread with unread messages, and the time at which the job is due.
 
@@ -791,7 +793,7 @@ def compute_job_state(
         pace: When threads are extracted.
         head: The head of the thread.
         watermark: The watermark of the thread.
-        first_seen: When the unread messages were first seen.
+        first_seen_at: When the unread messages were first seen.
         now: The current time.
     """
     if watermark.failed_at is not None and watermark.failed_head == head.checkpoint_id:
@@ -803,5 +805,5 @@ def compute_job_state(
     if pace.delay_s is None:
         return "waiting", None
     quiet_at = head.updated_at + timedelta(seconds=pace.delay_s)
-    due_at = min(quiet_at, first_seen + timedelta(seconds=pace.max_wait_s))
+    due_at = min(quiet_at, first_seen_at + timedelta(seconds=pace.max_wait_s))
     return ("due" if due_at <= now else "waiting"), due_at

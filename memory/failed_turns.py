@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from perdure.memory.conversation import Messages, role
+from perdure.memory.conversation import Messages, get_role
 
 # Maximum number of keys in a `FailedTurns`; when it is exceeded, the oldest keys are dropped. A key
 # identifies either a run or a question in a thread.
@@ -28,31 +28,31 @@ class FailedTurns:
         # id, human message id). Entries are in insertion order.
         self._failed_at: dict[Any, float] = {}
 
-    def record_failure(self, messages: Messages) -> None:
+    def record_failure_in_current_turn(self, state_messages: Messages) -> None:
         """Record that an operation failed in the current turn.
 
-        `messages` are the messages in the graph's state.
+        `state_messages` are the messages in the graph's state.
         """
-        for key in _build_keys_of_current_run_and_question_if_known(messages):
+        for key in _build_failure_keys_of_current_turn(state_messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
 
-    def has_failed(self, messages: Messages) -> bool:
+    def has_current_turn_failed(self, state_messages: Messages) -> bool:
         """Return whether an operation failed in the current turn and must not be retried yet.
 
-        `messages` are the messages in the graph's state.
+        `state_messages` are the messages in the graph's state.
         """
         # Return early in the common case that no operation has failed.
         if not self._failed_at:
             return False
-        run, *questions = _build_keys_of_current_run_and_question_if_known(messages) or (None,)
+        run, *questions = _build_failure_keys_of_current_turn(state_messages) or (None,)
         since = time.monotonic() - _RETRY_S
         times = (self._failed_at.get(question, since) for question in questions)
         return run in self._failed_at or any(failed_at > since for failed_at in times)
 
 
-def _build_keys_of_current_run_and_question_if_known(messages: Messages) -> tuple[Any, ...]:
+def _build_failure_keys_of_current_turn(state_messages: Messages) -> tuple[Any, ...]:
     """Return the keys under which a failure in the current turn is recorded.
 
     The first key in the returned tuple identifies the run. The second key is the pair (thread id,
@@ -68,6 +68,6 @@ def _build_keys_of_current_run_and_question_if_known(messages: Messages) -> tupl
     info, run = getattr(runtime, "execution_info", None), getattr(runtime, "control", None)
     if info is None or run is None:
         return ()
-    questions = (message.id for message in reversed(messages) if role(message) == "human")
+    questions = (message.id for message in reversed(state_messages) if get_role(message) == "human")
     question = next(questions, None)
     return (run,) if None in (info.thread_id, question) else (run, (info.thread_id, question))

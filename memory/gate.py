@@ -111,7 +111,7 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
     return bool(await find_tombstones(adapter, namespace, [hash_normal_form(text)]))
 
 
-async def add_message_ids_of_replaced_tombstones(
+async def add_stored_message_ids_to_tombstones(
     adapter: StoreAdapter, puts: Sequence[PutItem]
 ) -> list[PutItem]:
     """Add the message ids of stored tombstones to the tombstones that will replace them.
@@ -252,7 +252,7 @@ class Gate:
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(indices, answers, strict=True):
                 if isinstance(answer, Verdict):
-                    verdicts[i] = _combine_verdicts(verdicts[i], answer, name)
+                    verdicts[i] = _combine_with_custom_verdict(verdicts[i], answer, name)
                 elif answer is not None:
                     fault = f"the check {name} {self.sensitive.redact(answer)}"
                     verdicts[i] = Verdict("quarantine", fault, name)
@@ -260,11 +260,9 @@ class Gate:
 
     def _judge_by_rules(self, candidate: Candidate) -> Verdict:
         """Judge a candidate only by its text and fields, without reading from the store."""
-        if (
-            fault := _find_failed_text_check_and_reason(candidate)
-            or _find_failed_size_check_and_reason(candidate)
-        ) is not None:
-            return Verdict("refuse", fault[1], fault[0])
+        refusal = _find_text_refusal(candidate) or _find_size_refusal(candidate)
+        if refusal is not None:
+            return refusal
         verdict = self.sensitive.judge(candidate)
         is_requested_by_code = candidate.explicit and not candidate.by_model
         if verdict.action == "keep" and candidate.role == "tool" and not is_requested_by_code:
@@ -531,42 +529,50 @@ def _refuse_facts_that_repeat_earlier_candidate(judgement: _Judgement) -> None:
             judgement.refuse(i, "duplicate", "another candidate says the same", key)
 
 
-def _find_failed_text_check_and_reason(candidate: Candidate) -> tuple[str, str] | None:
-    """Return why a candidate's text is invalid, or None if the text is valid.
-
-    The result is a pair of strings: the name of the failed check, and the reason.
-    """
+def _find_text_refusal(candidate: Candidate) -> Verdict | None:
+    """Return the verdict that refuses an invalid text, or None if the text is valid."""
     text = candidate.text
     if not isinstance(text, str):
-        return "content", f"the text is of type {type(text).__name__}; expected str"
+        return Verdict(
+            "refuse", f"the text is of type {type(text).__name__}; expected str", "content"
+        )
     # An event's text begins with the speaker's name, so check only the words after the name.
     words = text.split(": ", 1)[-1] if candidate.kind in EVENT_KINDS else text
     if not any(map(str.isalnum, words)):
-        return "content", "the text has no words"
+        return Verdict("refuse", "the text has no words", "content")
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        return "content", f"the text is not valid Unicode: {exc.reason}"
+        return Verdict("refuse", f"the text is not valid Unicode: {exc.reason}", "content")
     if candidate.role == "system":
-        return "role", "the text is from a system message, which is a setting and not a memory"
+        return Verdict(
+            "refuse",
+            "the text is from a system message, which is a setting and not a memory",
+            "role",
+        )
     return None
 
 
-def _find_failed_size_check_and_reason(candidate: Candidate) -> tuple[str, str] | None:
-    """Return why a candidate is too large, or None if its size is allowed.
-
-    The result is a pair of strings: the name of the failed check, and the reason.
-    """
+def _find_size_refusal(candidate: Candidate) -> Verdict | None:
+    """Return the verdict that refuses a candidate if it is too large, or None if it is not."""
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
-        return "size", f"the text has {chars:,} characters; at most {_MAX_CHARS:,} are allowed"
+        return Verdict(
+            "refuse",
+            f"the text has {chars:,} characters; at most {_MAX_CHARS:,} are allowed",
+            "size",
+        )
     for part, depth in iter_json_values_with_depth(candidate.fields):
         if depth > _MAX_FIELD_DEPTH:
-            return "size", f"the fields are more than {_MAX_FIELD_DEPTH} levels deep"
+            return Verdict(
+                "refuse", f"the fields are more than {_MAX_FIELD_DEPTH} levels deep", "size"
+            )
         chars += len(part) if isinstance(part, str) else 0
     if chars > _MAX_VALUE_CHARS:
         limit = f"at most {_MAX_VALUE_CHARS:,} are allowed"
-        return "size", f"the text and the fields have {chars:,} characters; {limit}"
+        return Verdict(
+            "refuse", f"the text and the fields have {chars:,} characters; {limit}", "size"
+        )
     return None
 
 
@@ -587,20 +593,24 @@ def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
     return candidate.text if verdict.text is None else verdict.text
 
 
-def _combine_verdicts(previous: Verdict, answer: Verdict, check_name: str) -> Verdict:
+def _combine_with_custom_verdict(
+    previous: Verdict, custom_verdict: Verdict, check_name: str
+) -> Verdict:
     """Combine the previous verdict on a candidate with the verdict of an application-defined check.
 
     If the application's check accepts the candidate, redactions made by the previous verdict remain
     in effect.
     """
-    if answer.action != "keep":
-        reason = answer.reason or f"the check {check_name} decided so without a reason"
-        return replace(answer, reason=reason, check=answer.check or check_name)
-    if answer.text is None:
+    if custom_verdict.action != "keep":
+        reason = custom_verdict.reason or f"the check {check_name} decided so without a reason"
+        return replace(custom_verdict, reason=reason, check=custom_verdict.check or check_name)
+    if custom_verdict.text is None:
         return previous
-    reason = "; ".join(filter(None, (previous.reason, answer.reason or "the text was reworded")))
-    check = previous.check or answer.check or check_name
-    return replace(previous, reason=reason, check=check, text=answer.text)
+    reason = "; ".join(
+        filter(None, (previous.reason, custom_verdict.reason or "the text was reworded"))
+    )
+    check = previous.check or custom_verdict.check or check_name
+    return replace(previous, reason=reason, check=check, text=custom_verdict.text)
 
 
 def _run_custom_check(

@@ -34,7 +34,7 @@ from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messag
 from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
 from perdure.memory.quotation import (
     fence_text,
-    join_newest_units,
+    join_newest_texts,
     render_messages_with_tool_results,
 )
 from perdure.memory.records import (
@@ -115,13 +115,13 @@ class Instructions:
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
     ) -> InstructionsVersion:
         """Return the current version, or the version that was current at the time `as_of`."""
-        return await self.read_version(self.get_handle(config), as_of)
+        return await self.read_version(self.get_item_handle(config), as_of)
 
     async def _list_versions(
         self, config: RunnableConfig | None = None
     ) -> list[InstructionsVersion]:
         """Return all stored versions, oldest first."""
-        handle = self.get_handle(config)
+        handle = self.get_item_handle(config)
         return [_build_version_from_item(item) for item in await handle.list_versions()]
 
     async def _set_text(
@@ -152,7 +152,7 @@ class Instructions:
     set, aset = blocking(_set_text), awaiting(_set_text)
     rollback, arollback = blocking(_roll_back), awaiting(_roll_back)
 
-    def get_handle(self, config: RunnableConfig | None) -> ItemHandle:
+    def get_item_handle(self, config: RunnableConfig | None) -> ItemHandle:
         """Return a handle for the store item that contains a run's instructions."""
         adapter = self._adapter or _build_adapter_for_versioned_store(
             get_graph_store("the instructions"), self.namespace
@@ -169,22 +169,22 @@ class Instructions:
         item = await handle.read(as_of)
         return InstructionsVersion(self.default) if item is None else _build_version_from_item(item)
 
-    async def replace_text(
+    async def rewrite_text(
         self,
         handle: ItemHandle,
-        rewrite: Callable[[str], Operation[str]],
+        build_new_text: Callable[[str], Operation[str]],
         change: Change,
-        tries: int = MAX_TRIES,
+        max_tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
         """Rewrite the instructions, and return the current version read back from the store.
 
         Args:
             handle: The item with the instructions.
-            rewrite: The function that returns the new text for the current text. If another run
-                writes a version before the new text is stored, the function is called again with
-                the text of that version.
+            build_new_text: The function that returns the new text for the current text. If another
+                run writes a version before the new text is stored, the function is called again
+                with the text of that version.
             change: The kind of change that is stored with the version.
-            tries: The maximum number of attempts.
+            max_tries: The maximum number of attempts.
 
         Raises:
             VersionConflict: Other versions were written during each attempt.
@@ -192,11 +192,13 @@ class Instructions:
 
         async def plan_write() -> ChangePlan:
             previous = await self.read_version(handle)
-            text = await rewrite(previous.text)
+            text = await build_new_text(previous.text)
             same = text == previous.text
-            return ChangePlan([] if same else [build_replacement(handle, previous, text, change)])
+            return ChangePlan(
+                [] if same else [build_instructions_put(handle, previous, text, change)]
+            )
 
-        await plan_and_write_with_retries(handle.adapter, plan_write, tries)
+        await plan_and_write_with_retries(handle.adapter, plan_write, max_tries)
         # Read the current version again, because another run may have written a newer version.
         return await self.read_version(handle)
 
@@ -208,10 +210,10 @@ class Instructions:
         async def return_text(previous: str) -> str:
             return text
 
-        return await self.replace_text(self.get_handle(config), return_text, change)
+        return await self.rewrite_text(self.get_item_handle(config), return_text, change)
 
 
-def build_replacement(
+def build_instructions_put(
     handle: ItemHandle, previous: InstructionsVersion, text: str, change: Change
 ) -> PutItem:
     """Build the put operation that replaces the previous version with one that has a new text.
@@ -287,7 +289,7 @@ class UseInstructions(MessagesNode):
         """
         text = self._instructions.default
         if not self._instructions.namespace.is_memory_disabled_for_run(config):
-            handle = self._instructions.get_handle(config)
+            handle = self._instructions.get_item_handle(config)
             text = (await self._instructions.read_version(handle, self._as_of(config))).text
         system_messages = model_input.system_parts or (
             [model_input.system] if model_input.system else []
@@ -405,18 +407,18 @@ class UpdateInstructions(Learner):
         loaded = find_run_thread(config)
         messages = await remove_erased_messages(loaded, check_messages(messages, "the messages"))
         units = render_messages_with_tool_results(messages)
-        handle = self._instructions.get_handle(config)
+        handle = self._instructions.get_item_handle(config)
         if not units and not feedback:
             return await self._instructions.read_version(handle)
 
         async def rewrite(previous: str) -> str:
-            text = await self._request_rewrite(config, units, feedback, previous)
+            text = await self._request_new_instructions(config, units, feedback, previous)
             # Discard the rewritten text if one of its source messages was erased while the model
             # was writing it.
             return previous if await has_erased_message(loaded, messages) else text
 
         try:
-            return await self._instructions.replace_text(handle, rewrite, "update", _MAX_ATTEMPTS)
+            return await self._instructions.rewrite_text(handle, rewrite, "update", _MAX_ATTEMPTS)
         except (ModelFailed, VersionConflict) as exc:
             if not self._keeps:
                 raise
@@ -425,8 +427,12 @@ class UpdateInstructions(Learner):
 
     rewrite, arewrite = blocking(_rewrite_instructions), awaiting(_rewrite_instructions)
 
-    async def _request_rewrite(
-        self, config: RunnableConfig | None, units: list[str], feedback: Any, previous: str
+    async def _request_new_instructions(
+        self,
+        config: RunnableConfig | None,
+        transcript_units: list[str],
+        feedback: Any,
+        previous_text: str,
     ) -> str:
         """Ask the model for new instructions, and return them."""
         comment = feedback.text if isinstance(feedback, BaseMessage) else feedback or ""
@@ -435,16 +441,16 @@ class UpdateInstructions(Learner):
 
         def build_request(max_chars: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             parts = [
-                fence_text("current_instructions", previous),
-                fence_text("conversation", join_newest_units(units, max_chars)),
+                fence_text("current_instructions", previous_text),
+                fence_text("conversation", join_newest_texts(transcript_units, max_chars)),
                 fence_text("feedback", comment),
             ]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
-        max_chars = min(_MAX_TRANSCRIPT_CHARS, sum(len(unit) + 1 for unit in units))
+        max_chars = min(_MAX_TRANSCRIPT_CHARS, sum(len(unit) + 1 for unit in transcript_units))
         call = replace(self._model, config=config)
         return await call.request_usable_answer(
-            build_request, partial(_extract_new_instructions, previous), max_chars=max_chars
+            build_request, partial(_extract_new_instructions, previous_text), max_chars=max_chars
         )
 
 

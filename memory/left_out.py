@@ -13,11 +13,11 @@ from perdure.memory.tool_calls import REQUEST_ONLY
 _COUNT: Final = "perdure_left_out"
 
 
-def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
+def add_omitted_steps_line(question: BaseMessage | None, step_count: int) -> BaseMessage:
     """Return a copy of a question with a line that tells the model how many steps were omitted.
 
     A step is a message that follows the question in the same turn, or a group of such messages that
-    belong together. If the last line of the question already reports omitted steps, `count` is
+    belong together. If the last line of the question already reports omitted steps, `step_count` is
     added to the reported number. If `question` is None, the returned message contains only the line
     about omitted steps. The question's existing content is not changed, so that the provider's
     prompt cache stays valid.
@@ -27,9 +27,9 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
     earlier_count = question.additional_kwargs.get(_COUNT, 0)
     content: Any = question.content
     if earlier_count:
-        content = _remove_left_out_line(content, earlier_count)
-    total = earlier_count + count
-    line = _format_left_out_line(total)
+        content = _remove_omitted_steps_line(content, earlier_count)
+    total = earlier_count + step_count
+    line = _render_omitted_steps_line(total)
     if isinstance(content, list):
         content = [*content, {"type": "text", "text": line}]
     else:
@@ -38,18 +38,18 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
     return question.model_copy(update={"content": content, "additional_kwargs": kwargs})
 
 
-def _format_left_out_line(count: int) -> str:
-    """Return the line that tells the model that `count` steps of its work were omitted."""
-    steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
+def _render_omitted_steps_line(step_count: int) -> str:
+    """Return the line that tells the model that `step_count` steps of its work were omitted."""
+    steps, they = ("step", "It was") if step_count == 1 else ("steps", "They were")
     return (
-        f"[{count} earlier {steps} of your work on this message left out to save room. "
+        f"[{step_count} earlier {steps} of your work on this message left out to save room. "
         f"{they} carried out.]"
     )
 
 
-def _remove_left_out_line(content: Any, left_out_count: int) -> Any:
+def _remove_omitted_steps_line(content: Any, step_count: int) -> Any:
     """Return a question's content without the final line that reports omitted steps."""
-    line = _format_left_out_line(left_out_count)
+    line = _render_omitted_steps_line(step_count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}
         return content[:-1] if is_last else content

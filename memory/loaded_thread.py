@@ -35,7 +35,7 @@ class LoadedThread(NamedTuple):
     since: int | RunnableConfig
     channel: str = "messages"
 
-    async def are_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
+    async def were_erased_since_load(self, messages: Sequence[BaseMessage]) -> list[bool]:
         """Return, for each message, whether it was erased after the thread was loaded."""
         arguments = self.thread_id, messages
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
@@ -62,7 +62,7 @@ async def remove_erased_messages(
     """Return the messages that have not been erased since they were loaded."""
     if loaded is None or not messages:
         return messages
-    erased = await loaded.are_erased(messages)
+    erased = await loaded.were_erased_since_load(messages)
     if not any(erased):
         return messages
     return [message for message, is_erased in zip(messages, erased, strict=True) if not is_erased]
@@ -70,7 +70,9 @@ async def remove_erased_messages(
 
 async def has_erased_message(loaded: LoadedThread | None, messages: Sequence[BaseMessage]) -> bool:
     """Return whether any of the messages has been erased since it was loaded."""
-    return loaded is not None and bool(messages) and any(await loaded.are_erased(messages))
+    return (
+        loaded is not None and bool(messages) and any(await loaded.were_erased_since_load(messages))
+    )
 
 
 def find_run_thread(

@@ -73,27 +73,24 @@ def find_message_time(value: Any) -> float | None:
 
 
 def convert_object_to_message(
-    value: Any, previous_message: BaseMessage | None, *values_for_derived_id: object
+    value: Any, previous_message: BaseMessage | None, *derived_id_parts: object
 ) -> BaseMessage:
     """Read an object as a message.
 
     Args:
         value: The object, in a form of OpenAI, LangChain or LangGraph.
         previous_message: The message before the object in the conversation, or None.
-        *values_for_derived_id: If the message has no id, its id is derived from these values, the
+        *derived_id_parts: If the message has no id, its id is derived from these values, the
             role and the content.
 
     Raises:
         MalformedPart: The object is not a message.
     """
     if isinstance(value, dict) and "role" not in value and (kind := _find_langchain_type(value)):
-        return _read_langchain_message(kind, value, *values_for_derived_id)
+        return _parse_langchain_message(kind, value, *derived_id_parts)
     form = _check_openai_message(value)
     key = replace_surrogates(
-        str(
-            value.get("id")
-            or derive_id(*values_for_derived_id, value["role"], value.get("content"))
-        )
+        str(value.get("id") or derive_id(*derived_id_parts, value["role"], value.get("content")))
     )
     form |= {"id": key, "content": form.get("content") or ""}
     _remove_message_times(form)
@@ -105,27 +102,29 @@ def convert_object_to_message(
         if not (isinstance(previous_message, AIMessage) and previous_message.tool_calls):
             raise MalformedPart("a function result without a matching function call")
         form |= {"role": "tool", "tool_call_id": previous_message.tool_calls[0]["id"]}
-    return _convert_openai_message(form, form.pop(EXACT, None))
+    return _convert_openai_message_to_langchain(form, form.pop(EXACT, None))
 
 
-def _convert_openai_message(form: dict[str, Any], langchain_fields: Any) -> BaseMessage:
+def _convert_openai_message_to_langchain(
+    openai_message: dict[str, Any], langchain_overrides: Any
+) -> BaseMessage:
     """Build a LangChain message from a message in OpenAI's format.
 
-    `langchain_fields` is None, or contains LangChain fields that override those of the message.
+    `langchain_overrides` is None, or contains LangChain fields that override those of the message.
     """
     try:
-        (message,) = convert_to_messages([form])
-        if langchain_fields is not None:
-            kind = langchain_fields.get("type", message.type)
+        (message,) = convert_to_messages([openai_message])
+        if langchain_overrides is not None:
+            kind = langchain_overrides.get("type", message.type)
             defaults = message.model_dump() if kind == message.type else {}
-            data = {**defaults, **langchain_fields, "id": form["id"]}
+            data = {**defaults, **langchain_overrides, "id": openai_message["id"]}
             (message,) = messages_from_dict([{"type": kind, "data": data}])
             if isinstance(message, RemoveMessage):
                 raise ValueError("a RemoveMessage cannot be part of an imported conversation")
     except json.JSONDecodeError as exc:
         raise MalformedPart("the arguments of a tool call are not valid JSON") from exc
     except Exception as exc:  # langchain-core raises errors of many types.
-        part = "tool_calls" if form.get("tool_calls") else form["role"]
+        part = "tool_calls" if openai_message.get("tool_calls") else openai_message["role"]
         raise MalformedPart(f"malformed message ({part})") from exc
     return message
 
@@ -163,30 +162,36 @@ def _find_langchain_type(value: Mapping[str, Any]) -> str | None:
     return kind if is_known else None
 
 
-def _read_langchain_message(kind: str, value: Mapping[str, Any], *id_parts: object) -> BaseMessage:
+def _parse_langchain_message(
+    message_type: str, message_dict: Mapping[str, Any], *derived_id_parts: object
+) -> BaseMessage:
     """Parse a message in one of LangChain's own formats, keeping all its fields."""
-    name = "kwargs" if "lc" in value else "data"
-    fields = dict(value[name] if isinstance(value.get(name), dict) else value)
+    name = "kwargs" if "lc" in message_dict else "data"
+    fields = dict(message_dict[name] if isinstance(message_dict.get(name), dict) else message_dict)
     content = fields.get("content")
-    if content is None and kind.lower().startswith("ai") and fields.get("tool_calls"):
+    if content is None and message_type.lower().startswith("ai") and fields.get("tool_calls"):
         content = fields["content"] = ""
-    if kind == "remove":
+    if message_type == "remove":
         raise MalformedPart("the removal of a message")
     if not isinstance(content, str | list):
         raise MalformedPart(
             "no content" if content is None else "content is neither text nor a list of parts"
         )
-    key = fields.get("id") or value.get("id") if name == "data" else fields.get("id")
-    fields["id"] = replace_surrogates(str(key or derive_id(*id_parts, kind, content)))
+    key = fields.get("id") or message_dict.get("id") if name == "data" else fields.get("id")
+    fields["id"] = replace_surrogates(
+        str(key or derive_id(*derived_id_parts, message_type, content))
+    )
     _remove_message_times(fields)
     for part in ("response_metadata", "additional_kwargs"):
         fields[part] = get_by_path(fields, dict, part)
     try:
-        (message,) = messages_from_dict([{"type": kind, "data": {**fields, "type": kind}}])
+        (message,) = messages_from_dict(
+            [{"type": message_type, "data": {**fields, "type": message_type}}]
+        )
         if isinstance(message, BaseMessageChunk):
             message = message_chunk_to_message(message)
     except Exception as exc:  # langchain-core raises errors of many types.
-        raise MalformedPart(f"malformed message ({shorten_line(kind, 40)})") from exc
+        raise MalformedPart(f"malformed message ({shorten_line(message_type, 40)})") from exc
     return message
 
 
@@ -210,11 +215,11 @@ def _check_openai_message(message: Any) -> dict[str, Any]:
     if not (has_parts and isinstance(content, str | list | None)):
         raise MalformedPart("content is neither text nor a list of parts")
     if isinstance(content, list):
-        content = [_convert_responses_part_to_chat_part(part) for part in content]
+        content = [_convert_responses_api_part_to_chat_part(part) for part in content]
     return {**message, "role": role, **({"content": content} if "content" in message else {})}
 
 
-def _convert_responses_part_to_chat_part(part: Any) -> Any:
+def _convert_responses_api_part_to_chat_part(part: Any) -> Any:
     """Convert a content part from OpenAI's Responses API to the Chat Completions format."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):

@@ -54,8 +54,8 @@ def build_update_from_current_to_target_messages(
     return [*removed, *changed]
 
 
-def check_messages_removable_by_id(messages: Messages, key: str) -> None:
-    """Check that the messages in the channel `key` can be removed by id.
+def check_messages_removable_by_id(messages: Messages, channel: str) -> None:
+    """Check that the messages in the channel `channel` can be removed by id.
 
     Raise InvalidMessages if a message has no id, or if the channel's reducer stored a
     `RemoveMessage` instead of applying it.
@@ -63,14 +63,14 @@ def check_messages_removable_by_id(messages: Messages, key: str) -> None:
     ids = {message.id for message in messages}
     if None in ids:
         raise InvalidMessages(
-            f"the channel {key!r} has messages without ids; give the channel a reducer that "
+            f"the channel {channel!r} has messages without ids; give the channel a reducer that "
             "assigns ids (perdure.memory.messages or add_messages), and set the ids of messages "
             "in an Overwrite yourself"
         )
     if REMOVE_ALL_MESSAGES in ids:
         raise InvalidMessages(
-            f"the reducer of the channel {key!r} stored a RemoveMessage instead of applying it; "
-            "use a reducer that removes messages: perdure.memory.messages or add_messages"
+            f"the reducer of the channel {channel!r} stored a RemoveMessage instead of applying "
+            "it; use a reducer that removes messages: perdure.memory.messages or add_messages"
         )
 
 

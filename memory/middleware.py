@@ -147,17 +147,16 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         update: dict[str, Any] | None = None
         if adjusted_view is not None:
             config = get_config()
-            changed = await self._apply_view(adjusted_view, request, config)
-            is_first = self._store_request_size_and_return_if_first_of_run(
-                config, adjusted_view, changed.system_message
-            )
-            if is_first and ExtendedModelResponse is not None:
+            changed = await self._apply_view_to_request(adjusted_view, request, config)
+            was_size_unknown = self._is_request_size_unknown(config)
+            self._store_request_size(config, adjusted_view, changed.system_message)
+            if was_size_unknown and ExtendedModelResponse is not None:
                 update = await self._summarize_if_due(
                     self._get_summaries(config), request.state, config
                 )
             if update and not _replaces_all_messages(update):
-                shortened = _apply_summary_update(request, update)
-                changed = await self._apply_view(adjusted_view, shortened, config)
+                shortened = _apply_summary_to_request(request, update)
+                changed = await self._apply_view_to_request(adjusted_view, shortened, config)
             request = changed
         response = await Effect(lambda: handler(request), lambda: handler(request))
         if name is not None:
@@ -166,7 +165,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             return ExtendedModelResponse(response, Command(update=update))
         return response
 
-    async def _apply_view(
+    async def _apply_view_to_request(
         self, adjusted_view: View, request: ModelRequest[Any], config: RunnableConfig
     ) -> ModelRequest[Any]:
         """Return a copy of the request that contains the messages selected by the view."""
@@ -188,21 +187,25 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         agent, name = _get_agent_key_and_name(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
-    def _store_request_size_and_return_if_first_of_run(
-        self, config: Any, adjusted_view: View, system: SystemMessage | None
-    ) -> bool:
+    def _is_request_size_unknown(self, config: RunnableConfig) -> bool:
+        """Return whether summaries need the running agent's request size and none is stored."""
+        agent, _ = _get_agent_key_and_name(config)
+        return bool(self._summaries) and agent not in self._agents
+
+    def _store_request_size(
+        self, config: RunnableConfig, adjusted_view: View, system: SystemMessage | None
+    ) -> None:
         """Store the token count of a request's tools and system message.
 
-        The next summary check adds the stored count to the token count of the messages. Return True
-        if this is the first count to be stored for the running agent.
+        The next summary check adds the stored count to the token count of the messages.
         """
         if not self._summaries:
-            return False
+            return
         agent, name = _get_agent_key_and_name(config)
-        is_first = agent not in self._agents
         summaries = (part for part in adjusted_view.parts if isinstance(part, Summarize))
-        _set_cache_entry(self._agents, agent, [part.for_agent(name, system) for part in summaries])
-        return is_first
+        _set_cache_entry_and_evict_oldest(
+            self._agents, agent, [part.for_agent(name, system) for part in summaries]
+        )
 
     def _store_reported_model_name(self, name: str, response: Any) -> None:
         """Remember which model name the response reports when the model `name` is requested.
@@ -213,7 +216,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
         if reported is not None and self._reported_names.get(name) != reported:
-            _set_cache_entry(self._reported_names, name, reported)
+            _set_cache_entry_and_evict_oldest(self._reported_names, name, reported)
 
     async def _run_learners_and_schedule_summaries(self, state: Any, runtime: Any) -> None:
         """Run the learners, and schedule background summaries that start after the run.
@@ -245,7 +248,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
         if self._view is not None and not (same_tools and last_model == model):
-            adjusted_view = self._view.with_tools(tools).for_model(model)
+            adjusted_view = self._view.with_tools(tools).with_calibration_for_model(model)
             self._cached = list(tools), model, adjusted_view
         return adjusted_view
 
@@ -272,18 +275,20 @@ def _replaces_all_messages(update: dict[str, Any]) -> bool:
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)
 
 
-def _apply_summary_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRequest[Any]:
+def _apply_summary_to_request(
+    request: ModelRequest[Any], summary_update: dict[str, Any]
+) -> ModelRequest[Any]:
     """Update a request's messages and state with the result of a `Summarize` node."""
-    parts = (part for value in update.values() if isinstance(value, list) for part in value)
+    parts = (part for value in summary_update.values() if isinstance(value, list) for part in value)
     removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
     messages = [message for message in request.messages if message.id not in removed]
     summarized = request.state.get(SUMMARIZED) or []
-    state: Any = {**request.state, SUMMARY: update[SUMMARY]}
-    state[SUMMARIZED] = append_new(summarized, update[SUMMARIZED])
+    state: Any = {**request.state, SUMMARY: summary_update[SUMMARY]}
+    state[SUMMARIZED] = append_new(summarized, summary_update[SUMMARIZED])
     return request.override(messages=messages, state=state)
 
 
-def _set_cache_entry(cache: dict[Any, Any], key: Any, value: Any) -> None:
+def _set_cache_entry_and_evict_oldest(cache: dict[Any, Any], key: Any, value: Any) -> None:
     """Set an entry of `cache`.
 
     If the cache then has more than `_MAX_CACHE_ENTRIES` entries, evict the oldest.

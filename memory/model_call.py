@@ -81,8 +81,8 @@ class NamedModel(RunnableLambda[Any, Any]):
 
     def __init__(self, full_name: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:
         # If the function of a `RunnableLambda` returns a runnable, LangChain invokes that runnable,
-        # so `_load_model` only has to return the model.
-        super().__init__(self._load_model, name=full_name)
+        # so `_get_or_create_model` only has to return the model.
+        super().__init__(self._get_or_create_model, name=full_name)
         self.full_name, self._prepare, self._model = full_name, prepare, None
 
     @property
@@ -103,7 +103,7 @@ class NamedModel(RunnableLambda[Any, Any]):
             lambda model: model.bind_tools(tools, **kwargs)
         )
 
-    def _load_model(self, request: Any) -> Any:
+    def _get_or_create_model(self, request: Any) -> Any:
         """Return the prepared model. The first call creates the model."""
         if self._model is None:
             try:
@@ -157,7 +157,7 @@ def bind_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
         return model.bind_tools(tools)  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as exc:
         fault = "cannot call tools, because it has no working method bind_tools"
-        raise _build_unsupported_model_error(model, fault, exc) from exc
+        raise _build_missing_feature_error(model, fault, exc) from exc
 
 
 def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
@@ -190,15 +190,15 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
     fault = (
         "cannot return structured answers, because it has no working method with_structured_output"
     )
-    raise _build_unsupported_model_error(model, fault, cause) from cause
+    raise _build_missing_feature_error(model, fault, cause) from cause
 
 
-def _build_unsupported_model_error(
-    model: Any, fault: str, cause: Exception | None
+def _build_missing_feature_error(
+    model: Any, missing_feature: str, cause: Exception | None
 ) -> ConfigurationError:
-    """Return the error to raise if a model lacks a feature. `fault` names the feature."""
+    """Return the error to raise if a model lacks a feature. `missing_feature` names the feature."""
     return ConfigurationError(
-        f"the model is a {type(model).__name__}, which {fault} ({cause!r:.200}); "
+        f"the model is a {type(model).__name__}, which {missing_feature} ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
     )
 
@@ -291,7 +291,7 @@ class ModelCall:
         failures, refused = 0, None
         while True:
             answer = await self.request_answer(build_request(max_chars, refused))
-            if is_context_overflow(answer) and max_chars // 2 >= _MIN_CONVERSATION_CHARS:
+            if is_context_overflow_error(answer) and max_chars // 2 >= _MIN_CONVERSATION_CHARS:
                 max_chars //= 2
                 continue
             failures += 1
@@ -299,9 +299,9 @@ class ModelCall:
                 result = read_answer(answer)
                 return (await result) if isinstance(result, Coroutine) else result
             except InvalidPatch as exc:
-                is_last = is_permanent_failure(answer) or is_context_overflow(answer)
+                is_last = is_permanent_failure(answer) or is_context_overflow_error(answer)
                 if is_last or failures > self.retries:
-                    fault = _describe_answer_fault_without_content(answer, exc)
+                    fault = _describe_unusable_answer_without_quoting(answer, exc)
                     raise ModelFailed(
                         f"the model was asked {format_repeat_count(failures)} and gave no usable "
                         f"answer; the last error: {fault}; nothing was written"
@@ -404,16 +404,16 @@ def _describe_incomplete_answer(answer: Any) -> str | None:
     return f"the provider withheld the answer ({ending})" if ending in _WITHHELD else None
 
 
-def is_context_overflow(answer: Any) -> bool:
+def is_context_overflow_error(answer_or_error: Any) -> bool:
     """Return whether a call failed because the request exceeds the model's context window."""
-    if not isinstance(answer, Exception):
+    if not isinstance(answer_or_error, Exception):
         return False
-    status = getattr(answer, "status_code", None)
+    status = getattr(answer_or_error, "status_code", None)
     return (
-        isinstance(answer, ContextOverflowError)
+        isinstance(answer_or_error, ContextOverflowError)
         or status == 413
-        or getattr(answer, "code", None) == "context_length_exceeded"
-        or (status == 400 and "context length" in str(answer).lower())
+        or getattr(answer_or_error, "code", None) == "context_length_exceeded"
+        or (status == 400 and "context length" in str(answer_or_error).lower())
     )
 
 
@@ -480,7 +480,7 @@ def quote_refused_model_answer(answer: Any) -> str:
     return cut_middle(make_storable("\n".join(filter(None, parts))), _MAX_QUOTED_CHARS)
 
 
-def _describe_answer_fault_without_content(answer: Any, fault: InvalidPatch) -> str:
+def _describe_unusable_answer_without_quoting(answer: Any, fault: InvalidPatch) -> str:
     """Describe why a model response cannot be used, without quoting it.
 
     The response is not quoted, because the description is logged and the response may contain

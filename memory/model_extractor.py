@@ -25,7 +25,7 @@ from perdure.memory.extractors import (
     Usage,
 )
 from perdure.memory.gate import Gate
-from perdure.memory.instructions import MAX_LEARNED_CHARS, Instructions, build_replacement
+from perdure.memory.instructions import MAX_LEARNED_CHARS, Instructions, build_instructions_put
 from perdure.memory.model_call import (
     InvalidAnswer,
     RefusedAnswer,
@@ -36,7 +36,7 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.options import check_instance, check_text
 from perdure.memory.profile import Document, Profile, ProfileState
-from perdure.memory.quotation import cut_middle, fence_text, join_newest_units, render_message
+from perdure.memory.quotation import cut_middle, fence_text, join_newest_texts, render_message
 from perdure.memory.records import (
     EPISODE,
     FACT,
@@ -200,7 +200,7 @@ def build_memory_proposal(
     changes: list[FactChange | EpisodeFound] = [*answer.facts, *answer.episodes]
     for change in changes:
         try:
-            proposed = _build_change(change, batch, shown_memories)
+            proposed = _build_addition_or_revision(change, batch, shown_memories)
         except InvalidPatch as exc:
             outcomes.append(_build_refused_outcome(str(exc)))
             continue
@@ -218,7 +218,7 @@ def build_memory_proposal(
     return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
 
 
-def _build_change(
+def _build_addition_or_revision(
     change: FactChange | EpisodeFound, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Addition | Revision:
     """Convert a fact or episode from a model response to an addition or revision of a memory.
@@ -226,7 +226,7 @@ def _build_change(
     Raises:
         InvalidPatch: The change is incomplete, or names unknown messages or memories.
     """
-    messages = _select_messages(change.messages, batch)
+    messages = _get_messages_by_number(change.messages, batch)
     if not messages:
         raise InvalidPatch("does not cite any message as its source")
     if isinstance(change, EpisodeFound):
@@ -261,7 +261,9 @@ def _build_addition(candidate: Candidate) -> Addition:
     return Addition(f"{candidate.kind}-{digest.hexdigest()}", candidate)
 
 
-def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
+def _get_messages_by_number(
+    numbers: Iterable[int], batch: Batch, role: str = ""
+) -> list[ThreadMessage]:
     """Return the messages with the given numbers from a batch.
 
     If `role` is not empty, only messages with that role are returned.
@@ -297,7 +299,8 @@ async def plan_profile_patch(
     messages: dict[str, ThreadMessage] = {}
     for number, change in enumerate(changes, 1):
         user_messages = {
-            message.id: message for message in _select_messages(change.messages, batch, "user")
+            message.id: message
+            for message in _get_messages_by_number(change.messages, batch, "user")
         }
         messages |= user_messages
         description = f"operation {number}, {change.op} {change.path!r:.200}"
@@ -309,7 +312,7 @@ async def plan_profile_patch(
                 "out information that came only from the assistant or a tool"
             )
     cited = list(messages.values())
-    handle = state.owner.get_handle(scope.config)
+    handle = state.owner.get_item_handle(scope.config)
     handle = handle._replace(
         provenance=batch.build_provenance(cited), user_texts=[change.text for change in cited]
     )
@@ -360,7 +363,7 @@ def build_function_that_plans_new_instruction_lines(
     refused: list[Outcome] = []
     for wish in wishes:
         line = " ".join(make_storable(wish.text).split())
-        user_messages = _select_messages(wish.messages, batch, "user")
+        user_messages = _get_messages_by_number(wish.messages, batch, "user")
         if not user_messages:
             refused.append(_build_refused_outcome("adds an instruction that no user asked for"))
         elif not 0 < len(line) <= _WISH_CHARS:
@@ -375,7 +378,7 @@ def build_function_that_plans_new_instruction_lines(
 
     async def plan(gate: Gate) -> ChangePlan:
         """Build the write plan that adds accepted rules to the instructions, without duplicates."""
-        handle = instructions.get_handle(scope.config)
+        handle = instructions.get_item_handle(scope.config)
         previous = await instructions.read_version(handle)
         verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
         text, source, outcomes = previous.text.rstrip(), None, [*refused]
@@ -392,7 +395,7 @@ def build_function_that_plans_new_instruction_lines(
             else:
                 text, source = f"{text}\n- {line}", wish.provenance
                 outcomes.append(Outcome("updated", handle.key))
-        put = build_replacement(handle._replace(provenance=source), previous, text, "update")
+        put = build_instructions_put(handle._replace(provenance=source), previous, text, "update")
         return ChangePlan([put] if source else [], outcomes)
 
     return plan
@@ -535,7 +538,7 @@ class ModelExtractor:
         if not any(message.text and message.role != "system" for message in batch.messages):
             return turns
         context = await self._read_prompt_context(batch, scope)
-        answer, usage = await self._request_answer(batch, context, scope)
+        answer, usage = await self._request_answer_and_usage(batch, context, scope)
         memories = build_memory_proposal(answer, batch, context.memories)
         patches, arguments = _group_changes_by_profile(answer, context.profiles), (batch, scope)
         plans = [build_function_that_plans_profile_patch(*patch, *arguments) for patch in patches]
@@ -558,11 +561,11 @@ class ModelExtractor:
         similar_facts = await self._find_similar_facts(batch, scope)
         profiles, instructions = [], ""
         for profile in self.profiles:
-            handle = profile.get_handle(scope.config)
+            handle = profile.get_item_handle(scope.config)
             _check_same_store(handle.adapter.store, scope, "the profile")
             profiles.append(await profile.read_state(handle))
         if self.learn is not None:
-            instructions_handle = self.learn.get_handle(scope.config)
+            instructions_handle = self.learn.get_item_handle(scope.config)
             _check_same_store(instructions_handle.adapter.store, scope, "the instructions")
             instructions = (await self.learn.read_version(instructions_handle)).text
         return _PromptContext(
@@ -588,7 +591,7 @@ class ModelExtractor:
         facts = {message.key: message for row in rows for message in row if message is not None}
         return list(facts.values())[:_MAX_SIMILAR_FACTS]
 
-    async def _request_answer(
+    async def _request_answer_and_usage(
         self, batch: Batch, context: _PromptContext, scope: Scope
     ) -> tuple[ModelAnswer, Usage]:
         """Call the model until its response is usable, and return it with the total token usage."""
@@ -725,7 +728,7 @@ def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str
     numbered = enumerate(
         (_indent_all_lines_except_first(cut_middle(line, max_line_chars)) for line in lines), 1
     )
-    return join_newest_units([f"[{number}] {line}" for number, line in numbered if line], max_chars)
+    return join_newest_texts([f"[{number}] {line}" for number, line in numbered if line], max_chars)
 
 
 def _render_dated_message(message: ThreadMessage) -> str:

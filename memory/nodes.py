@@ -137,7 +137,7 @@ class MessagesNode(Node):
         """
         return self
 
-    def for_model(self, model: str | None) -> Self:
+    def with_calibration_for_model(self, model: str | None) -> Self:
         """Return the node, or a copy that estimates token counts for requests to `model`.
 
         The copy calibrates its token estimates using only the token usage that `model` has
@@ -154,7 +154,9 @@ class MessagesNode(Node):
         """
         return self
 
-    async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+    async def _transform_messages_of_input_for_model(
+        self, input: Any, config: RunnableConfig | None = None
+    ) -> list[BaseMessage]:
         """Return the messages for the model.
 
         `input` is a state, a prompt or a list of messages.
@@ -169,7 +171,7 @@ class MessagesNode(Node):
         """Return a state update or, if the input is a message list, the messages for the model."""
         input = input.to_messages() if isinstance(input, PromptValue) else input
         if is_message_list(input):
-            return await self._call(input, config)
+            return await self._transform_messages_of_input_for_model(input, config)
         return await self._build_state_update(input, config)
 
     async def _transform_messages_of_state_for_model(
@@ -201,7 +203,10 @@ class MessagesNode(Node):
             )
         }
 
-    __call__, acall = blocking(_call), awaiting(_call)
+    __call__, acall = (
+        blocking(_transform_messages_of_input_for_model),
+        awaiting(_transform_messages_of_input_for_model),
+    )
     invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
     select_messages, aselect_messages = (
         blocking(_transform_messages_of_state_for_model),
@@ -224,7 +229,9 @@ class Learner(Node):
         `state` is the state that contains the messages, or None if the input is a plain list.
         """
 
-    async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+    async def _learn_and_return_messages(
+        self, input: Any, config: RunnableConfig | None = None
+    ) -> list[BaseMessage]:
         """Pass the messages in a state or list to `learn_from_messages`.
 
         Return the messages unchanged.
@@ -239,10 +246,10 @@ class Learner(Node):
         If the input is a graph state, return an empty state update. If the input is a list of
         messages, return the messages unchanged.
         """
-        messages = await self._call(input, config)
+        messages = await self._learn_and_return_messages(input, config)
         return messages if is_message_list(input) else {}
 
-    __call__, acall = blocking(_call), awaiting(_call)
+    __call__, acall = blocking(_learn_and_return_messages), awaiting(_learn_and_return_messages)
     invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
 
 
@@ -280,9 +287,9 @@ class View(MessagesNode):
         arguments = (tools,) if system_prompt is None else (tools, system_prompt)
         return type(self)(*(part.with_tools(*arguments) for part in self.parts))
 
-    def for_model(self, model: str | None) -> Self:
+    def with_calibration_for_model(self, model: str | None) -> Self:
         """Return a copy of the view that estimates token counts for requests to `model`."""
-        return type(self)(*(part.for_model(model) for part in self.parts))
+        return type(self)(*(part.with_calibration_for_model(model) for part in self.parts))
 
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
@@ -315,7 +322,7 @@ def read_messages(input: Any, messages_key: str) -> Messages:
         InvalidMessages: The state has no channel `messages_key`, or a value is not a message.
     """
     if is_message_list(input):
-        return to_messages(input, "the messages")
+        return convert_values_to_messages(input, "the messages")
     messages = read_channel(input, messages_key)
     if messages is None:
         raise InvalidMessages(
@@ -338,7 +345,7 @@ def read_channel(state: Any, channel: str) -> Any:
     return state.get(channel) if isinstance(state, Mapping) else getattr(state, channel, None)
 
 
-def to_messages(values: Any, value_description: str) -> Messages:
+def convert_values_to_messages(values: Any, value_description: str) -> Messages:
     """Return the values as messages.
 
     Dicts and (role, text) pairs are converted to messages. `value_description` is the name of the

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.person_rows import PersonRows
@@ -94,7 +94,7 @@ def iter_archive_lines(
             yield line
     for namespace in _sort_namespaces_of_internal_notes_last(namespaces.own):
         yield from store.export(namespace)
-    yield from _iter_authored_versions(store, namespaces.authored_items, rows.user)
+    yield from _iter_item_versions_written_by_user(store, namespaces.authored_items, rows.user)
     own_threads = frozenset(thread_ids)
     for thread_id in thread_ids:
         for run in rows.list_runs(thread_id):
@@ -103,7 +103,7 @@ def iter_archive_lines(
         yield {CRON_KEY: build_cron_record(cron, rows.user)}
 
 
-def _iter_authored_versions(
+def _iter_item_versions_written_by_user(
     store: WholeStore, authored_items: Sequence[tuple[Namespace, str]], user: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the item versions that a person wrote outside their own namespaces.
@@ -209,7 +209,9 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     }
 
 
-def _classify_sender(request_details: Mapping[str, Any], user: str) -> str:
+def _classify_sender(
+    request_details: Mapping[str, Any], user: str
+) -> Literal["self", "a backend", "somebody else"]:
     """Return who sent a request.
 
     The result is SELF if the person sent the request, BACKEND if a backend sent it on the person's

@@ -112,15 +112,13 @@ async def find_person_namespaces(
             # the name of another user. If a user with the name `namespace[1]` has personal
             # namespaces, the namespace belongs to the user with that name, and not to the creator
             # of the thread.
-            if namespace[1] != user and await _does_store_have_personal_namespace_of(
-                adapter, namespace[1]
-            ):
+            if namespace[1] != user and await _has_personal_namespace(adapter, namespace[1]):
                 others.append(namespace)
             else:
                 owned[namespace[:2]] = None
     for namespace in await adapter.list_namespaces_with_label(user):
         label_offset = 2 if namespace[0] == RESERVED_LABEL else 0
-        prefix = _find_personal_prefix(namespace[label_offset:], patterns, user)
+        prefix = _find_shortest_personal_prefix(namespace[label_offset:], patterns, user)
         if prefix is not None:
             (notes if label_offset else items).append((*namespace[:label_offset], *prefix))
         elif namespace[:2] not in owned and user in _list_possible_person_names(
@@ -132,10 +130,8 @@ async def find_person_namespaces(
     return PersonNamespaces(
         tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
-        await _find_authored_items(adapter, user, owned),
-        frozenset(
-            other for other in others if _is_namespace_of_conversation_or_person(other, patterns)
-        ),
+        await _find_items_written_by_user(adapter, user, owned),
+        frozenset(other for other in others if _belongs_to_conversation_or_person(other, patterns)),
     )
 
 
@@ -197,7 +193,9 @@ async def forget_author(
     authored = [item for item in items if (item.value.get(SOURCE) or {}).get(AUTHOR) == user]
     keys = tuple((tuple(item.namespace), item.key) for item in authored)
     if not dry_run:
-        await adapter.write([_build_author_removal(item, hand_over=hand_over) for item in authored])
+        await adapter.write(
+            [_build_put_that_removes_item_or_author(item, hand_over=hand_over) for item in authored]
+        )
     handed_over = len(authored) if hand_over else 0
     receipt = replace(
         receipt, items=len(authored) - handed_over, clean=False, handed_over=handed_over
@@ -205,7 +203,7 @@ async def forget_author(
     return receipt if hand_over else replace(receipt, keys=keys)
 
 
-async def _find_authored_items(
+async def _find_items_written_by_user(
     adapter: StoreAdapter, user: str, own_conversations: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
     """Return (namespace, key) for each item that a user wrote outside their own conversations."""
@@ -216,7 +214,7 @@ async def _find_authored_items(
     return (*teams, *(place for place in chats.keys if place[0][:2] not in own_conversations))
 
 
-def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
+def _build_put_that_removes_item_or_author(item: Item, *, hand_over: bool) -> PutItem:
     """Build the put operation that deletes an item or removes its author's name.
 
     If `hand_over` is True, the item is kept, but its author's name is removed. If `hand_over` is
@@ -254,7 +252,7 @@ async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[s
     ]
 
 
-async def _does_store_have_personal_namespace_of(adapter: StoreAdapter, person_name: str) -> bool:
+async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bool:
     """Return whether the store contains a personal namespace of `person_name`."""
     namespaces = await adapter.list_namespaces_with_label(person_name)
     return any(
@@ -278,7 +276,7 @@ def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
     )
 
 
-def _is_namespace_of_conversation_or_person(
+def _belongs_to_conversation_or_person(
     namespace: Namespace, person_templates: Iterable[Sequence[str]]
 ) -> bool:
     """Return whether a namespace belongs to a conversation or to a person.
@@ -314,7 +312,7 @@ def _is_template_specific_to_person(template_labels: Sequence[str]) -> bool:
     )
 
 
-def _find_personal_prefix(
+def _find_shortest_personal_prefix(
     namespace: Namespace, templates: Iterable[Sequence[str]], user: str
 ) -> Namespace | None:
     """Return the shortest prefix of a namespace that matches any template, or None.

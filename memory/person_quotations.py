@@ -15,7 +15,7 @@ from perdure.checkpointers.labels import CALLER, CALLER_ACTION
 from perdure.checkpointers.records import CronRow
 from perdure.checkpointers.reports import HistoryItem
 from perdure.errors import PerdureError
-from perdure.memory.conversation import role
+from perdure.memory.conversation import get_role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
@@ -109,7 +109,7 @@ class HumanTexts(NamedTuple):
     foreign: frozenset[str]
 
 
-def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
+def read_human_texts_by_sender(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
     """Read the human messages in a person's threads, and separate them by sender.
 
     Texts from the person are returned in `HumanTexts.own`, and texts from other users in
@@ -119,7 +119,7 @@ def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTex
     for thread_id in thread_ids:
         times = _read_times_of_checkpoints_with_messages_of_others(saver, thread_id)
         for item in _iter_message_items(saver, thread_id):
-            if role(item.value) == "human":
+            if get_role(item.value) == "human":
                 texts = foreign if item.stored_at in times else own
                 texts.add(item.value.text.strip())
     return HumanTexts(frozenset(own), frozenset(foreign - own))

@@ -19,7 +19,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from perdure.effects import awaiting, blocking
 from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue, VersionConflict
 from perdure.memory.changes import plan_and_write_with_retries
-from perdure.memory.detectors import emails, find_sensitive_spans, phones
+from perdure.memory.detectors import find_email_addresses, find_phone_numbers, find_sensitive_spans
 from perdure.memory.gate import Gate
 from perdure.memory.options import check_instance
 from perdure.memory.records import (
@@ -104,7 +104,7 @@ def apply_patch(
                 jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile"
             )
             if by_model and operation["op"] != "remove":
-                _refuse_lost_fields(unpatched, patched, operation.get("from"))
+                _refuse_removal_of_filled_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
             # Do not use the messages of other jsonpatch errors, because they quote the document,
             # which may contain secrets.
@@ -115,7 +115,9 @@ def apply_patch(
     return patched
 
 
-def _refuse_lost_fields(before: Document, after: Document, moved_path: str | None) -> None:
+def _refuse_removal_of_filled_fields(
+    before: Document, after: Document, moved_path: str | None
+) -> None:
     """Raise InvalidPatch if an operation removed fields that had non-empty values.
 
     Args:
@@ -124,7 +126,9 @@ def _refuse_lost_fields(before: Document, after: Document, moved_path: str | Non
         moved_path: The path from which the operation moves a value, or None.
     """
     lost_paths = (
-        path for path, part in iter_missing_values(before, after) if part not in (None, "", [], {})
+        path
+        for path, part in iter_removed_paths_and_values(before, after)
+        if part not in (None, "", [], {})
     )
     if lost := [repr(path) for path in lost_paths if path != moved_path]:
         raise InvalidPatch(
@@ -134,7 +138,9 @@ def _refuse_lost_fields(before: Document, after: Document, moved_path: str | Non
         )
 
 
-def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def iter_removed_paths_and_values(
+    previous: Any, new: Any, path: str = ""
+) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each field in `previous` that is missing from `new`.
 
     The elements of two lists are compared only if both lists have the same length.
@@ -148,13 +154,13 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
         for name, part in previous.items():
             part_path = f"{path}/{escape_pointer_part(name)}"
             yield from (
-                iter_missing_values(part, new[name], part_path)
+                iter_removed_paths_and_values(part, new[name], part_path)
                 if name in new
                 else [(part_path, part)]
             )
     elif isinstance(previous, list) and isinstance(new, list) and len(previous) == len(new):
         for number, part in enumerate(previous):
-            yield from iter_missing_values(part, new[number], f"{path}/{number}")
+            yield from iter_removed_paths_and_values(part, new[number], f"{path}/{number}")
 
 
 def are_patched_fields_unchanged(
@@ -211,7 +217,7 @@ def escape_pointer_part(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-class Leaf(NamedTuple):
+class DocumentLeaf(NamedTuple):
     """A leaf of a JSON document, which is a scalar or an empty list or object.
 
     Attributes:
@@ -245,17 +251,17 @@ class Leaf(NamedTuple):
         return "" if self.value in (None, [], {}) else str(self.value)
 
 
-def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+def iter_document_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[DocumentLeaf]:
     """Yield the leaves of a document. Empty lists and objects count as leaves."""
     if isinstance(value, dict | list) and value:
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from iter_leaves(part, (*path, name))
+            yield from iter_document_leaves(part, (*path, name))
     else:
-        yield Leaf(path, value)
+        yield DocumentLeaf(path, value)
 
 
 def replace_leaves(
-    document: Document, leaves: Sequence[Leaf], new_values: Sequence[Any]
+    document: Document, leaves: Sequence[DocumentLeaf], new_values: Sequence[Any]
 ) -> Document:
     """Return a copy of a document with some of its leaf values replaced.
 
@@ -277,7 +283,7 @@ def replace_leaves(
 def render_search_text(document: Document) -> str:
     """Render a document as text for search. Each field is a line, such as `likes: tea, figs`."""
     lines: dict[str, list[str]] = {}
-    for leaf in iter_leaves(document):
+    for leaf in iter_document_leaves(document):
         if leaf.text:
             lines.setdefault(leaf.label_for_detectors, []).append(leaf.text)
     return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
@@ -309,7 +315,7 @@ def validate_profile(schema: type[M], document: Document) -> M:
         fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
         raise InvalidPatch(fault) from exc
     else:
-        unknown_fields = iter_missing_values(document, dump_profile(profile))
+        unknown_fields = iter_removed_paths_and_values(document, dump_profile(profile))
         faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown_fields]
         if not faults:
             return profile
@@ -428,7 +434,7 @@ class Profile(Generic[M]):
         """
         if self.namespace.is_memory_disabled_for_run(config):
             return self.schema()
-        handle = self.get_handle(config)
+        handle = self.get_item_handle(config)
         state = await self.read_state(handle, as_of)
         if state.profile is None:
             raise ConfigurationError(
@@ -440,7 +446,7 @@ class Profile(Generic[M]):
 
     async def _history(self, config: RunnableConfig | None = None) -> list[ProfileVersion]:
         """Return all versions of the profile, oldest first."""
-        handle = self.get_handle(config)
+        handle = self.get_item_handle(config)
         versions = []
         for version in await handle.list_versions():
             change, times = (
@@ -448,7 +454,7 @@ class Profile(Generic[M]):
                 (version.valid_from, version.valid_to),
             )
             origin = version.version, change, *times, version.provenance
-            versions.append(ProfileVersion(_copy_document(version), *origin))
+            versions.append(ProfileVersion(_copy_profile_document(version), *origin))
         return versions
 
     async def _patch(self, operations: Any, config: RunnableConfig | None = None) -> M:
@@ -482,11 +488,11 @@ class Profile(Generic[M]):
 
         If the store does not keep versions, the item is deleted and None is returned.
         """
-        handle = self.get_handle(config)
+        handle = self.get_item_handle(config)
         for version in await handle.list_versions():
-            # Before anything is erased, check that the stored item is a profile. `_copy_document`
-            # raises an error if the item is not a profile.
-            _copy_document(version)
+            # Before anything is erased, check that the stored item is a profile.
+            # `_copy_profile_document` raises an error if the item is not a profile.
+            _copy_profile_document(version)
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
             return receipt
@@ -499,7 +505,7 @@ class Profile(Generic[M]):
     set, aset = blocking(_set), awaiting(_set)
     forget, aforget = blocking(_forget), awaiting(_forget)
 
-    def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
+    def get_item_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
         """Return a handle to the store item that holds a run's profile.
 
         Changes written through the handle record the user as the actor in their provenance.
@@ -517,7 +523,9 @@ class Profile(Generic[M]):
         gives the reason.
         """
         item = await handle.read(as_of)
-        document = _copy_document(item) if item else dump_profile(self.schema.model_construct())
+        document = (
+            _copy_profile_document(item) if item else dump_profile(self.schema.model_construct())
+        )
         try:
             profile = validate_profile(self.schema, document) if item else self.schema()
         except (InvalidPatch, ValidationError) as exc:
@@ -526,21 +534,21 @@ class Profile(Generic[M]):
         return ProfileState(self, handle.key, item, dump_profile(profile), profile)
 
     async def plan_patch(
-        self, handle: ItemHandle, operations: Sequence[Document], seen: Document
+        self, handle: ItemHandle, operations: Sequence[Document], seen_document: Document
     ) -> Sequence[PutItem]:
         """Build the put operations that apply a model's patch to the stored profile.
 
-        The model generated the patch from the document `seen`, and the stored profile may have
-        changed since then. The patch is applied to the stored profile.
+        The model generated the patch from `seen_document`, and the stored profile may have changed
+        since then. The patch is applied to the stored profile.
 
         Raises:
             InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
             VersionConflict: The stored value of a field that the patch changes differs from the
-                value in `seen`.
+                value in `seen_document`.
         """
         valid_operations = check_patch_operations(operations)
         state = await self.read_state(handle)
-        if not are_patched_fields_unchanged(valid_operations, seen, state.document):
+        if not are_patched_fields_unchanged(valid_operations, seen_document, state.document):
             raise VersionConflict(
                 f"the profile {handle.key!r} has changed since this patch was created, in fields "
                 "that the patch also changes; create a new patch from the current profile"
@@ -553,7 +561,7 @@ class Profile(Generic[M]):
         self, operation: str, change: Change, config: RunnableConfig | None
     ) -> M:
         """Apply a change to the stored profile, save the result, and return the new profile."""
-        handle = self.get_handle(config)
+        handle = self.get_item_handle(config)
         # Declare `profile` here, because the nested function `plan` assigns to it as a nonlocal
         # variable.
         profile: M
@@ -582,14 +590,15 @@ class Profile(Generic[M]):
         # Values that are already stored are not checked again, even if their list index has
         # changed.
         stored = {
-            (leaf.label_for_detectors, repr(leaf.value)) for leaf in iter_leaves(state.document)
+            (leaf.label_for_detectors, repr(leaf.value))
+            for leaf in iter_document_leaves(state.document)
         }
         leaves = [
             leaf
-            for leaf in iter_leaves(new_document)
+            for leaf in iter_document_leaves(new_document)
             if (leaf.label_for_detectors, repr(leaf.value)) not in stored
         ]
-        values = await _list_leaf_values_after_gate_checks(self.gate, leaves, handle)
+        values = await _check_leaves_and_get_values_to_store(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
         document: Document = copy_and_check_json(dump_profile(profile), "the profile")
         if is_same_json(document, state.document) and (state.item or operation != "set"):
@@ -604,7 +613,7 @@ class Profile(Generic[M]):
         return [handle.build_put(value, "text", version)], profile
 
 
-def _copy_document(item: Memory) -> Document:
+def _copy_profile_document(item: Memory) -> Document:
     """Return a copy of the profile document stored in an item.
 
     Raises:
@@ -620,8 +629,8 @@ def _copy_document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-async def _list_leaf_values_after_gate_checks(
-    gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle
+async def _check_leaves_and_get_values_to_store(
+    gate: Gate, leaves: Sequence[DocumentLeaf], handle: ItemHandle
 ) -> list[Any]:
     """Check the values of a profile's leaves with the gate, and return the values to store.
 
@@ -635,10 +644,10 @@ async def _list_leaf_values_after_gate_checks(
     )
     for i, answer in zip(filled_indices, answers, strict=True):
         verdicts[i] = answer
-    return [_get_screened_value(*pair, gate) for pair in zip(leaves, verdicts, strict=True)]
+    return [_get_leaf_value_to_store(*pair, gate) for pair in zip(leaves, verdicts, strict=True)]
 
 
-def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
+def _get_leaf_value_to_store(leaf: DocumentLeaf, verdict: Verdict, gate: Gate) -> Any:
     """Return the value to store for a leaf.
 
     Raises:
@@ -667,7 +676,7 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     )
 
 
-def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candidate:
+def _build_candidate_of_profile_value(leaf: DocumentLeaf, handle: ItemHandle) -> Candidate:
     """Build a candidate for the gate from the value of a profile leaf."""
     # Email addresses and phone numbers are kept if the application writes them to the profile, or
     # if a user's message contains them.
@@ -676,7 +685,7 @@ def _build_candidate_of_profile_value(leaf: Leaf, handle: ItemHandle) -> Candida
         messages = [_normalize_letters(message) for message in handle.user_texts]
         contacts = (
             _normalize_letters(text[a:b])
-            for _, a, b in find_sensitive_spans(text, (emails, phones))
+            for _, a, b in find_sensitive_spans(text, (find_email_addresses, find_phone_numbers))
         )
         explicit = all(any(contact in message for message in messages) for contact in contacts)
     return Candidate(text, _KIND, {}, handle.provenance, "user", explicit)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage
 
-from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, role
+from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, get_role
 from perdure.memory.tool_calls import find_tool_calls, read_call_arguments
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def fence_text(tag_name: str, text: str) -> str:
     return f"<{tag_name}>\n{text}\n</{tag_name}>"
 
 
-def escape_and_indent_text(text: str) -> str:
+def escape_tags_and_indent_text(text: str) -> str:
     """Escape the angle brackets of tags in a text, and format the text for use below a heading.
 
     All lines are indented, except that a single-line text is not indented if it begins with a
@@ -162,7 +162,7 @@ def render_message(message: BaseMessage) -> str:
 
     The result is "" if the message has neither text nor tool calls.
     """
-    if isinstance(message, RemoveMessage) or role(message) == "system":
+    if isinstance(message, RemoveMessage) or get_role(message) == "system":
         return ""
     content = message.content
     blocks = [content] if isinstance(content, str) else content
@@ -189,13 +189,13 @@ def render_messages_with_tool_results(messages: Sequence[BaseMessage]) -> list[s
     return units
 
 
-def join_newest_units(units: Sequence[str], max_chars: int) -> str:
+def join_newest_texts(texts: Sequence[str], max_chars: int) -> str:
     """Join as many of the newest text units as fit into `max_chars` characters.
 
     If the newest unit alone exceeds `max_chars`, only the end of this unit is kept.
     """
     newest: list[str] = []
-    for unit in reversed(units):
+    for unit in reversed(texts):
         max_chars -= len(unit) + 1
         if max_chars < 0:
             if not newest:
@@ -252,7 +252,7 @@ def _render_content_block(block: Any, message: BaseMessage, *, includes_name: bo
     if kind in _HIDDEN_BLOCK_TYPES or kind.endswith(("_call", "_use")):
         return ""
     # Omit tool results in human messages, because the user did not write them.
-    is_others = kind.endswith(_RESULT_SUFFIX) and role(message) == "human"
+    is_others = kind.endswith(_RESULT_SUFFIX) and get_role(message) == "human"
     return ("" if is_others else _render_attachment(block)) or (
         render_block_name(block) if includes_name else ""
     )
@@ -264,7 +264,7 @@ def _render_attachment(block: Mapping[str, Any]) -> str:
     The names are rendered in brackets. Return "" if the block contains neither names nor text.
     """
     names, texts = list[str](), list[str]()
-    for key, part in _iter_block_keys_and_texts(block):
+    for key, part in _iter_keys_and_texts_of_content_block(block):
         (names if key in _NAME_KEYS else texts).append(_BINARY.sub(r"\1", part).strip())
     kind = str(block.get("type") or "something")
     label = ", ".join(dict.fromkeys(" ".join(name.split()) for name in names if name))
@@ -272,28 +272,32 @@ def _render_attachment(block: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, (heading, *texts)))
 
 
-def _iter_block_keys_and_texts(
-    part: Any, key: str = "", depth: int = 0
+def _iter_keys_and_texts_of_content_block(
+    block_part: Any, key: str = "", depth: int = 0
 ) -> Iterator[tuple[str, str]]:
     """Yield a (key, text) pair for each name and each text found in part of a content block."""
-    if isinstance(part, str):
-        yield key, part
-    elif isinstance(part, list) and depth < _MAX_DEPTH:
-        for inner in part:
+    if isinstance(block_part, str):
+        yield key, block_part
+    elif isinstance(block_part, list) and depth < _MAX_DEPTH:
+        for inner in block_part:
             yield from (
-                _iter_block_keys_and_texts(inner, key, depth + 1) if isinstance(inner, dict) else ()
+                _iter_keys_and_texts_of_content_block(inner, key, depth + 1)
+                if isinstance(inner, dict)
+                else ()
             )
-    elif isinstance(part, dict) and depth < _MAX_DEPTH:
-        kind = str(part.get("type"))
+    elif isinstance(block_part, dict) and depth < _MAX_DEPTH:
+        kind = str(block_part.get("type"))
         if kind in _HIDDEN_BLOCK_TYPES:
             return
         keys = (*_NAME_KEYS, *_TEXT_KEYS, *(("data",) if kind == "text" else ()))
-        yield from ((name, part[name]) for name in keys if isinstance(part.get(name), str))
+        yield from (
+            (name, block_part[name]) for name in keys if isinstance(block_part.get(name), str)
+        )
         plain_types = (str,) if kind.endswith(_RESULT_SUFFIX) else ()
         for name in _CONTAINER_KEYS:
             text_types = plain_types if name in ("content", "output") else ()
-            if isinstance(part.get(name), (dict, list, *text_types)):
-                yield from _iter_block_keys_and_texts(part[name], name, depth + 1)
+            if isinstance(block_part.get(name), (dict, list, *text_types)):
+                yield from _iter_keys_and_texts_of_content_block(block_part[name], name, depth + 1)
 
 
 def _read_audio_transcript(message: BaseMessage) -> tuple[str, ...]:

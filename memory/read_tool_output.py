@@ -104,7 +104,7 @@ def read_tool_output(
                 f"No result of the tool call {to_prompt_json(call_id[:_MAX_SHOWN_ID])} is stored "
                 "in this conversation. Check the id, or continue without the result."
             )
-        return _get_result_page(result, values.get("start") or 0, limit, name)
+        return _render_result_page(result, values.get("start") or 0, limit, name)
 
     return build_tool(read_result, name, description, arguments, channel, tool_class=_ReadTool)
 
@@ -118,22 +118,24 @@ def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
     return next((v for v in config["configurable"].values() if isinstance(v, Checkpointer)), None)
 
 
-def _get_result_page(result: ToolMessage, start: int, limit: int, tool_name: str) -> Any:
+def _render_result_page(
+    result: ToolMessage, start_char: int, max_chars: int, tool_name: str
+) -> Any:
     """Return a short result in full, or the page of a long result that begins at offset `start`."""
     content = result.content
     whole_text = content if isinstance(content, str) else read_message_text(result)
-    if start == 0 and len(whole_text) <= limit:
+    if start_char == 0 and len(whole_text) <= max_chars:
         return content
-    if start >= len(whole_text):
+    if start_char >= len(whole_text):
         raise ToolException(
             f"The result has {len(whole_text)} characters, so start must be less than "
             f"{len(whole_text)}."
         )
-    end = min(start + limit, len(whole_text))
-    note = f"[Characters {start} to {end} of {len(whole_text)}."
+    end = min(start_char + max_chars, len(whole_text))
+    note = f"[Characters {start_char} to {end} of {len(whole_text)}."
     if end < len(whole_text):
         note += f" To read on, call {tool_name} with the same id and start={end}."
-    return f"{whole_text[start:end]}\n\n{note}]"
+    return f"{whole_text[start_char:end]}\n\n{note}]"
 
 
 # -- finding a result
@@ -158,9 +160,9 @@ async def _find_tool_result(
     thread_id = config["configurable"].get("thread_id")
     if original is None and saver is not None and thread_id is not None:
         history = _ThreadHistory(saver, str(thread_id), channel, call_id)
-        original = await history.find_in_graph_namespaces(config["configurable"])
+        original = await history.find_output_in_graph_namespaces(config["configurable"])
         if original is None and in_state:
-            original = await history.find_in_other_namespaces({m.id for m in in_state})
+            original = await history.find_output_in_other_namespaces({m.id for m in in_state})
     if original is not None:
         return original
     return next((m for m in in_state if m.additional_kwargs[SHORTENED] == "cut"), None)
@@ -181,7 +183,9 @@ class _ThreadHistory:
     # Checkpoint namespaces that have already been searched.
     searched: set[str] = field(default_factory=set)
 
-    async def find_in_graph_namespaces(self, configurable: Mapping[str, Any]) -> ToolMessage | None:
+    async def find_output_in_graph_namespaces(
+        self, configurable: Mapping[str, Any]
+    ) -> ToolMessage | None:
         """Search the namespace of the graph that runs the tool, then those of the parent graphs."""
         # A task's config contains the checkpoint ids of the task's own graph and of all parent
         # graphs.
@@ -196,7 +200,9 @@ class _ThreadHistory:
                 return result
         return None
 
-    async def find_in_other_namespaces(self, message_ids: Set[str | None]) -> ToolMessage | None:
+    async def find_output_in_other_namespaces(
+        self, message_ids: Set[str | None]
+    ) -> ToolMessage | None:
         """Search the thread's other checkpoint namespaces for a result by its message id."""
         try:
             thread = await call_method(self.saver, "thread", self.thread_id)

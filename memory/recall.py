@@ -138,7 +138,7 @@ def _render_memory_explanation(memory: Memory) -> str:
     return f"  {score}  {memory.key}: {text}" + (f"\n        {why}" if why else "")
 
 
-def choose_namespace_option(
+def resolve_namespace_options(
     namespace: Labels, namespaces: Sequence[Sequence[str]] | None
 ) -> Labels:
     """Return the option `namespaces`, or the option `namespace` if `namespaces` is None.
@@ -197,7 +197,7 @@ class MemorySearch:
         all_below: int | None = None,
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        namespace = choose_namespace_option(namespace, namespaces)
+        namespace = resolve_namespace_options(namespace, namespaces)
         label_lists = wrap_single_namespace_in_list(namespace)
         self._templates = [Template(labels, shared=True) for labels in label_lists]
         expected = "a list of kinds, like ['fact'], or None"
@@ -214,7 +214,7 @@ class MemorySearch:
         )
         self._counter = token_counter(None)
 
-    def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
+    def list_searched_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """Return the namespaces that a run searches, without namespaces nested inside another one.
 
         A namespace is nested if another namespace in the list is a prefix of it. Searching the
@@ -265,7 +265,10 @@ class MemorySearch:
             explain: Whether the result also includes memories below the minimum score.
         """
         check_instance("query", query, str, "text")
-        adapter, prefixes = get_adapter(store, *self._templates), self.fill_namespaces(config)
+        adapter, prefixes = (
+            get_adapter(store, *self._templates),
+            self.list_searched_namespaces(config),
+        )
         await adapter.record_templates()
         min_score = adapter.resolve_min_score(self._min_score)
         if not query.strip() or not prefixes:
@@ -290,7 +293,7 @@ class MemorySearch:
                 [pair for pair in ranking if is_below_min_score(pair[1], min_score)]
             )
         memories = merge_rankings_by_reciprocal_rank(
-            [*rankings, _assign_ranks_to_unranked_memories(all_memories, rankings)], limit
+            [*rankings, _rank_memories_absent_from_rankings(all_memories, rankings)], limit
         )
         # The results from each namespace already rank answers before turns that only repeat the
         # question. Merging the results from several namespaces can undo this order, so rerank the
@@ -384,7 +387,7 @@ class MemorySearch:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
 
-def _assign_ranks_to_unranked_memories(
+def _rank_memories_absent_from_rankings(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
     """Assign a rank to each memory that appears in no ranking.
@@ -669,7 +672,8 @@ def check_recall(
         # `get` raises InvalidNamespace if the text is not a valid key.
         with suppress(InvalidNamespace):
             return any(
-                run(adapter.get(namespace, text)) for namespace in search.fill_namespaces(config)
+                run(adapter.get(namespace, text))
+                for namespace in search.list_searched_namespaces(config)
             )
         return False
 

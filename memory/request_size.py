@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from perdure.memory.conversation import Messages, role
+from perdure.memory.conversation import Messages, get_role
 from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.usage import is_same_model, read_model_name, read_request_tokens
@@ -47,14 +47,14 @@ class RequestParts:
     model: str | None = None
     agent: Any = _ANY_AGENT
 
-    def count_tokens(self, system_message_tokens: int, fixed_tokens: float) -> int:
+    def count_tokens(self, system_message_tokens: int, request_overhead_tokens: float) -> int:
         """Return the token count of the request's tools, system prompt and system messages.
 
-        `fixed_tokens` is the constant overhead, in tokens, that a counting function adds to each
-        request. The overhead is assumed to include the tools, so the larger of `fixed_tokens` and
-        `self.tools` is used instead of their sum.
+        `request_overhead_tokens` is the constant overhead, in tokens, that a counting function adds
+        to each request. The overhead is assumed to include the tools, so the larger of
+        `request_overhead_tokens` and `self.tools` is used instead of their sum.
         """
-        tools = max(self.tools, ceil(fixed_tokens))
+        tools = max(self.tools, ceil(request_overhead_tokens))
         return max(tools + self.system + system_message_tokens, self.other)
 
     def is_answer_of_agent(self, message: BaseMessage) -> bool:
@@ -135,14 +135,14 @@ def measure_request(
 
     `summary_section` is the text of the request's summary section, or "" if there is none.
     """
-    is_system = [role(message) == "system" for message in messages]
+    is_system = [get_role(message) == "system" for message in messages]
     costs = list(map(counter.count_message, messages))
     system = sum(compress(costs, is_system))
     estimated = sum(costs) - system
     if counter.counts_messages:
         return RequestSize(estimated, estimated)
     summary_tokens = counter.count_text(summary_section) if summary_section else 0
-    other = parts.count_tokens(system, counter.fixed_tokens) + summary_tokens
+    other = parts.count_tokens(system, counter.request_overhead_tokens) + summary_tokens
     scale = counter.scale_to_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
     start = _find_first_after_summary(messages, summary)

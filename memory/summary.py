@@ -30,7 +30,7 @@ from perdure.memory.background_summary import (
     read_head_checkpoint,
     store_summary_if_head_unchanged,
 )
-from perdure.memory.conversation import Messages, iter_turn_ranges, role
+from perdure.memory.conversation import Messages, get_role, iter_turn_ranges
 from perdure.memory.exchanges import (
     find_remaining_results_of_removed_calls,
     has_results_of_all_tool_calls,
@@ -223,7 +223,7 @@ class Summarize(MessagesNode):
         # the summaries, not for the agent's model. The agent's model is not known yet, so use a
         # copy of `counter` that is not tied to any model.
         is_given = token_counter is not None
-        self.counter = counter if is_given else counter.for_model(None)
+        self.counter = counter if is_given else counter.with_calibration_for_model(None)
         tools = counter.bound_tool_tokens if is_given else 0
         self._parts = RequestParts(tools, model=self.counter.model)
         self._background: BackgroundSummaries | None = None
@@ -264,7 +264,7 @@ class Summarize(MessagesNode):
         previous, rest = remove_summary(messages)
         selection = (
             _NOTHING
-            if self._failed.has_failed(messages)
+            if self._failed.has_current_turn_failed(messages)
             else self._select_for_summary(rest, previous)
         )
         text = await self._try_to_write_summary(previous, selection, messages, config)
@@ -412,7 +412,7 @@ class Summarize(MessagesNode):
         messages, failed during the turn. The turn's messages then remain in the state, so that a
         node that learns from messages can read them later.
         """
-        self._failed.record_failure(read_messages(state, self.messages_key))
+        self._failed.record_failure_in_current_turn(read_messages(state, self.messages_key))
 
     async def _build_state_update(
         self, state: Any, config: RunnableConfig | None
@@ -493,7 +493,7 @@ class Summarize(MessagesNode):
             if self.on_failure == "raise":
                 raise
             _LOG.warning("%s; the next turn tries again", exc)
-            self._failed.record_failure(messages)
+            self._failed.record_failure_in_current_turn(messages)
             return None
 
     async def _request_summary(
@@ -527,7 +527,7 @@ class Summarize(MessagesNode):
             # A message was erased while the summary was being written. Discard the summary, because
             # it may repeat the erased message. In the next turn, the node can summarise the
             # remaining messages.
-            self._failed.record_failure(messages)
+            self._failed.record_failure_in_current_turn(messages)
             return None
         return text
 
@@ -550,7 +550,7 @@ class Summarize(MessagesNode):
     def _select_from_state(self, state: Any) -> Selection:
         """Select the messages in a state that the node would summarise if it were called now."""
         messages = read_messages(state, self.messages_key)
-        if self._failed.has_failed(messages):
+        if self._failed.has_current_turn_failed(messages):
             return _NOTHING
         return self._select_from_messages(messages, state)
 
@@ -608,7 +608,7 @@ class Summarize(MessagesNode):
         if units and not has_results_of_all_tool_calls(units[-1]):
             # Do not summarise the last exchange if any of its tool calls has no result yet.
             units = units[:-1]
-        begin = 1 if units and role(units[0][0]) == "human" else 0
+        begin = 1 if units and get_role(units[0][0]) == "human" else 0
         cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), max_kept_tokens)
         start = len(units)
         for unit in reversed(units[begin:]):
@@ -696,4 +696,4 @@ summarize = Summarize
 
 
 def _exclude_system_messages(messages: Messages) -> list[BaseMessage]:
-    return [message for message in messages if role(message) != "system"]
+    return [message for message in messages if get_role(message) != "system"]

@@ -14,7 +14,7 @@ from perdure.memory.model_call import (
     ModelCall,
     RefusedAnswer,
     find_reason_for_unusable_answer,
-    is_context_overflow,
+    is_context_overflow_error,
     read_answer_text,
 )
 from perdure.memory.options import check_whole_number
@@ -117,7 +117,7 @@ class SummaryRequest:
                     )
                     // 2
                 )
-                if not is_context_overflow(exc.__cause__):
+                if not is_context_overflow_error(exc.__cause__):
                     raise errors.SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
                 if room < _MIN_ROOM:
                     fault = f"no request is short enough: {exc} and nothing was removed"

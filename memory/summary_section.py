@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.memory.conversation import Messages
 from perdure.memory.nodes import ModelInput, append_text_to_content
-from perdure.memory.quotation import escape_and_indent_text
+from perdure.memory.quotation import escape_tags_and_indent_text
 from perdure.memory.summary_state import Summary, read_summary
 from perdure.memory.system_messages import INSTRUCTIONS, SUMMARY_MARK
 from perdure.memory.tool_calls import REQUEST_ONLY
@@ -19,7 +19,7 @@ HEADING: Final = "Summary of the earlier conversation (a record of what was said
 
 def render_section(summary: Summary) -> str:
     """Render a summary as a section of the system message."""
-    return f"{HEADING}:\n\n{escape_and_indent_text(summary['text'])}"
+    return f"{HEADING}:\n\n{escape_tags_and_indent_text(summary['text'])}"
 
 
 def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:

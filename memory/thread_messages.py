@@ -115,7 +115,7 @@ class ThreadMessage:
     def role(self) -> Role:
         """The role of the author. An unknown role counts as an assistant."""
         message = self.message
-        name = message.role if isinstance(message, ChatMessage) else conversation.role(message)
+        name = message.role if isinstance(message, ChatMessage) else conversation.get_role(message)
         return _ROLES.get(name, "assistant")
 
     @property
@@ -338,7 +338,7 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
     counts: Counter[bytes] = Counter()
     is_remembered = True
     for message in messages:
-        if conversation.role(message) == "human":
+        if conversation.get_role(message) == "human":
             is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
         id, identity = message.id, _encode_message_identity(message)
         if not id:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import UnknownModel
-from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, has_block_of_type, role
+from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, get_role, has_block_of_type
 from perdure.memory.counting_functions import CountingFunction, find_counting_method
 from perdure.memory.options import check_instance
 from perdure.memory.token_estimates import (
@@ -84,9 +84,9 @@ class TokenCounter:
     @property
     def request_overhead(self) -> int:
         """The fixed number of tokens that every request has in addition to its messages."""
-        return ceil(self.count_fixed_tokens(0))
+        return ceil(self.count_tokens_excluding_messages(0))
 
-    def count_fixed_tokens(self, tools: int) -> float:
+    def count_tokens_excluding_messages(self, tools: int) -> float:
         """Return the number of tokens of a request, excluding its messages.
 
         `tools` is the number of tokens that the request's tools take.
@@ -96,13 +96,13 @@ class TokenCounter:
         the tools.
         """
         if self._function is not None:
-            return max(self._function.fixed_tokens, tools)
+            return max(self._function.request_overhead_tokens, tools)
         return (0 if self.counts_messages else _REPLY) + self.bound_tool_tokens + tools
 
     @property
-    def fixed_tokens(self) -> float:
+    def request_overhead_tokens(self) -> float:
         """The fixed overhead, in tokens, that a custom counting function adds per request, or 0."""
-        return 0 if self._function is None else self._function.fixed_tokens
+        return 0 if self._function is None else self._function.request_overhead_tokens
 
     @property
     def is_additive(self) -> bool:
@@ -117,7 +117,7 @@ class TokenCounter:
         """
         return self.count_message if self._function is None else self._function.count_message
 
-    def for_model(self, model: str | None) -> TokenCounter:
+    def with_calibration_for_model(self, model: str | None) -> TokenCounter:
         """Return a copy of the counter that scales its estimates to the usage reported by `model`.
 
         Token usage reported by other models is ignored.
@@ -136,7 +136,7 @@ class TokenCounter:
 
     def count_message(self, message: BaseMessage) -> int:
         """Return the number of tokens of a message, including its name, content and tool calls."""
-        kind = role(message)
+        kind = get_role(message)
         if kind == "other":
             from perdure.memory.nodes import check_messages
 
@@ -170,9 +170,11 @@ class TokenCounter:
         `tools` is the number of tokens that the request's tools take.
         """
         if self._function is None:
-            return self.count_fixed_tokens(tools) + sum(map(self.count_message, messages))
+            return self.count_tokens_excluding_messages(tools) + sum(
+                map(self.count_message, messages)
+            )
         counted = self._function.count_request(messages)
-        return counted + (max(0, tools - self.fixed_tokens) if tools else 0)
+        return counted + (max(0, tools - self.request_overhead_tokens) if tools else 0)
 
     def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
         """Return the number of tokens in a system prompt.
@@ -195,7 +197,7 @@ class TokenCounter:
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
-        answers = [m for m in messages if role(m) == "ai" and read_answer_tokens(m)]
+        answers = [m for m in messages if get_role(m) == "ai" and read_answer_tokens(m)]
         if not answers and self.scale == 1.0:
             return self
         model = self.model or next(filter(None, map(read_model_name, reversed(answers))), None)
@@ -294,9 +296,9 @@ def count_tokens(
     >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
     14
     """
-    from perdure.memory.nodes import to_messages
+    from perdure.memory.nodes import convert_values_to_messages
 
-    converted = to_messages(messages, "the messages")
+    converted = convert_values_to_messages(messages, "the messages")
     fitted = token_counter(counter).scale_to_usage(converted)
     return ceil(fitted.count_request(converted, fitted.count_tools(tools)))
 

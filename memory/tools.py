@@ -33,7 +33,7 @@ from perdure.memory.changes import (
     get_content_fields,
 )
 from perdure.memory.collection import Collection
-from perdure.memory.conversation import role
+from perdure.memory.conversation import get_role
 from perdure.memory.gate import Gate, iter_json_values_with_depth
 from perdure.memory.loaded_thread import find_run_thread
 from perdure.memory.model_call import describe_validation_errors
@@ -44,8 +44,8 @@ from perdure.memory.quotation import render_section
 from perdure.memory.recall import (
     NAMESPACE,
     Labels,
-    choose_namespace_option,
     merge_rankings_by_reciprocal_rank,
+    resolve_namespace_options,
     wrap_single_namespace_in_list,
 )
 from perdure.memory.records import (
@@ -240,7 +240,7 @@ def search_memory(
         since=(str | None, Field(None, description=SINCE_DESCRIPTION)),
         until=(str | None, Field(None, description=UNTIL_DESCRIPTION)),
     )
-    label_lists = wrap_single_namespace_in_list(choose_namespace_option(namespace, namespaces))
+    label_lists = wrap_single_namespace_in_list(resolve_namespace_options(namespace, namespaces))
     collections = [Collection(store, labels) for labels in label_lists]
     checked_min_score = check_min_score(min_score)
 
@@ -526,7 +526,7 @@ async def _write_memory_action(
     # When a memory is created, any id that the model passes is ignored.
     if action == "create":
         return await writer.insert(
-            memory, attribution.build_provenance(_list_texts(writer.build_value(memory)))
+            memory, attribution.build_provenance(_list_texts(writer.build_memory_value(memory)))
         )
     existing = await writer.adapter.get(writer.namespace, check_item_key(key))
     if existing is None:
@@ -534,7 +534,7 @@ async def _write_memory_action(
     is_from_user = existing.provenance is not None and existing.provenance.trust == "user"
     stated_before = _list_texts(get_content_fields(existing.value)) if is_from_user else ()
     provenance = attribution.build_provenance(
-        _list_texts(writer.build_value(memory, existing.value)), stated_before
+        _list_texts(writer.build_memory_value(memory, existing.value)), stated_before
     )
     return await writer.replace(key, memory, provenance, _CHANGE_BY_ACTION[action])
 
@@ -633,7 +633,7 @@ class Attribution:
         words = set().union(*map(_extract_stems, texts))
         if loaded is None or not words or not self.messages:
             return
-        erased = await loaded.are_erased(self.messages)
+        erased = await loaded.were_erased_since_load(self.messages)
         sources = [m for m, is_erased in zip(self.messages, erased, strict=True) if is_erased]
         repeated_words = words & set().union(*(_extract_stems(message.text) for message in sources))
         if len(repeated_words) >= len(words) / 2:
@@ -647,7 +647,7 @@ class Attribution:
         return {
             i: _extract_stems(message.text)
             for i, message in enumerate(self.messages)
-            if role(message) == message_role and _SUMMARY_KEY not in message.additional_kwargs
+            if get_role(message) == message_role and _SUMMARY_KEY not in message.additional_kwargs
         }
 
 

@@ -25,9 +25,9 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import build_effect_that_calls_function_in_thread
 from perdure.errors import BudgetExceeded, ConfigurationError
-from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
+from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, get_role
 from perdure.memory.counting_functions import find_largest_message_selection_within_budget
-from perdure.memory.left_out import add_left_out_line
+from perdure.memory.left_out import add_omitted_steps_line
 from perdure.memory.message_updates import (
     build_update_from_current_to_target_messages,
     merge_duplicate_messages,
@@ -111,7 +111,7 @@ class Trim(MessagesNode):
         check_whole_number("max_tokens", size, 1)
         self.size: int = size
         self.counter = counter_of(token_counter)
-        self._adds_left_out_line = True
+        self._adds_omitted_steps_line = True
         # `_tools` is the token count of the tool schemas. `_prompt` is the token count of the
         # agent's system prompt, which is not among the messages in the state.
         self._tools = self._prompt = 0
@@ -128,7 +128,7 @@ class Trim(MessagesNode):
         node._prompt = counter.count_system_prompt(system_prompt)
         return node
 
-    def for_model(self, model: str | None) -> Self:
+    def with_calibration_for_model(self, model: str | None) -> Self:
         """Return a copy of the node that counts tokens for `model`.
 
         Return this node unchanged if `model` is None, or if the node's token counter is already
@@ -137,7 +137,7 @@ class Trim(MessagesNode):
         if self.counter.model is not None or model is None:
             return self
         node = copy(self)
-        node.counter = self.counter.for_model(model)
+        node.counter = self.counter.with_calibration_for_model(model)
         return node
 
     def transform_input(
@@ -169,11 +169,11 @@ class Trim(MessagesNode):
             node = copy(self)
             # Do not add the line about omitted steps, because it would change a message that stays
             # in the state.
-            node._adds_left_out_line = False
+            node._adds_omitted_steps_line = False
             fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
             if self.include_system:
-                rest += [message for message in messages if role(message) == "system"]
+                rest += [message for message in messages if get_role(message) == "system"]
             update = build_update_from_current_to_target_messages(
                 _sort_as_in_state(rest, messages), messages, self.messages_key
             )
@@ -240,7 +240,7 @@ class Trim(MessagesNode):
 
         if count_excess((model_input, turns)) <= 0:
             return replace(model_input, turns=iter(turns))
-        fixed = self.counter.fixed_tokens
+        fixed = self.counter.request_overhead_tokens
         fitting, selected_turns = find_largest_message_selection_within_budget(
             pack_turns, count_excess, fixed, self.size
         )
@@ -260,11 +260,13 @@ class Trim(MessagesNode):
         """
         count_message_tokens = count_message_tokens or counter.message_counter
         fixed = (
-            counter.count_fixed_tokens(self._tools) + self._prompt
+            counter.count_tokens_excluding_messages(self._tools) + self._prompt
         ) * counter.scale + reserved_tokens
-        options = self.strategy, self.start_on, self._adds_left_out_line
+        options = self.strategy, self.start_on, self._adds_omitted_steps_line
         window = select_turns(model_input, self.size - fixed, count_message_tokens, *options)
-        shortens_for_line = self.allow_partial and self._adds_left_out_line and window.left_out > 0
+        shortens_for_line = (
+            self.allow_partial and self._adds_omitted_steps_line and window.left_out > 0
+        )
         if window.excess <= 0 and not shortens_for_line:
             return replace(model_input, turns=iter(window.turns))
         required = [message for unit in window.required_units for message in unit]
@@ -272,11 +274,11 @@ class Trim(MessagesNode):
         shortened = None
         if shortens_for_line:
             line = count_message_tokens(
-                add_left_out_line(required[0], window.left_out)
+                add_omitted_steps_line(required[0], window.left_out)
             ) - count_message_tokens(required[0])
             shortened = _shorten_to_fit(required, room - line, count_message_tokens)
             shortened = shortened and [
-                add_left_out_line(shortened[0], window.left_out),
+                add_omitted_steps_line(shortened[0], window.left_out),
                 *shortened[1:],
             ]
         if shortened is None and window.excess <= 0:
@@ -389,7 +391,7 @@ def _remove_messages_after_last_of_type(
     """
     for turn in turns if last_message_types else ():
         units = list(turn.units)
-        while units and role(units[-1][-1]) not in last_message_types:
+        while units and get_role(units[-1][-1]) not in last_message_types:
             units.pop()
         if units:
             yield turn._replace(units=units)
@@ -422,21 +424,21 @@ def select_turns(
     measure: Measure,
     strategy: Strategy = "last",
     start_on: Start = "human",
-    adds_left_out_line: bool = True,
+    adds_omitted_steps_line: bool = True,
 ) -> TurnSelection:
     """Select the turns of a conversation that fit into `max_tokens` tokens.
 
     With the strategy `"last"`, the newest turns are selected. With the strategy `"first"`, the
     oldest turns are selected in addition to the newest turn, which is always required. If the
-    newest turn is too long, some of its steps are omitted. With `adds_left_out_line=True`, a line
-    stating how many steps were omitted is added to the human message of the newest turn.
+    newest turn is too long, some of its steps are omitted. With `adds_omitted_steps_line=True`, a
+    line stating how many steps were omitted is added to the human message of the newest turn.
     """
     remaining = max_tokens - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
     if newest is None:
         return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
-    if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
+    if later_units and len(opening[0]) > 1 and get_role(opening[0][0]) != "human":
         # If the newest turn begins with a tool call and its results instead of a human message, its
         # first unit can be dropped like any other.
         opening, later_units = [], newest.units[:]
@@ -453,8 +455,8 @@ def select_turns(
         middle_steps if strategy == "first" else reversed(middle_steps), remaining, measure
     )
     first_units, left_out = opening, len(middle_steps) - len(steps)
-    if adds_left_out_line and left_out:
-        first_units, steps = _prepend_left_out_line_and_select_steps_that_fit(
+    if adds_omitted_steps_line and left_out:
+        first_units, steps = _prepend_omitted_steps_line_and_select_fitting_steps(
             opening, steps, len(middle_steps), room, measure
         )
         left_out = left_out if first_units is opening and _has_question(opening) else 0
@@ -467,7 +469,7 @@ def select_turns(
     return TurnSelection([Turn(units, newest.messages), *older], required, 0, left_out)
 
 
-def _prepend_left_out_line_and_select_steps_that_fit(
+def _prepend_omitted_steps_line_and_select_fitting_steps(
     opening_units: list[Unit],
     steps: list[Turn],
     step_count: int,
@@ -493,7 +495,7 @@ def _prepend_left_out_line_and_select_steps_that_fit(
     question_tokens = 0 if question is None else measure(question)
     for length in range(len(steps), -1, -1):
         spare = max_tokens - sum(_count_unit_tokens(part.units, measure) for part in steps[:length])
-        line = add_left_out_line(question, step_count - length)
+        line = add_omitted_steps_line(question, step_count - length)
         if measure(line) - question_tokens <= spare:
             rest = opening_units if question is None else opening_units[1:]
             return [(line,), *rest], steps[:length]
@@ -502,7 +504,7 @@ def _prepend_left_out_line_and_select_steps_that_fit(
 
 def _has_question(units: list[Unit]) -> bool:
     """Return whether the first unit of a turn begins with a human message."""
-    return bool(units) and role(units[0][0]) == "human"
+    return bool(units) and get_role(units[0][0]) == "human"
 
 
 def _take_fitting_turns(

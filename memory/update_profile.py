@@ -102,7 +102,7 @@ class UpdateProfile(Learner):
         messages = check_messages(messages, "the messages")
         if self._extractor.profiles[0].namespace.is_memory_disabled_for_run(config):
             return ProfileUpdate()
-        handle = self._extractor.profiles[0].get_handle(config)
+        handle = self._extractor.profiles[0].get_item_handle(config)
         thread_id, checkpoint_id = read_thread_and_checkpoint_id_of_run(config)
         history = build_history_from_state(thread_id or "", checkpoint_id, messages).messages
         newest = history[

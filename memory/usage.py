@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
 
-from perdure.memory.conversation import role
+from perdure.memory.conversation import get_role
 
 # Maximum plausible token count. Larger reported values are ignored.
 _MAX_TOKENS: Final = 20_000_000
@@ -90,7 +90,7 @@ def _remove_provider_and_version(model: str) -> str:
 
 def _read_usage(message: BaseMessage) -> Mapping[str, Any]:
     """Return the `usage_metadata` of an AI message, or an empty mapping."""
-    usage = getattr(message, "usage_metadata", None) if role(message) == "ai" else None
+    usage = getattr(message, "usage_metadata", None) if get_role(message) == "ai" else None
     return usage if type(usage) is dict or isinstance(usage, Mapping) else _NO_USAGE
 
 

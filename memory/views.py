@@ -31,7 +31,7 @@ from langgraph.checkpoint.base import (
 from perdure.checkpointers.records import VIEWS_NAMESPACE
 from perdure.effects import Effect, awaiting, blocking
 from perdure.errors import UnknownModel
-from perdure.memory.conversation import role
+from perdure.memory.conversation import get_role
 from perdure.memory.options import check_instance, check_text
 from perdure.memory.summary import HEADING
 from perdure.memory.tokens import TokenCounter, token_counter
@@ -306,7 +306,7 @@ def _create_counter(model: str | None) -> TokenCounter:
     try:
         return token_counter(model)
     except UnknownModel:
-        return token_counter().for_model(model)
+        return token_counter().with_calibration_for_model(model)
 
 
 def _iter_part_tokens(
@@ -314,7 +314,7 @@ def _iter_part_tokens(
 ) -> Iterator[tuple[str, int]]:
     """Yield a (name, token count) tuple for each part of each message."""
     for message in messages:
-        tokens, kind = counter.count_message(message), role(message)
+        tokens, kind = counter.count_message(message), get_role(message)
         if kind != "system":
             yield "tool results" if kind == "tool" else "messages", tokens
             continue

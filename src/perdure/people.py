@@ -35,7 +35,7 @@ from perdure.memory.person_quotations import (
     iter_cron_texts,
     iter_item_texts,
     iter_messages,
-    read_human_texts,
+    read_human_texts_by_sender,
 )
 from perdure.memory.records import RESERVED_LABEL, StoreAdapter
 from perdure.settings import check_user
@@ -476,7 +476,7 @@ class _PersonErasure:
             that contain a message of one of the person's crons.
         """
         human_texts, cron_texts = (
-            read_human_texts(self.saver, threads),
+            read_human_texts_by_sender(self.saver, threads),
             frozenset(iter_cron_texts(crons)),
         )
         own_texts = chain(human_texts.own, map(str.strip, iter_item_texts(self.store, namespaces)))

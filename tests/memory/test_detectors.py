@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from perdure.errors import ConfigurationError
 from perdure.memory.detectors import (
     DETECTORS,
+    find_secrets,
     find_sensitive_spans,
+    find_service_keys,
     phone_numbers,
     redact_spans,
-    secrets,
-    service_keys,
 )
 from tests.rounds import rounds
 
@@ -230,7 +230,9 @@ def test_secrets_with_unusual_characters_are_redacted_in_place(text: str, expect
 
 def test_spans_are_positions_in_the_original_text() -> None:
     """Detectors see a normalized form of the text."""
-    assert find_sensitive_spans("\u00ad\u00adpassword: hunter2", [secrets]) == [("secret", 12, 19)]
+    assert find_sensitive_spans("\u00ad\u00adpassword: hunter2", [find_secrets]) == [
+        ("secret", 12, 19)
+    ]
 
 
 @pytest.mark.repeats  # a quarter of a megabyte is long enough
@@ -298,7 +300,7 @@ def test_service_keys_detector_finds_keys_by_detect_secrets() -> None:
     """The package detect-secrets knows the keys of Azure, Twilio and Slack, for example."""
     key = "SK" + "1a2b3c4d" * 4
 
-    assert [kind for kind, _, _ in service_keys(f"Twilio: {key}")] == ["secret"]
+    assert [kind for kind, _, _ in find_service_keys(f"Twilio: {key}")] == ["secret"]
     assert redact_all("https://hooks.slack.com/services/T00000000/B00000000/" + "a1b2c3d4" * 3) == (
         "[secret]"
     )

@@ -19,7 +19,7 @@ from perdure.checkpointers import ThreadHead, ThreadStatus
 from perdure.effects import build_effect_that_calls_function_in_thread
 from perdure.errors import ConfigurationError
 from perdure.memory import extraction
-from perdure.memory.extraction import DueThreads, Extraction, Pace, compute_job_state
+from perdure.memory.extraction import DueThreads, Extraction, Pace, compute_job_state_and_due_time
 from perdure.memory.thread_messages import Watermark, read_watermarks
 from perdure.stores import SQLiteStore
 from tests.memory.background_runs import BackgroundRuns, thread_config
@@ -51,7 +51,7 @@ def test_thread_is_due_after_the_delay_or_the_maximum_wait(
     """The earlier of the two times counts."""
     last = sum(pauses)
     pace = Pace(delay_s, max_wait_s)
-    _, at = compute_job_state(pace, build_head(last), Watermark(), START, START)
+    _, at = compute_job_state_and_due_time(pace, build_head(last), Watermark(), START, START)
 
     assert at == min(time_after(last + delay_s), time_after(max_wait_s))
 
@@ -61,16 +61,20 @@ def test_failed_job_is_retried_with_growing_pauses_and_then_dead() -> None:
     pace, mark = Pace(30, 600, retries=2, backoff_s=2), Watermark()
     for attempt, pause in ((1, 2), (2, 4)):
         mark = mark.with_failure("no", time_after(40), "c1")
-        assert ("retrying", time_after(40 + pause)) == compute_job_state(
+        assert ("retrying", time_after(40 + pause)) == compute_job_state_and_due_time(
             pace, build_head(0), mark, START, time_after(41)
         )
-        assert compute_job_state(pace, build_head(0), mark, START, time_after(60))[0] == "due", (
-            attempt
-        )
+        assert (
+            compute_job_state_and_due_time(pace, build_head(0), mark, START, time_after(60))[0]
+            == "due"
+        ), attempt
     mark = mark.with_failure("no", time_after(40), "c1")
 
-    assert compute_job_state(pace, build_head(0), mark, START, time_after(10_000)) == ("dead", None)
-    assert ("due", time_after(30)) == compute_job_state(
+    assert compute_job_state_and_due_time(pace, build_head(0), mark, START, time_after(10_000)) == (
+        "dead",
+        None,
+    )
+    assert ("due", time_after(30)) == compute_job_state_and_due_time(
         pace, build_head(0, "c2"), mark, START, time_after(31)
     )
 

@@ -361,7 +361,7 @@ def test_change_is_refused_if_invalid_with_concurrent_change(store: SQLiteStore)
     """Two changes of different fields may each be valid alone and invalid together."""
     profile = Profile(Range, store)
     profile.set({"low": 0, "high": 10}, ANN)
-    place = profile.get_handle(ANN)
+    place = profile.get_item_handle(ANN)
     seen = run(profile.read_state(place)).document
     first_change = run(profile.plan_patch(place, [make_op("replace", "/low", value=9)], seen))
     second_change = run(profile.plan_patch(place, [make_op("replace", "/high", value=1)], seen))
@@ -384,7 +384,7 @@ def test_planned_change_is_atomic_with_other_writes(store: SQLiteStore) -> None:
     """
     profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
-    place = profile.get_handle(ANN)._replace(provenance=source)
+    place = profile.get_item_handle(ANN)._replace(provenance=source)
     seen = run(profile.read_state(place)).document
     puts = run(profile.plan_patch(place, [make_op("replace", "/name", value="Ann")], seen))
     assert read_stored_document(profile, ANN) == {}
@@ -401,7 +401,7 @@ def test_planned_change_is_atomic_with_other_writes(store: SQLiteStore) -> None:
 def test_planned_patch_is_refused_if_its_fields_have_changed(profile: Profile[Person]) -> None:
     """A change of other fields does not matter."""
     patch_fields(profile, {"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
-    place = profile.get_handle(ANN)
+    place = profile.get_item_handle(ANN)
     seen = run(profile.read_state(place)).document
     moving = [make_op("replace", "/home", value={"city": "Oslo"})]
     with pytest.raises(InvalidPatch, match="'/home/zip'"):

@@ -241,7 +241,7 @@ def test_chosen_counter_ignores_usage_of_other_models() -> None:
     theirs = make_state(
         make_answer_with_usage(0, 2_900, response_metadata={"model_name": "claude-x"})
     )
-    chosen = COUNTER.for_model("gpt-x")
+    chosen = COUNTER.with_calibration_for_model("gpt-x")
 
     assert make_summarize_node().is_due(theirs)
     assert make_summarize_node(token_counter="gpt-4o").is_due(

@@ -110,7 +110,7 @@ def list_search_ids(message: BaseMessage, key: Literal["id", "tool_use_id"]) -> 
     return {b[key] for b in blocks if isinstance(b, dict) and b.get("type") == types[key]}
 
 
-def remove_left_out_line(message: BaseMessage) -> BaseMessage:
+def remove_omitted_steps_line(message: BaseMessage) -> BaseMessage:
     """Return a message without the line that says how many steps after it are left out."""
     kwargs = dict(message.additional_kwargs)
     if not kwargs.pop("perdure_left_out", None):
@@ -148,7 +148,7 @@ def test_trimmed_random_list_is_valid_within_budget_and_keeps_newest(
         assert question.id in [message.id for message in shown]
         assert shown[-1].id == whole[-1].id
         if not options.get("allow_partial"):
-            assert question in map(remove_left_out_line, shown)
+            assert question in map(remove_omitted_steps_line, shown)
     assert comparison_keys(node(shown)) == comparison_keys(shown)
 
 
@@ -469,7 +469,7 @@ def test_trim_gives_same_result_sync_async_in_chain_and_as_node() -> None:
     removed = node.invoke({"messages": LONG_CONVERSATION})
     assert asyncio.run(node.ainvoke({"messages": LONG_CONVERSATION})) == removed
     remaining = add_messages(list[Any](LONG_CONVERSATION), removed["messages"])
-    assert remaining == [remove_left_out_line(message) for message in shown]
+    assert remaining == [remove_omitted_steps_line(message) for message in shown]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from perdure.errors import (
 )
 from perdure.memory.instructions import Instructions, update_instructions, use_instructions
 from perdure.memory.model_call import ModelCall
-from perdure.memory.quotation import join_newest_units
+from perdure.memory.quotation import join_newest_texts
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
@@ -321,10 +321,10 @@ def test_random_conversation_adds_at_most_one_version() -> None:
 def test_long_conversation_is_cut_at_its_beginning() -> None:
     conversation = [f"user: message {number}" for number in range(100)]
 
-    assert join_newest_units(conversation, 60).startswith(
+    assert join_newest_texts(conversation, 60).startswith(
         "[earlier messages are left out]\nuser: message 97\n"
     )
-    assert join_newest_units(conversation, 4) == "[earlier messages are left out]\n 99"
+    assert join_newest_texts(conversation, 4) == "[earlier messages are left out]\n 99"
 
 
 def test_conversation_too_long_for_model_is_halved_until_it_fits(

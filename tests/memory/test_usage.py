@@ -144,10 +144,12 @@ def test_counter_for_model_is_scaled_only_by_answers_of_that_model() -> None:
         make_answer_with_scale(2, "gpt-x-2026-01-01"),
     ]
 
-    assert ESTIMATE.for_model("claude-x").scale_to_usage(conversation).scale == 3
-    assert ESTIMATE.for_model("gpt-x").scale_to_usage(conversation).scale == 2
-    assert ESTIMATE.for_model("other").scale_to_usage(conversation).scale == 1
-    assert ESTIMATE.for_model("gpt-x").scale_to_usage(conversation).model == "gpt-x"
+    assert ESTIMATE.with_calibration_for_model("claude-x").scale_to_usage(conversation).scale == 3
+    assert ESTIMATE.with_calibration_for_model("gpt-x").scale_to_usage(conversation).scale == 2
+    assert ESTIMATE.with_calibration_for_model("other").scale_to_usage(conversation).scale == 1
+    assert (
+        ESTIMATE.with_calibration_for_model("gpt-x").scale_to_usage(conversation).model == "gpt-x"
+    )
     assert ESTIMATE.model is None
 
 
@@ -170,7 +172,11 @@ def test_budget_is_scaled_by_usage_of_request_model(kind: Any) -> None:
     sizes = [
         sum(map(ESTIMATE.count_message, node.with_tools(tools)(conversation)))
         + ESTIMATE.count_tools(tools)
-        for node in (kind(2_000), kind(2_000).for_model("x-2026-01-01"), kind(2_000).for_model("y"))
+        for node in (
+            kind(2_000),
+            kind(2_000).with_calibration_for_model("x-2026-01-01"),
+            kind(2_000).with_calibration_for_model("y"),
+        )
     ]
 
     assert 800 < sizes[0] == sizes[1] <= 1_000

@@ -62,20 +62,20 @@ class WebSocketSender:
         self._lock = asyncio.Lock()
         self._timeout: asyncio.Timeout | None = None
 
-    async def send(self, convert_object_to_message: Callable[[], bytes]) -> None:
+    async def send(self, build_message: Callable[[], bytes]) -> None:
         """Send a message.
 
-        The sender calls `convert_object_to_message` only after all earlier messages have been sent.
+        The sender calls `build_message` only after all earlier messages have been sent.
 
         Args:
-            convert_object_to_message: Returns the message.
+            build_message: Returns the message.
 
         Raises:
             TimeoutError: The client does not read, or there is no memory left for a client that is
                 behind.
         """
         async with self._lock:
-            data = convert_object_to_message()
+            data = build_message()
             self._account.make_room_and_count(self, len(data))
             text = data.decode()
             del data
