@@ -666,8 +666,7 @@ def _group_changes_by_profile(
 ) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """Group the profile changes in a model response by profile.
 
-    A change to an unknown profile is added to the first profile's patch. The first profile's patch
-    is then refused, because it contains a change for an unknown profile.
+    A change to an unknown profile is added to the first profile's patch, which is then rejected.
     """
     names = [state.name for state in states]
     by_name: dict[str, list[ProfileChange]] = {}
@@ -679,7 +678,7 @@ def _group_changes_by_profile(
 
 
 def _check_same_store(store: Any, scope: Scope, description: str) -> None:
-    """Check that a profile or the instructions are stored in the same store as the memories.
+    """Check that the profile or instructions use the same store as the memories.
 
     Raises:
         ConfigurationError: The stores are different, so one transaction cannot write to both.
@@ -704,7 +703,7 @@ def _render_memory(memory: Memory) -> str:
 def _render_profile(state: ProfileState[Any]) -> str:
     """Render a profile with its schema.
 
-    If the profile does not match its schema, the rendered text also says why.
+    If the profile does not match its schema, the rendered text also gives the reason.
     """
     parts = [
         f"The profile {to_prompt_json(state.name)}:",
@@ -718,8 +717,8 @@ def _render_profile(state: ProfileState[Any]) -> str:
 def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str:
     """Render messages as a numbered transcript of at most about `max_chars` characters.
 
-    If the messages are too long, the middle of each long message is cut out. If the messages are
-    still too long after this, the oldest messages are omitted.
+    If the messages are too long, long messages are shortened by cutting out the middle. If the
+    shortened messages are still too long, the oldest ones are omitted.
     """
     lines = [_render_dated_message(message) for message in messages]
     max_line_chars = (

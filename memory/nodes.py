@@ -36,7 +36,7 @@ The key is used if the messages for the model differ from the messages that the 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The messages of one model request, grouped into turns that the nodes of a view transform.
+    """The messages of one model request, grouped into turns for the nodes of a view to process.
 
     Attributes:
         system: The system message, in which all system messages are joined, or None.
@@ -60,7 +60,7 @@ class ModelInput:
         return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())
 
     def to_messages(self) -> list[BaseMessage]:
-        """Return the system message, then the messages of all turns in chronological order."""
+        """Return the system message, followed by all turns' messages in chronological order."""
         units = (unit for turn in reversed([*self.turns]) for unit in turn.units)
         return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
@@ -104,12 +104,12 @@ class Node(Runnable[Any, Any]):
 class MessagesNode(Node):
     """A node that selects or changes the messages that are sent to a model.
 
-    In a graph, `node.invoke(state)` returns a state update. The update from `trim`,
-    `clear_tool_outputs` or `summarize` modifies the messages in the state. The update from any
-    other node leaves the messages in the state unchanged and contains the messages for the model
-    under the key `MODEL_INPUT_KEY`. A node that is called directly, as in `node(state)` or
-    `node(messages)`, returns the messages for the model. In a chain such as `node | model`, the
-    node passes the selected messages to the model.
+    In a graph, `node.invoke(state)` returns a state update. The update returned by `trim`,
+    `clear_tool_outputs` or `summarize` changes the messages in the state. The update from any other
+    node leaves the messages in the state unchanged, and stores the messages for the model under the
+    key `MODEL_INPUT_KEY`. A node that is called directly, as in `node(state)` or `node(messages)`,
+    returns the messages for the model. In a chain such as `node | model`, the node passes the
+    selected messages to the model.
     """
 
     @abstractmethod
@@ -132,13 +132,13 @@ class MessagesNode(Node):
     ) -> Self:
         """Return the node, or a copy whose token counts include `tools` and `system_prompt`.
 
-        A node with a token budget subtracts the tokens of `tools` and `system_prompt` from the
+        A node with a token budget deducts the tokens used by `tools` and `system_prompt` from the
         budget. `system_prompt` is sent with the request in addition to the messages.
         """
         return self
 
     def with_calibration_for_model(self, model: str | None) -> Self:
-        """Return the node, or a copy that estimates token counts for requests to `model`.
+        """Return the node, or a copy whose token estimates are calibrated for `model`.
 
         The copy calibrates its token estimates using only the token usage that `model` has
         reported. If the node's `token_counter` was created for a specific model, no copy is needed,
@@ -147,10 +147,10 @@ class MessagesNode(Node):
         return self
 
     def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:
-        """Return the node, or a copy adapted to a view that runs `following_parts` after the node.
+        """Return the node, or a copy adapted to the parts that follow it in the view.
 
-        Subclasses override `copy_for_view_with_following_parts` if a node's result depends on the
-        messages that remain after `following_parts` have run.
+        Override this method in a subclass whose result depends on which messages remain after
+        `following_parts` have run.
         """
         return self
 
@@ -254,11 +254,12 @@ class Learner(Node):
 
 
 class View(MessagesNode):
-    """A node that passes the messages for the model through several other nodes in sequence.
+    """A node that applies several other nodes in sequence to the messages for the model.
 
-    `view(summary, use_memories(), trim(max_tokens=4_000))` sends the summary, the messages after it
-    and the memories that are relevant to the newest message, trimmed to 4,000 tokens. The part that
-    trims comes last. A view does not change the state, and no part of a view calls a model.
+    `view(summary, use_memories(), trim(max_tokens=4_000))` sends the summary, the messages that
+    follow it, and the memories that are relevant to the newest message, trimmed to a total of 4,000
+    tokens. The part that trims comes last. A view does not change the state, and no part of a view
+    calls a model.
     """
 
     def __init__(self, *parts: MessagesNode) -> None:
@@ -288,7 +289,7 @@ class View(MessagesNode):
         return type(self)(*(part.with_tools(*arguments) for part in self.parts))
 
     def with_calibration_for_model(self, model: str | None) -> Self:
-        """Return a copy of the view that estimates token counts for requests to `model`."""
+        """Return a copy of the view whose token estimates are calibrated for `model`."""
         return type(self)(*(part.with_calibration_for_model(model) for part in self.parts))
 
     async def _transform_input(
@@ -348,8 +349,8 @@ def read_channel(state: Any, channel: str) -> Any:
 def convert_values_to_messages(values: Any, value_description: str) -> Messages:
     """Return the values as messages.
 
-    Dicts and (role, text) pairs are converted to messages. `value_description` is the name of the
-    values in the error message.
+    Dicts and (role, text) pairs are converted to messages. The error message refers to the values
+    as `value_description`.
 
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to a message.
@@ -364,7 +365,7 @@ def convert_values_to_messages(values: Any, value_description: str) -> Messages:
 def check_messages(messages: Any, value_description: str) -> Messages:
     """Check that a value is a list of messages, and return it unchanged.
 
-    `value_description` is the name of the value in the error message.
+    The error message refers to the value as `value_description`.
 
     Raises:
         InvalidMessages: The value is not a list, or an element is not a message.

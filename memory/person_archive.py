@@ -88,8 +88,8 @@ def iter_archive_lines(
     for thread_id in thread_ids:
         for line in _iter_thread_archive_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
-                # Remove the owner from a thread that another person created, because a person's
-                # archive must not identify anyone else.
+                # Remove the owner from the archive line of a thread that another person created,
+                # because a person's archive must not identify anyone else.
                 line.pop("owner", None)
             yield line
     for namespace in _sort_namespaces_of_internal_notes_last(namespaces.own):
@@ -108,8 +108,8 @@ def _iter_item_versions_written_by_user(
 ) -> Iterator[dict[str, Any]]:
     """Yield the item versions that a person wrote outside their own namespaces.
 
-    A version of a memory also contains the memory's earlier texts. Earlier texts that other people
-    wrote are omitted.
+    Each version of a memory also contains the memory's previous texts. Previous texts written by
+    other people are omitted.
     """
     keys = frozenset(authored_items)
     for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
@@ -127,10 +127,10 @@ def _iter_item_versions_written_by_user(
 def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
     """Yield the archive line of a thread.
 
-    Yield nothing if the thread was deleted after the threads were listed.
+    Yield nothing if the thread has been deleted since the threads were listed.
 
-    If the thread's messages cannot be exported, the line omits them and gives the reason in its
-    `problem` field.
+    If the thread's messages cannot be exported, the archive line contains no messages, and its
+    `problem` field gives the reason.
     """
     try:
         if saver.head(thread_id) is not None:
@@ -146,9 +146,8 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
 def _sort_namespaces_of_internal_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     """Sort namespaces so that those with perdure's internal notes come last.
 
-    The internal notes include tombstones, which record that texts were erased. Once an import has
-    read a text's tombstone, it refuses to store the text, so an archive's items must come before
-    its tombstones.
+    Internal notes include tombstones, which are records of erased texts. An import that has read a
+    text's tombstone refuses to store that text, so an archive's items must precede its tombstones.
     """
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)
 
@@ -157,9 +156,9 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     """Build the archive record of a run on a person's thread.
 
     The record contains the run's ids, timestamps, status, request and error. If someone other than
-    the person requested the run, the record does not identify the requester. In this case, the
-    record includes only the parts of the request that were stored in the thread, and only the
-    `error` field of the run's error.
+    the person requested the run, the record does not identify the requester. The record of such a
+    run includes only the parts of the request that were stored in the thread, and only the `error`
+    field of the run's error.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error = _classify_sender(run.details, user), run.error
@@ -227,7 +226,7 @@ def _classify_sender(
 
 
 def _select_mapping_entries(value: Any, keys: Sequence[str]) -> dict[str, Any] | None:
-    """Return the entries of a mapping whose keys are in `keys`.
+    """Return a copy of a mapping that contains only the keys in `keys`.
 
     Return None if the value is not a mapping.
     """

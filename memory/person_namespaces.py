@@ -9,8 +9,8 @@ The namespaces of a person are:
 - namespaces of the person's conversations under `chat_memory`,
 - and the namespaces of perdure's own notes about all of these namespaces.
 
-If a conversation's id is the same as another person's name, the conversation's namespace belongs to
-that other person. A namespace that contains the person's name as a label, but is not one of the
+If a conversation's id equals another person's name, the conversation's namespace is treated as that
+person's namespace. A namespace that contains the person's name as a label, but is not one of the
 person's namespaces, is not erased. The erasure receipt lists the namespaces that contain the
 person's name but were not erased.
 """
@@ -253,7 +253,7 @@ async def _list_extracted_thread_ids(adapter: StoreAdapter, user: str) -> list[s
 
 
 async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bool:
-    """Return whether the store contains a personal namespace of `person_name`."""
+    """Return whether the store contains a namespace that belongs to the person `person_name`."""
     namespaces = await adapter.list_namespaces_with_label(person_name)
     return any(
         namespace[0] in PERSONAL_LABELS and namespace[1:2] == (person_name,)
@@ -262,7 +262,7 @@ async def _has_personal_namespace(adapter: StoreAdapter, person_name: str) -> bo
 
 
 def _list_possible_person_names(namespace: Namespace) -> tuple[str, ...]:
-    """Return those labels of a namespace that could be a person's name.
+    """Return the labels in a namespace that could be names of people.
 
     The first label of a namespace such as `("memories", "alice")` is a fixed word, not a person's
     name. The labels of a team's namespace never identify a person.
@@ -296,12 +296,12 @@ def _belongs_to_conversation_or_person(
 
 
 def _label_matches_any_person(template_label: str, label: str) -> bool:
-    """Return whether `label` matches a template's label if `{user_id}` stands for any name."""
+    """Return whether `label` matches a template label in which `{user_id}` can be any name."""
     return template_label == USER_LABEL or _label_matches_template(template_label, label, "")
 
 
 def _is_template_specific_to_person(template_labels: Sequence[str]) -> bool:
-    """Return whether a template is specific enough to find a person's namespaces.
+    """Return whether a template is specific enough to identify a person's namespaces.
 
     A template is specific enough if at least one of its labels has no placeholder, or if all of its
     labels are `{user_id}`. For example, the template `("{team}", "{user_id}")` is too general,
@@ -335,7 +335,7 @@ def _find_shortest_personal_prefix(
 
 
 def _label_matches_template(template_label: str, label: str, user: str) -> bool:
-    """Return whether `label` matches a template's label if `{user_id}` stands for `user`.
+    """Return whether `label` matches a template label in which `{user_id}` stands for `user`.
 
     A template's label can contain placeholders such as `{team}`. `label` matches if it can be
     produced by filling in the placeholders of the template's label.

@@ -33,8 +33,8 @@ another user sent.
 class QuotationFinder:
     """Finds texts that quote a person.
 
-    A text quotes a person if it contains one of the person's texts. The person's texts that are
-    shorter than 16 characters are ignored.
+    A text counts as quoting a person if it contains any of that person's texts. A text by the
+    person is ignored if it is shorter than 16 characters.
 
     Args:
         texts: The texts that the person wrote.
@@ -64,7 +64,7 @@ class QuotationFinder:
 def find_ids_of_quoting_threads_for_each_finder(
     saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
 ) -> list[tuple[str, ...]]:
-    """Find the threads in which a message quotes a person, for several `QuotationFinder`s at once.
+    """Find the threads that quote each of several people, given one `QuotationFinder` per person.
 
     Args:
         saver: The checkpointer.
@@ -90,7 +90,7 @@ def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
 
 
 def _iter_message_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
-    """Yield those items of a thread's history that contain messages."""
+    """Yield the items in a thread's history that contain messages."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
             if isinstance(item.value, BaseMessage):
@@ -112,7 +112,7 @@ class HumanTexts(NamedTuple):
 def read_human_texts_by_sender(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
     """Read the human messages in a person's threads, and separate them by sender.
 
-    Texts from the person are returned in `HumanTexts.own`, and texts from other users in
+    The person's own texts are returned in `HumanTexts.own`, and other users' texts in
     `HumanTexts.foreign`.
     """
     own, foreign = set[str](), set[str]()

@@ -106,8 +106,8 @@ def apply_patch(
             if by_model and operation["op"] != "remove":
                 _refuse_removal_of_filled_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
-            # Do not use the messages of other jsonpatch errors, because they quote the document,
-            # which may contain secrets.
+            # Do not include the messages of other jsonpatch errors, because they contain parts of
+            # the document, which may contain secrets.
             quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
             fault = str(exc) if quotable else "it cannot be applied to the document"
             description = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
@@ -166,7 +166,7 @@ def iter_removed_paths_and_values(
 def are_patched_fields_unchanged(
     operations: Sequence[Document], seen_document: Document, current_document: Document
 ) -> bool:
-    """Return whether two documents agree in all top-level fields that a patch changes.
+    """Return whether two documents are equal in all top-level fields that a patch changes.
 
     Args:
         operations: The operations of the patch.
@@ -281,7 +281,7 @@ def replace_leaves(
 
 
 def render_search_text(document: Document) -> str:
-    """Render a document as text for search. Each field is a line, such as `likes: tea, figs`."""
+    """Render a document as searchable text with one line per field, such as `likes: tea, figs`."""
     lines: dict[str, list[str]] = {}
     for leaf in iter_document_leaves(document):
         if leaf.text:
@@ -297,8 +297,8 @@ def dump_profile(profile: BaseModel) -> Document:
 def validate_profile(schema: type[M], document: Document) -> M:
     """Validate a document against the profile's schema. Return an instance of the schema.
 
-    Validation is strict. For example, a string is not accepted as a number, and unknown fields are
-    rejected.
+    Validation is strict. For example, a string is not accepted where a number is expected, and
+    unknown fields are rejected.
 
     Raises:
         InvalidPatch: The document does not fit the schema.
@@ -310,7 +310,7 @@ def validate_profile(schema: type[M], document: Document) -> M:
             _describe_validation_error(fault)
             for fault in exc.errors(include_url=False, include_context=False)
         ]
-    # A custom validator of the schema may raise any kind of error.
+    # A custom validator in the schema can raise any exception.
     except Exception as exc:
         fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
         raise InvalidPatch(fault) from exc
@@ -381,7 +381,7 @@ class ProfileVersion:
 
 
 class Profile(Generic[M]):
-    """A profile in a store. If the namespace has a user label, each user has a separate profile.
+    """A profile in a store. If `namespace` contains `{user_id}`, each user has a separate profile.
 
     Each profile change is validated against the schema and checked by the gate. If a change is
     refused or cannot be applied, `InvalidPatch` is raised and nothing is written. If two changes
@@ -490,8 +490,8 @@ class Profile(Generic[M]):
         """
         handle = self.get_item_handle(config)
         for version in await handle.list_versions():
-            # Before anything is erased, check that the stored item is a profile.
-            # `_copy_profile_document` raises an error if the item is not a profile.
+            # Before erasing anything, check that the stored item is a profile.
+            # `_copy_profile_document` raises an error if it is not.
             _copy_profile_document(version)
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
@@ -538,8 +538,8 @@ class Profile(Generic[M]):
     ) -> Sequence[PutItem]:
         """Build the put operations that apply a model's patch to the stored profile.
 
-        The model generated the patch from `seen_document`, and the stored profile may have changed
-        since then. The patch is applied to the stored profile.
+        `seen_document` is the document from which the model generated the patch. The patch is
+        applied to the stored profile, which may have changed since then.
 
         Raises:
             InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
@@ -580,14 +580,14 @@ class Profile(Generic[M]):
     async def _plan_change_and_get_profile(
         self, handle: ItemHandle, state: ProfileState[M], operation: str, change: Change
     ) -> tuple[Sequence[PutItem], M]:
-        """Return the put operations that save a profile change, and the changed profile."""
+        """Return the put operations that save a profile change, and the resulting profile."""
         try:
             new_document = change(state.document)
-        # Redact secrets in the error message, because it may quote field names that the gate has
-        # not checked.
+        # Redact secrets in the error message, because it can contain field names that have not been
+        # checked for secrets.
         except InvalidPatch as exc:
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
-        # Values that are already stored are not checked again, even if their list index has
+        # Values that are already stored are not checked again, even if their index in a list has
         # changed.
         stored = {
             (leaf.label_for_detectors, repr(leaf.value))
@@ -632,7 +632,7 @@ def _copy_profile_document(item: Memory) -> Document:
 async def _check_leaves_and_get_values_to_store(
     gate: Gate, leaves: Sequence[DocumentLeaf], handle: ItemHandle
 ) -> list[Any]:
-    """Check the values of a profile's leaves with the gate, and return the values to store.
+    """Pass the leaf values of a profile through the gate, and return the values to store.
 
     The returned list contains one value for each leaf in `leaves`, in the same order.
     """
@@ -677,7 +677,7 @@ def _get_leaf_value_to_store(leaf: DocumentLeaf, verdict: Verdict, gate: Gate) -
 
 
 def _build_candidate_of_profile_value(leaf: DocumentLeaf, handle: ItemHandle) -> Candidate:
-    """Build a candidate for the gate from the value of a profile leaf."""
+    """Build a gate candidate from a profile leaf's label and value."""
     # Email addresses and phone numbers are kept if the application writes them to the profile, or
     # if a user's message contains them.
     text, explicit = leaf.label_for_detectors + leaf.text, handle.user_texts is None

@@ -36,8 +36,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
-    # Remove the digests, which are needed only in a graph's state, to recognise messages that have
-    # already been summarised.
+    # Remove the digests. They are needed only in a graph's state, where they identify messages that
+    # have already been summarised.
     mark.pop("digests", None)
     return replace(
         model_input,
@@ -48,7 +48,8 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
 def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
     """Remove the summary that `add_summary` added from a list of messages.
 
-    Return the summary and the remaining messages. The summary is None if no message contains one.
+    Return the removed summary, and the messages without it. The summary is None if no message
+    contains one.
     """
     summary, rest = None, []
     for message in messages:

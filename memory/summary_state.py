@@ -26,7 +26,7 @@ SUMMARIZED: Final = "summarized"
 # Maximum number of messages for which a summary stores content hashes. If the summary covers more
 # messages, only the newest have hashes.
 _MAX_DIGESTS: Final = 256
-# Length, in bytes, of message id hashes and of message content hashes.
+# Length, in bytes, of the hashes of message ids and message contents.
 _DIGEST_BYTES: Final = 4
 _EXPECTED: Final = "a summary that summarize() has written, or text"
 
@@ -111,7 +111,7 @@ def extend_summary(
     summarized_ids: Iterable[str] = (),
     conversation: Messages = (),
 ) -> Summary:
-    """Build a summary with a new text that covers `messages` and all previously covered messages.
+    """Build a new summary that covers `messages` in addition to the messages already covered.
 
     A message that is summarised again after an edit is counted only once in the summary's `count`.
 
@@ -182,7 +182,7 @@ class SummarizedMessages:
         )
 
     def _iter_remaining_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield each turn without the messages that are already summarised.
+        """Yield each turn without the messages that have already been summarised.
 
         A unit is a group of messages in a turn that must be kept or removed together. A unit is
         removed from its turn if all its messages have been summarised.

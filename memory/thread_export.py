@@ -65,13 +65,13 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield each branch's messages, and the number of the message after which the branch starts.
+    """Yield each branch's messages, with the number of the message that precedes them as `after`.
 
-    Exported messages are numbered from 1 in export order. The number is 0 if the branch starts at
-    the beginning of the thread.
+    Exported messages are numbered from 1 in export order. `after` is 0 if the branch starts at the
+    beginning of the thread.
 
-    The main branch is yielded first. If any other branch is a prefix of a longer branch, its list
-    of messages is empty, because the longer branch already contains these messages.
+    The main branch is yielded first. If another branch is merely a prefix of a longer branch, its
+    list of messages is empty, because the longer branch already contains them.
     """
     messages = {
         position: message
@@ -95,7 +95,7 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
             node = nodes.setdefault((node, position), len(nodes) + 1)
         last_nodes.append(node)
     # Renumber the nodes in export order, so that each node has the same number as its exported
-    # message, because the exported field `after` refers to messages by these numbers.
+    # message. The exported field `after` refers to messages by number.
     nodes.clear()
     for lineage, last_node in zip(lineages, last_nodes, strict=True):
         node, after, added = 0, 0, list[dict[str, Any]]()
@@ -112,9 +112,9 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
 def _find_log_positions_of_last_message_versions(
     lineage: Sequence[int], messages_by_position: Mapping[int, BaseMessage]
 ) -> list[int]:
-    """Return the log position of the last unshortened version of each message.
+    """Return the log position of each message's last unshortened version.
 
-    The positions are ordered by each message's first occurrence in the lineage.
+    The positions are in the order in which the messages first occur in the lineage.
     """
     last_positions: dict[object, int] = {}
     for position in lineage:
@@ -137,9 +137,9 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
     """Convert a message to OpenAI's JSON format.
 
-    Message fields that an import could not restore from OpenAI's JSON format are added under the
-    key `EXACT`. `time` is the time at which the checkpointer stored the message. If the message has
-    no creation time of its own, `time` is exported as the field `at`.
+    Message fields that OpenAI's JSON format cannot represent are stored under the key `EXACT`, so
+    that an import can restore them. `time` is the time at which the checkpointer stored the
+    message. If the message has no creation time of its own, `time` is exported as the field `at`.
     """
     try:
         form = convert_to_openai_messages([message])[0]

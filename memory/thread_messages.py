@@ -69,8 +69,8 @@ TURN_EXTRACTOR: Final = "turns"
 
 See `_build_watermark_key`.
 """
-# To decide whether a thread was read in full, this number of newest messages is checked before
-# falling back to reading all messages.
+# Number of most recent messages that `is_read_in_full` checks before it falls back to reading all
+# messages of a thread.
 _TAIL_MESSAGES: Final = 8
 # Maximum number of messages listed in a watermark. Only the newest messages that an extractor has
 # read are listed.
@@ -99,7 +99,7 @@ class ThreadMessage:
     def text(self) -> str:
         """The text of the message and its attachments.
 
-        The text is "" if memories must not be made from the message.
+        The text is "" if the message or its turn is marked as not to be remembered.
         """
         off_record = self.message.response_metadata.get(REMEMBER) is False
         is_remembered = self.turn_is_remembered and not off_record
@@ -229,9 +229,10 @@ async def is_read_in_full(
 ) -> bool:
     """Return whether a watermark covers every message in a thread, up to the thread's head.
 
-    With a perdure checkpointer, only the thread's newest messages are read if they are sufficient
-    to decide. Otherwise, all messages are read. If the thread cannot be read, return False, because
-    the watermark may not cover all its messages.
+    With a perdure checkpointer, the thread's newest messages are checked first, and all messages
+    are read only if that check is inconclusive. With other checkpointers, all messages are read. If
+    the thread cannot be read, return False, because the thread might contain messages that the
+    watermark does not cover.
 
     Args:
         saver: The checkpointer.
@@ -267,7 +268,7 @@ async def is_read_in_full(
 async def _read_perdure_history(
     saver: Any, thread_id: str, channel: str, timed_ids: Collection[str]
 ) -> ThreadHistory:
-    """Read all messages of a thread, taking their times from the checkpoints that added them."""
+    """Read all messages of a thread, dating each message by the checkpoint that added it."""
     infos = await _list_checkpoints(saver, thread_id, 1)
     # If the newest checkpoint is not the head, list all checkpoints to find the head.
     if not any(info.is_head for info in infos):
@@ -316,8 +317,8 @@ def _select_latest_versions(
     `versions_with_is_in_state` contains pairs (version, is_in_state), where `is_in_state` says
     whether the current state may contain that version of the message. If the state contains an
     unshortened version of a message, the first such version is selected. If the state contains only
-    shortened versions of a message, the last unshortened version that is not in the state is
-    selected.
+    shortened versions of a message, the message's last unshortened version is selected, although
+    the state no longer contains it.
     """
     latest: dict[str, ThreadMessage] = {}
     settled_ids: set[str] = set()
@@ -330,7 +331,7 @@ def _select_latest_versions(
 
 
 def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
-    """Yield messages with their ids and times.
+    """Yield messages with their ids and timestamps.
 
     If a message has no id, a hash is used as its id. The hash depends on the message's text and on
     the number of earlier messages with the same text.
@@ -377,7 +378,7 @@ def parse_time(value: Any) -> datetime | None:
 
 
 class ReadMessage(NamedTuple):
-    """A message that an extractor has read, with its id, its thread position and a digest."""
+    """A record of a message that an extractor has read: id, thread position and digest."""
 
     id: str
     position: int
@@ -420,18 +421,18 @@ class Watermark:
     def ids(self) -> frozenset[str]:
         """The ids of the messages listed in the watermark.
 
-        A watermark lists only the newest messages that were read.
+        A watermark lists only the most recent messages that the extractor has read.
         """
         return frozenset(message.id for message in self.known)
 
     def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
         """Return the messages that were never read or that were edited after they were read.
 
-        The returned messages have positions. A watermark's `known` list contains only the newest
-        messages that were read. If the extractor has read more messages than `known` lists, all
-        messages before the first one in `known` count as read. If none of the messages in `known`
-        are in the thread, for example after a fork from an old checkpoint, all messages in the
-        thread count as unread.
+        The returned messages have positions. A watermark's `known` list contains only the most
+        recent messages that the extractor has read. If the extractor has read more messages than
+        `known` contains, all messages before the first one in `known` count as read. If none of the
+        messages in `known` are in the thread, for example after a fork from an old checkpoint, all
+        messages in the thread count as unread.
         """
         read_messages = {message.id: message for message in self.known}
         messages = self.assign_thread_positions(history.messages)
