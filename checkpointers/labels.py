@@ -35,6 +35,12 @@ CALLER: Final = "perdure_caller"
 only if the caller is not the person to whom the thread belongs. The value is not inherited."""
 CALLER_ACTION: Final = "perdure_deed"
 """The metadata key for the action that the caller under `CALLER` performed, such as `answered`."""
+STATE_FROM_OTHERS: Final = "perdure_state_from_others"
+"""The metadata key that is True if other users have written to the thread's state.
+
+Users who may act for the person to whom the thread belongs do not count. The value is inherited, so
+it also marks all later checkpoints, forks and copies.
+"""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that identify the user of a thread."""
 # Maximum length of a label in characters. Longer values are not used as labels. Namespaces in the
@@ -50,7 +56,10 @@ def select_labels_for_child_checkpoint(metadata: Mapping[str, Any]) -> dict[str,
     is also returned, because it is needed to plan a merge.
     """
     listed = metadata.get(LABELS)
-    names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
+    names = [
+        *(*USER_LABELS, MERGED, STATE_FROM_OTHERS),
+        *(listed if isinstance(listed, list) else ()),
+    ]
     return {name: metadata[name] for name in names if name in metadata}
 
 
@@ -126,6 +135,8 @@ def build_labels_of_new_checkpoint(
     labels = {**parent_labels, **own, **select_labels_for_child_checkpoint(metadata)}
     if MERGED not in metadata:
         labels.pop(MERGED, None)
+    if parent_labels.get(STATE_FROM_OTHERS):
+        labels[STATE_FROM_OTHERS] = True
     parent_user = {name: parent_labels[name] for name in USER_LABELS if name in parent_labels}
     if parent_user.keys() <= metadata.keys():
         return labels

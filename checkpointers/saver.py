@@ -53,6 +53,7 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.labels import LABELS, find_labels_in_run_context
 from perdure.checkpointers.listing import Listing
+from perdure.checkpointers.message_marking import MESSAGE_MARKER
 from perdure.checkpointers.objects import get_module_and_class_name
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
@@ -172,6 +173,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._remember_loaded_removal(config, checkpoint)
         self._run_starts.record_load(config, address, started_at, checkpoint)
+        if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
+            marker.record_loaded_checkpoint(checkpoint)
         return checkpoint
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -191,6 +194,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._remember_loaded_removal(config, checkpoint)
         self._run_starts.record_load(config, address, started_at, checkpoint)
+        if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
+            marker.record_loaded_checkpoint(checkpoint)
         return checkpoint
 
     def _find_cached_tuple(self, address: Address, epoch: object | None) -> CheckpointTuple | None:
@@ -278,7 +283,13 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the last stored value of each `DeltaChannel` and all later writes to it."""
-        return self._read(lambda: self._reader.read_delta_history(parse_address(config), channels))
+        address = parse_address(config)
+        history = self._read(lambda: self._reader.read_delta_history(address, channels))
+        if (marker := MESSAGE_MARKER.get()) is not None:
+            for entry in history.values():
+                written = [value for _, _, value in entry["writes"]]
+                marker.record_loaded_values(address, [entry.get("seed"), *written])
+        return history
 
     aget_delta_channel_history = make_async_twin(get_delta_channel_history)
 
@@ -345,6 +356,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         address = parse_address(config)
         check_storable_text("the id of the checkpoint", checkpoint["id"])
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
+        if (marker := MESSAGE_MARKER.get()) is not None:
+            checkpoint = marker.mark_checkpoint(address, checkpoint)
+            full_metadata |= marker.build_metadata(address)
         label_names = self._labels.get(address.thread_id)
         if label_names and not address.checkpoint_ns:
             labels = find_labels_in_run_context(config, label_names)
@@ -437,6 +451,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 f"the config of put_writes() for thread {address.thread_id!r} has no "
                 "checkpoint_id; pass the config that put() returned"
             )
+        if (marker := MESSAGE_MARKER.get()) is not None:
+            writes = marker.mark_writes(address, writes)
         continues_chosen_checkpoint = address in self._read_by_id
         return TaskWrites(
             address,

@@ -28,7 +28,13 @@ from perdure.checkpointers.heads import (
     choose_head_and_detect_run_overlap,
     find_seq_of_first_checkpoint_of_run,
 )
-from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, build_labels_of_new_checkpoint
+from perdure.checkpointers.labels import (
+    LABELS,
+    MERGED,
+    STATE_FROM_OTHERS,
+    USER_LABELS,
+    build_labels_of_new_checkpoint,
+)
 from perdure.checkpointers.merge_planner import (
     MergePlanner,
     avoid_task_id_clash_and_get_new_task_id_and_path,
@@ -446,11 +452,11 @@ class CheckpointWriter:
         if needs_encoding and put.config is not None:
             labels = build_labels_of_new_checkpoint(metadata, inherited, put.config)
             metadata = self.codec.decode(put.encoded_fields[1]) | labels
-            label_names = sorted(labels.keys() - {*USER_LABELS, MERGED})
+            label_names = sorted(labels.keys() - {*USER_LABELS, MERGED, STATE_FROM_OTHERS})
             metadata |= {LABELS: label_names} if label_names else {}
             snapshot.encoded_fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
         else:
-            for name in USER_LABELS:
+            for name in (*USER_LABELS, STATE_FROM_OTHERS):
                 if name in metadata:
                     labels[name] = metadata[name]
         snapshot.labels = labels

@@ -460,6 +460,7 @@ class RememberTurns(Learner):
         adapter = self._adapter or get_adapter(None, self.namespace)
         thread_id = check_thread_id(thread_id)
         loaded, read_count = find_run_thread(config, self.messages_key), count()
+        messages = thread_messages.mark_messages_of_run(messages)
 
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             """Return the messages that may be unread.

@@ -54,6 +54,7 @@ from perdure.memory.run_config import (
     read_thread_and_checkpoint_id_of_run,
 )
 from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_summary
+from perdure.memory.thread_messages import mark_messages_of_run, select_remembered_messages
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
@@ -406,6 +407,8 @@ class UpdateInstructions(Learner):
             return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
         messages = await remove_erased_messages(loaded, check_messages(messages, "the messages"))
+        if self._instructions.namespace.is_personal:
+            messages = select_remembered_messages(mark_messages_of_run(messages))
         units = render_messages_with_tool_results(messages)
         handle = self._instructions.get_item_handle(config)
         if not units and not feedback:

@@ -296,6 +296,11 @@ class Template:
             for prefix, name, suffix in self._parsed
         )
 
+    @property
+    def is_personal(self) -> bool:
+        """Whether memories stored under this template belong to a user or a team."""
+        return self.is_team or "user_id" in self.names
+
     def is_memory_disabled_for_run(self, config: RunnableConfig | None = None) -> bool:
         """Return whether the memories stored under this template are disabled for a run.
 
@@ -304,8 +309,10 @@ class Template:
         If memory is disabled for a run, nodes neither recall nor remember anything. See
         `WITHOUT_MEMORY_KEY`.
         """
-        is_personal = self.is_team or "user_id" in self.names
-        return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
+        return (
+            self.is_personal
+            and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
+        )
 
     def _check_team_is_allowed_and_named(self, is_team_allowed: bool) -> None:
         """Raise ConfigurationError if a team template is not allowed or names no team."""

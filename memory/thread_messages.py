@@ -21,6 +21,7 @@ from langgraph.store.base import GetOp, Item
 from pydantic import TypeAdapter
 
 from perdure.checkpointers.delta import COUNTERS
+from perdure.checkpointers.message_marking import MESSAGE_MARKER
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.effects import call_method
@@ -172,6 +173,27 @@ def build_history_from_state(
     """
     latest = _select_latest_versions((message, True) for message in _iter_thread_messages(messages))
     return ThreadHistory(thread_id, checkpoint_id, latest)
+
+
+def mark_messages_of_run(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+    """Return the messages of a run's state, with the marks with which the run stores them.
+
+    On the server, messages that the run's person did not write are marked when the run stores them;
+    see `MESSAGE_MARKER`. The messages in the state of the run do not have these marks yet.
+    """
+    marker = MESSAGE_MARKER.get()
+    return messages if marker is None else marker.mark_messages(messages)
+
+
+def select_remembered_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages whose turn is remembered; see `REMEMBER_TURN`."""
+    remembered, is_remembered = list[BaseMessage](), True
+    for message in messages:
+        if conversation.role(message) == "human":
+            is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
+        if is_remembered:
+            remembered.append(message)
+    return remembered
 
 
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:

@@ -99,6 +99,24 @@ def test_node_accepts_state_or_messages_and_returns_messages(
     assert [version.thread_id for version in instructions.history(ann)] == ["t", "t"]
 
 
+@pytest.mark.parametrize(
+    ("namespace", "is_shown"),
+    [(("instructions", "{user_id}"), False), (("instructions",), True)],
+)
+def test_personal_instructions_are_not_learned_from_turns_of_others(
+    store: SQLiteStore, namespace: tuple[str, ...], is_shown: bool
+) -> None:
+    """The server marks a message that somebody else has sent on the person's thread."""
+    marked = HumanMessage("Kayak!", id="k", response_metadata={"remember_turn": False})
+    messages = [*CONVERSATION, marked, AIMessage("A kayak.", id="b"), HumanMessage("Otter", id="o")]
+    with OpenAIServer([mark_instructions(f"{DEFAULT} Be brief.")]) as server:
+        node = make_node(make_client(server), Instructions(store, namespace))
+        node(messages, make_config(user_id="ann", thread_id="t"))
+
+        shown = server.shown(0)[-1][1]
+        assert ("ayak" in shown, "Shorter" in shown, "Otter" in shown) == (is_shown, True, True)
+
+
 @pytest.mark.parametrize("method", ["sync", "async"])
 def test_function_node_can_call_node_without_passing_config(
     store: SQLiteStore, method: str

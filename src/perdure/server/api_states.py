@@ -260,6 +260,8 @@ async def update_thread_state(
             )
         sender, person = _choose_sender_and_person(runs, call, thread)
         person_metadata = person.build_metadata(sender)
+        sent_values = [update.values for step in steps for update in step]
+        marker = person.build_message_marker(sender, thread_id, sent_values)
         steps = [
             [
                 update._replace(values=person.mark_input_if_memory_is_off(update.values))
@@ -272,7 +274,8 @@ async def update_thread_state(
             # metadata only to the checkpoint of the first superstep in each call.
             config = _build_config_for_new_checkpoint(thread, config, person_metadata)
             try:
-                config = await graph.abulk_update_state(config, [step])
+                with marker.mark_messages_during_block():
+                    config = await graph.abulk_update_state(config, [step])
             except PerdureError:
                 raise
             except Exception as exc:

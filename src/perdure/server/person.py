@@ -9,20 +9,17 @@ an organisation. A table in docs/server.md lists the rules for determining the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
-from langchain_core.messages import BaseMessage, HumanMessage
-from langgraph.channels import BinaryOperatorAggregate
 from langgraph.types import Command, Send
 
 from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
-from perdure.checkpointers.labels import CALLER, CALLER_ACTION
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION, STATE_FROM_OTHERS
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
-from perdure.server.graphs import Graph
+from perdure.server.message_authors import RunMessageMarker
 
 CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """The values of `Sender.deed`, which name the operation of a caller on a thread.
@@ -77,10 +74,13 @@ class Person(NamedTuple):
     Attributes:
         user: The id of the person, or `""` if the thread belongs to nobody.
         uses_memory: Whether the run reads and writes memories of the person.
+        is_sender_trusted: Whether the sender and the author of the message may change the thread
+            as the person. Each of them is the person, or the sender may act for the person.
     """
 
     user: str
     uses_memory: bool
+    is_sender_trusted: bool
 
     def build_configurable(self) -> dict[str, Any]:
         """Return the entries of the run's `configurable` that identify the user.
@@ -95,14 +95,16 @@ class Person(NamedTuple):
         """Return the metadata to store with the run's checkpoints.
 
         The metadata identifies the person whose memories the run uses. If another user started the
-        run, the metadata also contains that user's id and the action, such as `sent`.
+        run, the metadata also contains that user's id and the action, such as `sent`. If this user
+        may not act for the person, the metadata also contains `STATE_FROM_OTHERS`.
         """
         caller_fields = (
             {}
             if sender.caller == self.user
             else {CALLER: sender.caller, CALLER_ACTION: sender.deed}
         )
-        return {"user_id": self.user, **caller_fields}
+        state_fields = {} if self.is_sender_trusted else {STATE_FROM_OTHERS: True}
+        return {"user_id": self.user, **caller_fields, **state_fields}
 
     def replace_user_in_context(self, context: Any) -> Any:
         """Replace `user_id` and `owner` in a copy of a run's context.
@@ -146,23 +148,24 @@ class Person(NamedTuple):
             ]
         return input
 
-    def mark_messages_of_nodes_if_memory_is_off(self, graph: Graph) -> Graph:
-        """Return the graph of a run.
+    def build_message_marker(
+        self, sender: Sender, thread_id: str, input_values: Sequence[Any]
+    ) -> RunMessageMarker:
+        """Build the marker for the messages that a run stores.
 
-        If the run does not use memory, the reducers of the returned graph mark each new human
-        message, so that no memories are extracted from its turn. Marking the messages in the run's
-        input is not enough, because a node may build a human message from the input's value for
-        another channel.
+        Args:
+            sender: The sender of the run.
+            thread_id: The thread of the run.
+            input_values: The values that were sent with the run, such as its input.
         """
-        if self.uses_memory:
-            return graph
-        channels = dict(graph.channels)
-        for name, channel in channels.items():
-            if isinstance(channel, BinaryOperatorAggregate):
-                marking_channel = channel.copy()
-                marking_channel.operator = partial(_reduce_and_mark_messages, channel.operator)
-                channels[name] = marking_channel
-        return graph.copy({"channels": channels})
+        is_input_of_person = self.uses_memory and (
+            self.is_sender_trusted or sender.author == self.user
+        )
+        return RunMessageMarker(
+            thread_id,
+            input_values if is_input_of_person else (),
+            is_active=not self.uses_memory or not self.is_sender_trusted,
+        )
 
 
 def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
@@ -206,8 +209,13 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
         thread_person = represented_person
     user = thread_person if thread_person is not None else represented_person or sender.caller
     is_author = sender.author in (None, user)
+    is_sender = (represented_person or sender.caller) == user
     may_act = sender.may_act and represented_person is None
-    return Person(user, bool(user) and (is_author or may_act))
+    return Person(
+        user,
+        uses_memory=bool(user) and (is_author or may_act),
+        is_sender_trusted=not user or may_act or (is_sender and is_author),
+    )
 
 
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
@@ -219,40 +227,6 @@ def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Pers
     owner = thread.metadata.get("owner")
     is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
     return person.user if is_handed_over and owner == sender.caller else owner
-
-
-def _reduce_and_mark_messages(
-    reducer: Callable[[Any, Any], Any], current_value: Any, update: Any
-) -> Any:
-    """Apply a channel's reducer, and mark the human messages that the update adds to the list.
-
-    Args:
-        reducer: The reducer.
-        current_value: The value of the channel.
-        update: The update.
-
-    Returns:
-        The new value of the channel.
-    """
-    # Collect the earlier messages before calling the reducer, because it may change the list in
-    # place.
-    current_list = current_value if isinstance(current_value, list) else []
-    earlier = [message for message in current_list if isinstance(message, BaseMessage)]
-    earlier_ids = {message.id for message in earlier if message.id is not None}
-    earlier_objects = {id(message) for message in earlier}
-    reduced = reducer(current_value, update)
-    if not isinstance(reduced, list):
-        return reduced
-    return [
-        element.model_copy(
-            update={"response_metadata": {**element.response_metadata, REMEMBER_TURN: False}}
-        )
-        if isinstance(element, HumanMessage)
-        and element.id not in earlier_ids
-        and id(element) not in earlier_objects
-        else element
-        for element in reduced
-    ]
 
 
 def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:

@@ -35,6 +35,7 @@ from perdure.errors import (
 from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
+from perdure.server.message_authors import label_checkpoint
 from perdure.server.person import Person, Sender, choose_person, find_owner_of_checkpoints
 from perdure.server.reply import encode_json
 from perdure.server.run import Run, build_run_json, describe_error
@@ -249,6 +250,8 @@ class RunExecution:
         run.waits_for_answer = progress == "asks"
         if progress is None:
             await store_start_checkpoint_data_for_rollback(saver, run, config)
+            if not person.is_sender_trusted:
+                await label_checkpoint(saver, config)
         with run.allow_task_cancellation_and_record_run_outcome(), self._runs.server.measure_run():
             run.raise_if_stopped()
             if progress != "asks":
@@ -258,11 +261,14 @@ class RunExecution:
                     user=run.login,
                     context=run.request.context,
                 )
-                async with graph_context as opened_graph:
-                    graph = person.mark_messages_of_nodes_if_memory_is_off(opened_graph)
+                marker = person.build_message_marker(
+                    sender, run.thread_id, run.request.input_values
+                )
+                async with graph_context as graph:
                     try:
                         player = self._runs.server.get_player(run)
-                        await player.run_graph(graph, config, graph_input)
+                        with marker.mark_messages_during_block():
+                            await player.run_graph(graph, config, graph_input)
                     except Exception:
                         # Wait until the command's update has been stored, because it cannot be
                         # removed before that.

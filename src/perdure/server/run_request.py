@@ -13,7 +13,7 @@ from langgraph.checkpoint.serde.types import RESUME
 from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from perdure.checkpointers.labels import CALLER, CALLER_ACTION
+from perdure.checkpointers.labels import CALLER, CALLER_ACTION, STATE_FROM_OTHERS
 from perdure.errors import ConfigurationError
 from perdure.memory.run_config import parse_run_teams
 from perdure.server.threads import validate_metadata
@@ -31,6 +31,7 @@ StreamMode = Literal[
 ]
 _RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, CALLER_ACTION,
+    STATE_FROM_OTHERS,
 )  # fmt: skip
 _INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
@@ -259,6 +260,14 @@ class RunRequest(WithoutNulls):
     def graph_input(self) -> Any:
         """Return the graph's input: a `Command` if the request has one, otherwise `input`."""
         return self.command.to_command() if self.command else self.input
+
+    @property
+    def input_values(self) -> list[Any]:
+        """Return the values that the client sends to the graph."""
+        if self.command is None:
+            return [self.input]
+        targets = [target.input for target in self.command.goto if not isinstance(target, str)]
+        return [self.command.update, self.command.resume, *targets]
 
     @property
     def call_options(self) -> dict[str, Any]:

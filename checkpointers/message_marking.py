@@ -1,0 +1,44 @@
+"""Let the server mark messages that a run stores, in all channels and subgraphs.
+
+langgraph stores the messages of a run through the checkpointer, whichever channel type or subgraph
+contains them. The checkpointer therefore passes what it loads and stores to the `MessageMarker` of
+the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
+
+from perdure.checkpointers.address import Address
+
+
+class MessageMarker(Protocol):
+    """Marks messages of a run, by changing copies of them."""
+
+    def record_loaded_checkpoint(self, checkpoint: CheckpointTuple) -> None:
+        """Record the messages of a checkpoint that the run has loaded."""
+
+    def record_loaded_values(self, address: Address, values: Iterable[Any]) -> None:
+        """Record messages that the run has loaded from a channel of the given namespace."""
+
+    def mark_checkpoint(self, address: Address, checkpoint: Checkpoint) -> Checkpoint:
+        """Return a checkpoint with marked messages. The given checkpoint is not changed."""
+
+    def build_metadata(self, address: Address) -> dict[str, Any]:
+        """Return metadata to add to that of a checkpoint that the run stores."""
+
+    def mark_writes(
+        self, address: Address, writes: Sequence[tuple[str, Any]]
+    ) -> Sequence[tuple[str, Any]]:
+        """Return the writes of a task with marked messages. The given writes are not changed."""
+
+    def mark_messages(self, messages: Sequence[Any]) -> Sequence[Any]:
+        """Return a list of messages in which messages are marked."""
+
+
+MESSAGE_MARKER: ContextVar[MessageMarker | None] = ContextVar("MESSAGE_MARKER", default=None)
+"""The marker of the run in whose context the code runs, or None if no messages are marked."""

@@ -1,0 +1,275 @@
+"""Mark the human messages of a run that the person to whom the thread belongs did not write.
+
+Any user who may change a thread can write texts into its state. A node can later make a human
+message from such a text. The message would then look like a message of the person. A run therefore
+marks the human messages that its nodes add in these cases:
+
+- The run does not use the person's memories.
+- The sender of the run is neither the person nor a user who may act for the person.
+- Such a sender has written to the thread's state earlier; see `STATE_FROM_OTHERS`.
+
+A message is not marked if the input of the person's current run contains its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
+from langgraph.types import Command, Overwrite, Send
+
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.labels import STATE_FROM_OTHERS
+from perdure.checkpointers.message_marking import MESSAGE_MARKER
+from perdure.checkpointers.status import ASIDE_SUFFIX
+from perdure.checkpointers.values import DeltaSnapshot
+from perdure.memory.conversation import SHORTENED
+from perdure.memory.thread_messages import REMEMBER_TURN
+
+T = TypeVar("T")
+# Task path of the write that `label_checkpoint` stores. langgraph ignores writes with this suffix.
+_LABEL_PATH: Final = f"state from others{ASIDE_SUFFIX}"
+_HUMAN_ROLES: Final = ("user", "human")
+# Prefix of the namespaces for internal data of perdure, such as model views.
+_INTERNAL_NS_PREFIX: Final = "perdure:"
+
+
+class RunMessageMarker:
+    """Marks the human messages that a run adds, unless the person wrote them.
+
+    Messages that the run has loaded from the thread keep the mark that they have.
+
+    Args:
+        thread_id: The thread of the run.
+        person_input: The values that the person has sent with the run.
+        is_active: Whether messages are marked even if nobody else has written to the state earlier.
+    """
+
+    def __init__(self, thread_id: str, person_input: Iterable[Any], *, is_active: bool) -> None:
+        self._thread_id, self._is_always_active = thread_id, is_active
+        self._is_state_from_others = False
+        self._person_texts = {text.strip() for text in _iter_texts(list(person_input))}
+        # For each loaded message, its content and whether it is marked, by message id.
+        self._loaded: dict[str, tuple[Any, bool]] = {}
+        self._loaded_without_id: list[tuple[Any, bool]] = []
+        # For each message object, the object and its marked copy, by `id()`. Reusing the copies
+        # lets the checkpointer recognise messages that it has stored already.
+        self._marked_copies: dict[int, tuple[HumanMessage, HumanMessage]] = {}
+
+    # -- the methods of a `MessageMarker`
+
+    def record_loaded_checkpoint(self, checkpoint: CheckpointTuple) -> None:
+        """See `MessageMarker.record_loaded_checkpoint`."""
+        configurable = checkpoint.config["configurable"]
+        address = Address(configurable["thread_id"], configurable.get("checkpoint_ns", ""), None)
+        if not self._is_of_run(address):
+            return
+        metadata: Mapping[str, Any] = checkpoint.metadata
+        pending_writes = checkpoint.pending_writes or ()
+        self._is_state_from_others |= bool(metadata.get(STATE_FROM_OTHERS)) or any(
+            channel == STATE_FROM_OTHERS for _, channel, _ in pending_writes
+        )
+        self.record_loaded_values(address, checkpoint.checkpoint["channel_values"].values())
+        self.record_loaded_values(address, (value for _, _, value in pending_writes))
+
+    def record_loaded_values(self, address: Address, values: Iterable[Any]) -> None:
+        """See `MessageMarker.record_loaded_values`."""
+        if not self._is_of_run(address):
+            return
+        for value in values:
+            for message in _iter_human_messages(value):
+                entry = message.content, _is_marked(message)
+                if message.id is None:
+                    self._loaded_without_id.append(entry)
+                else:
+                    self._loaded[message.id] = entry
+
+    def mark_checkpoint(self, address: Address, checkpoint: Checkpoint) -> Checkpoint:
+        """See `MessageMarker.mark_checkpoint`."""
+        if not self._is_active or not self._is_of_run(address):
+            return checkpoint
+        values = {
+            channel: value if channel.startswith("__") else self._mark_value(value)
+            for channel, value in checkpoint["channel_values"].items()
+        }
+        return {**checkpoint, "channel_values": values}
+
+    def build_metadata(self, address: Address) -> dict[str, Any]:
+        """See `MessageMarker.build_metadata`."""
+        is_labelled = self._is_state_from_others and self._is_of_run(address)
+        return {STATE_FROM_OTHERS: True} if is_labelled else {}
+
+    def mark_writes(
+        self, address: Address, writes: Sequence[tuple[str, Any]]
+    ) -> Sequence[tuple[str, Any]]:
+        """See `MessageMarker.mark_writes`."""
+        if not self._is_active or not self._is_of_run(address):
+            return writes
+        return [
+            (channel, value if channel.startswith("__") else self._mark_write(channel, value))
+            for channel, value in writes
+        ]
+
+    def mark_messages(self, messages: Sequence[T]) -> Sequence[T]:
+        """See `MessageMarker.mark_messages`."""
+        return self._mark_value([*messages]) if self._is_active else messages
+
+    @contextmanager
+    def mark_messages_during_block(self) -> Iterator[None]:
+        """Mark the messages that are stored until the `with` block ends."""
+        token = MESSAGE_MARKER.set(self)
+        try:
+            yield
+        finally:
+            MESSAGE_MARKER.reset(token)
+
+    # -- single values
+
+    @property
+    def _is_active(self) -> bool:
+        """Whether messages are marked."""
+        return self._is_always_active or self._is_state_from_others
+
+    def _is_of_run(self, address: Address) -> bool:
+        """Return whether a checkpoint belongs to the run's thread, and not to internal data."""
+        is_internal = address.checkpoint_ns.startswith(_INTERNAL_NS_PREFIX)
+        return address.thread_id == self._thread_id and not is_internal
+
+    def _mark_value(self, value: Any) -> Any:
+        """Mark the messages in the value of a channel. A value without any is returned as it is."""
+        if isinstance(value, HumanMessage):
+            return self._mark_message(value)
+        if isinstance(value, Overwrite):
+            return Overwrite(self._mark_value(value.value))
+        if type(value) is DeltaSnapshot:
+            return DeltaSnapshot(self._mark_value(value.value))
+        if isinstance(value, list):
+            marked = [
+                self._mark_message(element) if isinstance(element, HumanMessage) else element
+                for element in value
+            ]
+            is_same = all(new is old for new, old in zip(marked, value, strict=True))
+            return value if is_same else marked
+        return value
+
+    def _mark_write(self, channel: str, value: Any) -> Any:
+        """Mark the messages in a task's write to a channel.
+
+        A write may also contain messages in a form that the channel's reducer converts. A
+        `DeltaChannel` calls its reducer with the stored writes again whenever its value is loaded.
+        """
+        value = self._mark_value(value)
+        if isinstance(value, list) and not _is_role_and_text(channel, value):
+            marked = [self._mark_form(channel, element) for element in value]
+            is_same = all(new is old for new, old in zip(marked, value, strict=True))
+            return value if is_same else marked
+        return self._mark_form(channel, value)
+
+    def _mark_form(self, channel: str, value: Any) -> Any:
+        """Mark a human message that is not a message object yet, such as a dict with a role.
+
+        A string, or a pair of a role and a text, counts as a message only in the channel
+        `messages`.
+        """
+        form = value
+        if _is_role_and_text(channel, value):
+            form = {"role": value[0], "content": value[1]}
+        elif isinstance(value, str) and channel == "messages":
+            form = {"role": "user", "content": value}
+        if not isinstance(form, Mapping) or form.get("role", form.get("type")) not in _HUMAN_ROLES:
+            return value
+        if self._is_by_person(form.get("content")):
+            return value
+        metadata = form.get("response_metadata")
+        metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
+        return {**form, "response_metadata": {**metadata, REMEMBER_TURN: False}}
+
+    def _mark_message(self, message: HumanMessage) -> HumanMessage:
+        """Return a marked copy of a message, or the message itself if it must not be marked."""
+        if _is_marked(message) or not self._must_be_marked(message):
+            return message
+        original, copy = self._marked_copies.get(id(message), (None, message))
+        if original is message and copy.content == message.content:
+            return copy
+        metadata = {**message.response_metadata, REMEMBER_TURN: False}
+        copy = message.model_copy(update={"response_metadata": metadata})
+        self._marked_copies[id(message)] = message, copy
+        return copy
+
+    def _must_be_marked(self, message: HumanMessage) -> bool:
+        """Return whether the person did not write a message."""
+        if message.id is None:
+            was_loaded = (message.content, False) in self._loaded_without_id
+            return not was_loaded and not self._is_by_person(message.content)
+        content, was_marked = self._loaded.get(message.id, (None, False))
+        if content is not None and (
+            content == message.content or SHORTENED in message.additional_kwargs
+        ):
+            return was_marked
+        return not self._is_by_person(message.content)
+
+    def _is_by_person(self, content: Any) -> bool:
+        """Return whether the person has sent all texts of a message with the current run."""
+        return all(text.strip() in self._person_texts for text in _iter_texts(content))
+
+
+async def label_checkpoint(saver: Checkpointer, config: RunnableConfig) -> None:
+    """Record that users other than the person write to the state at a checkpoint.
+
+    Call this function before a run that may add pending writes to a checkpoint of another run. Such
+    a run may end without a checkpoint of its own, whose metadata would contain the record.
+
+    Args:
+        saver: The checkpointer.
+        config: The config of the run, which names the checkpoint or its thread.
+    """
+    names = ("thread_id", "checkpoint_ns", "checkpoint_id")
+    configurable = config["configurable"]
+    position = {name: configurable[name] for name in names if configurable.get(name)}
+    checkpoint = await saver.aget_tuple({"configurable": {"checkpoint_ns": "", **position}})
+    if checkpoint is not None:
+        write = (STATE_FROM_OTHERS, True)
+        await saver.aput_writes(checkpoint.config, [write], STATE_FROM_OTHERS, _LABEL_PATH)
+
+
+def _is_marked(message: HumanMessage) -> bool:
+    """Return whether a message is marked, so that its turn is not remembered."""
+    return message.response_metadata.get(REMEMBER_TURN) is False
+
+
+def _is_role_and_text(channel: str, value: Any) -> bool:
+    """Return whether a value for the channel `messages` is a pair of a human role and a text."""
+    is_pair = isinstance(value, list | tuple) and len(value) == 2
+    return channel == "messages" and is_pair and value[0] in _HUMAN_ROLES
+
+
+def _iter_human_messages(value: Any) -> Iterator[HumanMessage]:
+    """Yield the human messages in the value of a channel or in a write."""
+    if isinstance(value, Overwrite) or type(value) is DeltaSnapshot:
+        value = value.value
+    for element in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(element, HumanMessage):
+            yield element
+
+
+def _iter_texts(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value or a command, except the types of content blocks."""
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        if isinstance(current, str):
+            if current.strip():
+                yield current
+        elif isinstance(current, Mapping):
+            pending += [element for key, element in current.items() if key != "type"]
+        elif isinstance(current, list | tuple):
+            pending += current
+        elif isinstance(current, Command):
+            pending += [current.update, current.resume, current.goto]
+        elif isinstance(current, Send):
+            pending.append(current.arg)
