@@ -189,7 +189,7 @@ def select_remembered_messages(messages: Sequence[BaseMessage]) -> list[BaseMess
     """Return the messages whose turn is remembered; see `REMEMBER_TURN`."""
     remembered, is_remembered = list[BaseMessage](), True
     for message in messages:
-        if conversation.role(message) == "human":
+        if conversation.get_role(message) == "human":
             is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
         if is_remembered:
             remembered.append(message)
