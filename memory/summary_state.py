@@ -144,7 +144,7 @@ class SummarizedMessages:
     The set supports membership tests such as `message in summarized`.
 
     A graph removes summarised messages from its own state, but they may still be in the state of a
-    parent graph or a subgraph. A client that resends the whole conversation on every turn also adds
+    parent graph or a subgraph. A client that resends the whole conversation on every turn adds
     summarised messages back to the state. A message that was edited after it was summarised is not
     in the set.
     """

@@ -65,13 +65,13 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
 
 
 def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
-    """Yield each branch's messages, with the number of the message that precedes them as `after`.
+    """Yield each branch as a dict of its messages and `after`, the number of the preceding message.
 
     Exported messages are numbered from 1 in export order. `after` is 0 if the branch starts at the
     beginning of the thread.
 
-    The main branch is yielded first. If another branch is merely a prefix of a longer branch, its
-    list of messages is empty, because the longer branch already contains them.
+    The main branch is yielded first. If a branch other than the main branch is a prefix of a longer
+    branch, its list of messages is empty, because the longer branch already contains them.
     """
     messages = {
         position: message

@@ -251,10 +251,9 @@ async def is_read_in_full(
 ) -> bool:
     """Return whether a watermark covers every message in a thread, up to the thread's head.
 
-    With a perdure checkpointer, the thread's newest messages are checked first, and all messages
-    are read only if that check is inconclusive. With other checkpointers, all messages are read. If
-    the thread cannot be read, return False, because the thread might contain messages that the
-    watermark does not cover.
+    The thread's newest messages are checked first, and all messages are read only if that check is
+    inconclusive. If the thread cannot be read, return False, because the thread might contain
+    messages that the watermark does not cover.
 
     Args:
         saver: The checkpointer.
@@ -413,7 +412,7 @@ class Watermark:
 
     Attributes:
         extractor: The name of the extractor.
-        known: The newest messages that were read, by position.
+        known: The most recent messages that the extractor has read, by position.
         count: The number of all messages that were read.
         next: The position of the next message.
         checkpoint_id: The head of the thread when all messages were read. A thread with a different
