@@ -182,7 +182,7 @@ class BackgroundSummaries:
             os.getpid(),
         )
 
-    def schedule(
+    def schedule_summary(
         self,
         thread: SavedThread,
         messages_key: str,

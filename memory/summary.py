@@ -308,7 +308,7 @@ class Summarize(MessagesNode):
         if self._copy_with_lower_trigger()._select_from_messages(messages, state).messages:
             ids = (message.id for message in reversed(messages) if message.id is not None)
             newest = next(ids, None)
-            self._background.schedule(
+            self._background.schedule_summary(
                 thread, self.messages_key, newest, self._summarize_saved_thread
             )
 

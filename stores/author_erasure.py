@@ -47,7 +47,7 @@ def forget_author(
     found_rows = parts.database.write(
         lambda: _erase_author(parts, path, author, hand_over=hand_over), deletes_rows=True
     )
-    parts.database.read(parts.indexes.purge_erased)
+    parts.database.read(parts.indexes.drop_erased_data)
     clean = parts.database.scrub_deleted_rows()
     return _build_receipt(parts, found_rows, hand_over=hand_over, is_scrubbed=clean)
 

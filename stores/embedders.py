@@ -473,7 +473,7 @@ class StoreEmbedder:
         """
         return self.embed_quickly is not None and self.model == recorded_model
 
-    def derive_vectors(
+    def compute_vectors_on_demand(
         self, rows: Sequence[Sequence[str]], file_model: Model | None
     ) -> list[bytes | None]:
         """Return the encoded embeddings of each row's texts, or None if they cannot be computed."""

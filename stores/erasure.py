@@ -127,7 +127,7 @@ def forget(
         )
         # This process drops its cached words and vectors now. Other processes drop theirs at their
         # next search.
-        parts.database.read(parts.indexes.purge_erased)
+        parts.database.read(parts.indexes.drop_erased_data)
         clean = parts.database.scrub_deleted_rows()
     return _build_receipt(
         parts,

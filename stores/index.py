@@ -30,7 +30,7 @@ from perdure.stores.separation import (
     MAX_WORDED,
     VectorSeparation,
     compute_separation_sample_size,
-    find_pairs_sharing_words,
+    find_row_pairs_sharing_rare_word,
     measure_how_vectors_separate_related_rows,
 )
 from perdure.stores.text import Vocabulary
@@ -462,7 +462,7 @@ class NamespaceIndex:
         words, rows = self._collect_words_and_their_row_positions(
             np.where(positions < count, positions, -1)
         )
-        return find_pairs_sharing_words(words, rows, count)
+        return find_row_pairs_sharing_rare_word(words, rows, count)
 
     def _collect_words_and_their_row_positions(
         self, positions: NDArray[np.int32]
@@ -639,7 +639,7 @@ class IndexView:
                     query, 0, count, compute_share_of_rows_to_score_exactly(count)
                 )
             else:
-                scores = matrix.score_rows(query, 0, count)
+                scores = matrix.compute_exact_cosine_similarities(query, 0, count)
             # index of the first vector of each row
             first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))
             if len(first_vectors) < count:

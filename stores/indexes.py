@@ -318,7 +318,7 @@ class Indexes:
                 results.append(read_view(path, view))
         return results
 
-    def purge_erased(self) -> Flow[None]:
+    def drop_erased_data(self) -> Flow[None]:
         """Drop all erased data from the indexes in memory. Each search does this as well."""
         # Ignore `SnapshotOutdated`. It means that another OS thread has already dropped the erased
         # data from the indexes in memory.
@@ -349,12 +349,12 @@ class Indexes:
             with self._lock:
                 entries = list(self._cached.items())
             for key, cached in entries:
-                yield from self._purge_index(cached, key, existing.get(key), state)
+                yield from self._update_index_after_erasure(cached, key, existing.get(key), state)
             with self._lock:
                 self._erasures = max(self._erasures, erasures)
         return state
 
-    def _purge_index(
+    def _update_index_after_erasure(
         self, cached: _CachedIndex, key: _Key, namespace: _NamespaceRow | None, state: _State
     ) -> Flow[None]:
         """Update an index after an erasure, and drop the words that no longer occur in any item."""
@@ -453,7 +453,7 @@ class Indexes:
                 )
             new_ids = np.setdiff1d(closed, cached.index.rows["id"])
             for begin in range(0, len(new_ids), _PAGE_ROWS):
-                entries = yield from self._load_versions(
+                entries = yield from self._load_indexed_items(
                     new_ids[begin : begin + _PAGE_ROWS].tolist(), state
                 )
                 cached.index.add_items(entries)
@@ -461,12 +461,14 @@ class Indexes:
         self._record_index_size((path, True), cached, view.nbytes)
         return replace(view.select_ids(closed), separation=VectorSeparation())
 
-    def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
+    def _load_indexed_items(
+        self, version_ids: Sequence[int], state: _State
+    ) -> Flow[list[IndexedItem]]:
         """Load the search data of some versions.
 
         Versions that are excluded from search are returned without words and vectors.
         """
-        rows = yield self.sql("search_data_by_ids", state.number, json.dumps(ids))
+        rows = yield self.sql("search_data_by_ids", state.number, json.dumps(version_ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
         # The rows are sorted by id, because scores computed in another order could differ in the
@@ -475,7 +477,9 @@ class Indexes:
         entries = self._build_indexed_items(
             [(*row, *searched[row[0]]) for row in rows], state.model
         )
-        return entries + [_UNSEARCHED_ITEM._replace(id=id) for id in ids if id not in searched]
+        return entries + [
+            _UNSEARCHED_ITEM._replace(id=id) for id in version_ids if id not in searched
+        ]
 
     # -- updating
 
@@ -616,7 +620,7 @@ class Indexes:
         without_vectors = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
         ]
-        derived_vectors = iter(self.preparer.derive_vectors(without_vectors, model))
+        derived_vectors = iter(self.preparer.compute_vectors_on_demand(without_vectors, model))
         entries = []
         for row, value in zip(rows, values, strict=True):
             number, path, key, version, _, since, _, expires, _, stored, vectors, fields = row

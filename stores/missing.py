@@ -212,7 +212,7 @@ class MissingEmbeddings:
             number = await self._runner.run_write_flow(
                 partial(self._parts.writer.register_model, model, replace=True)
             )
-            return await self._drop_old_vectors(number, progress)
+            return await self._drop_and_count_vectors_of_earlier_models(number, progress)
         sample = await self._embed_texts(["perdure"])
         model = model.with_dims(sample.shape[1])
         number = await self._runner.run_write_flow(
@@ -235,7 +235,9 @@ class MissingEmbeddings:
                 progress(embedded_count, total)
         return embedded_count
 
-    async def _drop_old_vectors(self, model_number: int, progress: Progress | None) -> int:
+    async def _drop_and_count_vectors_of_earlier_models(
+        self, model_number: int, progress: Progress | None
+    ) -> int:
         """Drop stored vectors that were computed with earlier models.
 
         No replacements are stored, because searches compute vectors with the current model on

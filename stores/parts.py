@@ -563,7 +563,7 @@ class OperationRunner:
         self.call_reader: ReadingThreadCaller = CallBatcher(
             database.run_in_thread, _run_calls_and_store_results
         ).submit
-        self._puts = CallBatcher(call, self._write_batch)
+        self._puts = CallBatcher(call, self._write_requests_in_one_transaction)
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
@@ -639,7 +639,7 @@ class OperationRunner:
             deletes_rows=all(put.text is None for put in puts),
         )
 
-    async def _write_batch(self, requests: list[_Request]) -> None:
+    async def _write_requests_in_one_transaction(self, requests: list[_Request]) -> None:
         """Write the requests of several callers in a single transaction.
 
         None of the puts has a required version or a limit, so only a database error can make them

@@ -210,7 +210,7 @@ class PutPreparer:
         """Parse the stored list of JSON paths whose text is searched."""
         return self.fields if stored is None else json.loads(stored)
 
-    def derive_vectors(
+    def compute_vectors_on_demand(
         self,
         values_and_field_lists: Sequence[tuple[Mapping[str, Any], str | None]],
         file_model: Model | None,
@@ -222,13 +222,13 @@ class PutPreparer:
             file_model: The embedding model recorded in the database.
 
         Returns:
-            The encoded vectors of each value, or None if they cannot be derived.
+            The encoded vectors of each value, or None if they cannot be computed.
         """
         texts = [
             extract_texts(value, self.parse_fields(fields))
             for value, fields in values_and_field_lists
         ]
-        return self.embeddings.derive_vectors(texts, file_model)
+        return self.embeddings.compute_vectors_on_demand(texts, file_model)
 
 
 def are_small_enough_to_check_in_event_loop(values: Sequence[Any]) -> bool:

@@ -232,7 +232,7 @@ class RankedRows:
         """
         return self.scores if self.order is None else self.order
 
-    def explain_row(self, row: int) -> dict[str, float]:
+    def get_score_parts_of_row(self, row: int) -> dict[str, float]:
         """Return the components that add up to a row's score, keyed by name."""
         total = sum(float(part[row]) for part in self.parts.values())
         scale = float(self.scores[row]) / total if total else 0.0

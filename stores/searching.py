@@ -240,7 +240,9 @@ class Searcher:
             )
         better_count = int((ranked.sort_keys > ranked.sort_keys[row_index[0]]).sum())
         reason = f"{better_count} of {len(pool)} items score higher"
-        return RankExplanation(reason, better_count + 1, ranked.explain_row(row_index[0]))
+        return RankExplanation(
+            reason, better_count + 1, ranked.get_score_parts_of_row(row_index[0])
+        )
 
     def _find_best_items(
         self,
@@ -280,7 +282,7 @@ class Searcher:
                 rows = yield self._parts.sql("versions_by_ids", json.dumps(ids))
             items = {row[0]: self._parts.reader.records.decode_item(row) for row in rows}
             for row_index, number in zip(batch, ids, strict=True):
-                parts = ranked.explain_row(row_index) if query.explain else None
+                parts = ranked.get_score_parts_of_row(row_index) if query.explain else None
                 results.append(FoundItem(items[number], float(ranked.scores[row_index]), parts))
         return results
 

@@ -232,8 +232,8 @@ def measure_how_vectors_separate_related_rows(
         positions: The position of each row in its thread; float[n].
         lengths: The number of words in each row; float[n].
         list_pairs_with_shared_word: Returns pairs of rows that share a rare word; see
-            `find_pairs_sharing_words`. The function is called only if neighbours do not show that
-            the vectors are useful.
+            `find_row_pairs_sharing_rare_word`. The function is called only if neighbours do not
+            show that the vectors are useful.
     """
     n = len(vectors)
     order = np.lexsort((np.arange(n), positions, thread_codes))
@@ -290,21 +290,21 @@ def _sample_row_pairs_evenly(row_pairs: Ints) -> Ints:
     return row_pairs[np.linspace(0, len(row_pairs) - 1, _MAX_PAIRS).astype(np.intp)]
 
 
-def find_pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
+def find_row_pairs_sharing_rare_word(word_numbers: Ints, row_numbers: Ints, row_count: int) -> Ints:
     """Return pairs of rows that share a rare word, as an integer array of shape `[pairs, 2]`.
 
     Args:
-        words: The word of each entry, as a number; int[entries].
-        rows: The row of each entry. A row has at most one entry for a word; int[entries].
-        count: The number of rows.
+        word_numbers: The word of each entry, as a number; int[entries].
+        row_numbers: The row of each entry. A row has at most one entry for a word; int[entries].
+        row_count: The number of rows.
     """
-    key = words.astype(np.int64) * count + rows
+    key = word_numbers.astype(np.int64) * row_count + row_numbers
     key.sort()
-    word, row = np.divmod(key, count)
+    word, row = np.divmod(key, row_count)
     starts = np.flatnonzero(np.diff(word, prepend=-1))
     sizes = np.diff(np.append(starts, len(key)))
     place = np.arange(len(key)) - np.repeat(starts, sizes)
-    rare = np.repeat(sizes <= max(count // _RARE_DIVISOR, 2), sizes)
+    rare = np.repeat(sizes <= max(row_count // _RARE_DIVISOR, 2), sizes)
     second = np.flatnonzero(rare & (place > 0) & (place <= _MAX_PAIRS_PER_WORD))
-    pairs = np.unique(row[second - 1] * count + row[second])
-    return _sample_row_pairs_evenly(np.column_stack(np.divmod(pairs, count)))
+    pairs = np.unique(row[second - 1] * row_count + row[second])
+    return _sample_row_pairs_evenly(np.column_stack(np.divmod(pairs, row_count)))

@@ -265,7 +265,7 @@ class VectorMatrix:
         rows = self.rows.astype(np.float16) if self.rows.dtype == np.float32 else self.rows
         return VectorMatrix(rows, self.scale, _compute_sign_bit_sketches(self.rows))
 
-    def score_rows(self, query: Floats, start: int, stop: int) -> Floats:
+    def compute_exact_cosine_similarities(self, query: Floats, start: int, stop: int) -> Floats:
         """Return the exact cosine similarities of rows `start` to `stop` with a unit vector."""
         rows = self.rows[start:stop]
         if rows.dtype == np.float32:
@@ -299,7 +299,9 @@ class VectorMatrix:
         # Estimated similarities are lowered, so that none exceeds an exact similarity.
         table -= table[nearest]
         chosen = np.flatnonzero(distance <= nearest)
-        exact = self.take_rows(chosen + start).score_rows(query, 0, len(chosen))
+        exact = self.take_rows(chosen + start).compute_exact_cosine_similarities(
+            query, 0, len(chosen)
+        )
         out = np.minimum(table[distance], 0.0) + exact.min(initial=1.0)
         out[chosen] = exact
         return np.asarray(out, np.float32)

@@ -229,7 +229,7 @@ def test_checked_embedder_is_not_wrapped_again() -> None:
 
     assert embedder is embedder_from(embedder)
     assert isinstance(embedder_from(embedder, name="other"), CheckedEmbedder)
-    with pytest.raises(ConfigurationError, match="have 2"):
+    with pytest.raises(ConfigurationError, match="with 2 dimensions"):
         embedder_from(embedder, dims=3)
 
 

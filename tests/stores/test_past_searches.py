@@ -98,13 +98,13 @@ def test_past_search_loads_unsearchable_versions_only_once(
 ) -> None:
     """Closed versions with `index=False` are never found, and are not read by each past search."""
     loaded_ids: list[list[int]] = []
-    load_versions = Indexes._load_versions
+    load_versions = Indexes._load_indexed_items
 
     def record_and_load(self: Indexes, ids: Sequence[int], state: Any) -> Flow[Any]:
         loaded_ids.append(list(ids))
         return (yield from load_versions(self, ids, state))
 
-    monkeypatch.setattr(Indexes, "_load_versions", record_and_load)
+    monkeypatch.setattr(Indexes, "_load_indexed_items", record_and_load)
     store.put(("a",), "searched", {"text": "my car"})
     store.put(("a",), "not", {"text": "my car"}, index=False)
     past = clock.at()

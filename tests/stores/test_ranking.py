@@ -509,7 +509,7 @@ def test_scores_of_a_search_lie_between_0_and_1(
 
     assert ((ranked.scores >= 0) & (ranked.scores <= 1)).all()
     assert (np.diff(ranked.scores[in_order]) <= 0).all()
-    shown = [sum(ranked.explain_row(row).values()) for row in range(len(lengths))]
+    shown = [sum(ranked.get_score_parts_of_row(row).values()) for row in range(len(lengths))]
     np.testing.assert_allclose(ranked.scores, shown, atol=1e-5)
     if mode in ("cosine", "semantic"):
         assert not ranked.scores[lacking].any()

@@ -24,7 +24,7 @@ from perdure.stores.separation import (
     VectorCalibration,
     VectorSeparation,
     compute_separation_sample_size,
-    find_pairs_sharing_words,
+    find_row_pairs_sharing_rare_word,
     measure_how_vectors_separate_related_rows,
 )
 from perdure.stores.vectors import Model, encode_vectors, normalize_rows
@@ -323,9 +323,9 @@ def test_pairs_of_rows_share_a_rare_word() -> None:
     """Word 1 is in two rows, word 2 in all rows, and word 3 in one row."""
     words = np.array([1, 1, *[2] * 32, 3])
     rows = np.array([4, 9, *range(32), 7])
-    assert find_pairs_sharing_words(words, rows, 32).tolist() == [[4, 9]]
+    assert find_row_pairs_sharing_rare_word(words, rows, 32).tolist() == [[4, 9]]
     none = np.empty(0, np.int64)
-    assert find_pairs_sharing_words(none, none, 32).shape == (0, 2)
+    assert find_row_pairs_sharing_rare_word(none, none, 32).shape == (0, 2)
 
 
 def test_separation_without_threads_uses_rows_with_common_words() -> None:

@@ -262,9 +262,15 @@ def test_vector_matrix_scores_equal_exact_cosines_within_rounding(kind: Any, err
     exact = rows @ rows[17]
 
     for start, stop in ((0, 5000), (4095, 4098), (17, 18), (5, 5)):
-        assert np.allclose(exact[start:stop], matrix.score_rows(query, start, stop), atol=error)
+        assert np.allclose(
+            exact[start:stop],
+            matrix.compute_exact_cosine_similarities(query, start, stop),
+            atol=error,
+        )
     taken = matrix.take_rows(np.array([3, 3, 4999]))
-    assert np.allclose(exact[[3, 3, 4999]], taken.score_rows(query, 0, 3), atol=error)
+    assert np.allclose(
+        exact[[3, 3, 4999]], taken.compute_exact_cosine_similarities(query, 0, 3), atol=error
+    )
 
 
 def test_item_with_zero_vector_ranks_last(tmp_path: Path) -> None:
