@@ -159,7 +159,7 @@ def _iter_strings_in_json_value(value: Any) -> Iterator[str]:
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:
-    """Yield the texts of all versions of all items in the given namespaces."""
+    """Yield the texts of every item version in the given namespaces."""
     for namespace in namespaces:
         for line in store.export(namespace):
             text: Any = line["value"].get("text")

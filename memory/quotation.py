@@ -306,7 +306,7 @@ def _read_audio_transcript(message: BaseMessage) -> tuple[str, ...]:
 
 
 def render_block_name(block: Mapping[str, Any]) -> str:
-    """Render a content block without text as its type and its file's name or URL."""
+    """Render a content block that has no text as its type and its file's name or URL."""
     kind = str(block.get("type") or "something")
     # The file's name or URL can be in a nested object. For example, langchain stores the name in
     # the block's `metadata` object.

@@ -199,8 +199,8 @@ def select_remembered_messages(messages: Sequence[BaseMessage]) -> list[BaseMess
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
     """Return the channel values of a checkpoint, including those of `DeltaChannel`s.
 
-    See `Checkpointer.delta_values`. With a checkpointer from another library, only the values in
-    the checkpoint itself are returned.
+    See `Checkpointer.delta_values`. With a checkpointer from another library, only the values that
+    the checkpoint itself contains are returned.
     """
     values = dict(head.checkpoint["channel_values"])
     has_deltas = head.metadata.get(COUNTERS) or any(
