@@ -267,7 +267,7 @@ class Additions:
             ],
         ]
 
-    def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
+    def append_new_items_to_log(self, channel: str, parts: list[bytes | Range]) -> Ranges:
         """Append new items to a channel's log, and return log ranges for all items in `parts`.
 
         Each element of `parts` is either the content of a new item or a range of existing log
@@ -387,13 +387,13 @@ class PlannedTransaction:
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
 
-    def update_cache(self) -> None:
+    def update_cache_after_commit(self) -> None:
         """Update the cache after the commit."""
         cache = self.cache
         if self.additions is not None:
             self.additions.cache_committed_items()
         if self.snapshot is not None:
-            self.thread.record_newest_checkpoint(self.snapshot)
+            self.thread.record_checkpoint_if_newest(self.snapshot)
         if self.head is not None:
             self.head.epoch, self.head.is_uncommitted = self.watch.epoch, False
             cache.mark_thread_used(self.thread_id)

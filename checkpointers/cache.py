@@ -339,7 +339,7 @@ class Thread:
         self.newest_checkpoint: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
-    def record_newest_checkpoint(self, snapshot: Snapshot) -> None:
+    def record_checkpoint_if_newest(self, snapshot: Snapshot) -> None:
         """Record a checkpoint as the latest stored one, unless a later one is already recorded."""
         if (
             self.newest_checkpoint is None

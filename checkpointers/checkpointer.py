@@ -434,14 +434,14 @@ class Checkpointer(CheckpointSaver):
                 was erased.
         """
         from perdure.checkpointers.erasure import (
-            erase_from_thread,
+            erase_messages_or_thread,
         )  # langgraph.types is slow to import
 
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_storable_texts("message_ids", message_ids)
         arguments = self._reader, self._maintenance, thread_id, ids
         report = self._maintenance.delete_and_drop_cached_thread(
-            thread_id, lambda: erase_from_thread(*arguments)
+            thread_id, lambda: erase_messages_or_thread(*arguments)
         )
         return replace(report, scrubbed=self.database.scrub_deleted_rows())
 

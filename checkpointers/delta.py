@@ -152,7 +152,7 @@ class ChannelUpdate:
 
 
 @dataclass(slots=True)
-class DeltaWrites:
+class DeltaChannelWrites:
     """`DeltaChannel` updates that were computed from a parent checkpoint's pending writes.
 
     Attributes:

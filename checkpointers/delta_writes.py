@@ -14,7 +14,7 @@ from perdure.checkpointers.cache import NO_TITLE, Head, PendingTask, Snapshot, T
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.delta import (
     ChannelUpdate,
-    DeltaWrites,
+    DeltaChannelWrites,
     Transcript,
     find_items_with_newly_assigned_ids,
     find_positions_by_message_id,
@@ -41,8 +41,8 @@ from perdure.storage.flow import Flow, Row
 
 def find_cached_delta_channel_writes(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
-) -> DeltaWrites | None:
-    """Build the `DeltaWrites` of a new checkpoint from cached data only.
+) -> DeltaChannelWrites | None:
+    """Build the `DeltaChannelWrites` of a new checkpoint from cached data only.
 
     If some of the required data is not cached, None is returned, and the caller must read the
     database.
@@ -66,7 +66,7 @@ def read_delta_channel_writes(
     head: Head,
     parent: Snapshot,
     rows: Sequence[Row],
-) -> Flow[DeltaWrites]:
+) -> Flow[DeltaChannelWrites]:
     """Read the values that the tasks of a checkpoint's parent wrote to `DeltaChannel`s.
 
     Only items that are not cached are read from the database. If the new checkpoint is a fork, its
@@ -80,7 +80,7 @@ def read_delta_channel_writes(
         parent: The parent of the checkpoint.
         rows: The rows `(uid, task, path, body)` of all writes at the parent.
     """
-    delta_writes = DeltaWrites()
+    delta_writes = DeltaChannelWrites()
     is_head = head.snapshot is not None and head.snapshot.key == parent.key
     is_fork = put.metadata.get("source") in START_SOURCES and not is_head
     changed = [
@@ -114,7 +114,7 @@ def _read_written_values_by_channel(
     thread: Thread,
     rows: Sequence[Row],
     channels: Sequence[str],
-    delta_writes: DeltaWrites,
+    delta_writes: DeltaChannelWrites,
 ) -> Flow[dict[str, list[Any]]]:
     """Read the values written to the given channels, in the order in which langgraph applies them.
 

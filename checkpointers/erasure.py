@@ -92,7 +92,7 @@ _SEND_PATH: Final = "~__pregel_push, {:010d}"
 """The start of the path of a task that langgraph creates for the `Send` with an index."""
 
 
-def erase_from_thread(
+def erase_messages_or_thread(
     reader: CheckpointReader,
     maintenance: Maintenance,
     thread_id: str,
@@ -130,7 +130,7 @@ def _erase_messages(
     yield from eraser.load_all_items_of_thread()
     yield from eraser.find_or_erase_messages_in_thread(finds_only=True)
     if not eraser.remover.has_match:
-        yield from eraser.remove_quotations_from_list_entry()
+        yield from eraser.remove_quotations_from_thread_list_entry()
         if events:
             yield from maintenance.database.request_scrub_of_deleted_rows()
         return ErasureReport(events=events)
@@ -148,7 +148,7 @@ def _erase_messages(
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from drop_thread_index(reader.sql, rows[0][0])
-    yield from eraser.remove_quotations_from_list_entry()
+    yield from eraser.remove_quotations_from_thread_list_entry()
     yield from maintenance.database.request_scrub_of_deleted_rows()
     hashes = sorted(
         {
@@ -277,7 +277,7 @@ class _Eraser:
                         self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE
                     )
                     items.update((yield from page))
-            self._stored_at[key] = yield from self.reader.read_item_times(
+            self._stored_at[key] = yield from self.reader.read_item_storage_times(
                 key, [(0, log.next_position)]
             )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
@@ -288,7 +288,7 @@ class _Eraser:
             for position, stored in items.items():
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
-    def remove_quotations_from_list_entry(self) -> Flow[None]:
+    def remove_quotations_from_thread_list_entry(self) -> Flow[None]:
         """Remove text copied from erased messages from the title and metadata in thread lists."""
         for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title, listed_metadata = decrypt_list_entry(self.seal, self.thread_id, stored)
@@ -778,7 +778,7 @@ class _Eraser:
             # Return a placeholder, because the caller ignores the ranges in a pass that only
             # collects messages.
             return [(0, 1)]
-        return self.additions.append_new_items(self.thread.logs[log_key].name, parts)
+        return self.additions.append_new_items_to_log(self.thread.logs[log_key].name, parts)
 
     # -- items
 

@@ -280,7 +280,9 @@ class Listing:
             yield from ((row[0] & _SEQ_MASK, address, row) for row in rows if is_match(row))
             return
         head_key = build_row_key(namespace, head) if 0 < head < stop_seq else None
-        for number, row in enumerate(self._iter_rows(namespace, stop_seq, where, is_match)):
+        for number, row in enumerate(
+            self._iter_matching_rows(namespace, stop_seq, where, is_match)
+        ):
             seq = row[0] & _SEQ_MASK
             if number == 0 and head_key not in (None, row[0]):
                 heads = self.read(lambda: fetch_rows(self.sql["checkpoint_row"], head_key))
@@ -288,7 +290,7 @@ class Listing:
             if number == 0 or row[0] != head_key:
                 yield seq, address, row
 
-    def _iter_rows(
+    def _iter_matching_rows(
         self, namespace: int, stop: int, where: MetadataFilter, is_match: Callable[[Row], bool]
     ) -> Iterator[Row]:
         """Yield the matching rows of a namespace, newest first, one page at a time."""

@@ -186,7 +186,7 @@ class MergePlanner:
             return Merge(
                 current_head,
                 {},
-                keeps_head=(yield from self._find_last_update(current_head, unread)),
+                keeps_head=(yield from self._find_last_merged_state_update(current_head, unread)),
             )
         return (
             self._plan_merge_that_copies_channels_from_head(put, current_head, unread)
@@ -195,17 +195,17 @@ class MergePlanner:
         )
 
     def _plan_merge_of_run_checkpoint(
-        self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
+        self, put: CheckpointPut, current_head: Snapshot, base_checkpoint: Snapshot
     ) -> Merge | None:
         """Plan how to merge a run's new checkpoint with a state update that has become the head."""
         unread = {
             c
-            for c in self._list_merged_channels_unread_by_run(base)
-            if not _has_run_read_channel(put, c, base)
+            for c in self._list_merged_channels_unread_by_run(base_checkpoint)
+            if not _has_run_read_channel(put, c, base_checkpoint)
         }
         written = {
             c
-            for c in _find_channels_written_since(current_head, base)
+            for c in _find_channels_written_since(current_head, base_checkpoint)
             if c in current_head.references
         }
         versions = put.checkpoint["channel_versions"]
@@ -213,7 +213,7 @@ class MergePlanner:
             c
             for c in unread | written
             if c in put.new_versions
-            or (c not in unread and versions.get(c) != base.channel_versions.get(c))
+            or (c not in unread and versions.get(c) != base_checkpoint.channel_versions.get(c))
         }
         return (
             None
@@ -224,15 +224,15 @@ class MergePlanner:
         )
 
     def _plan_merge_of_state_update(
-        self, put: CheckpointPut, current_head: Snapshot, base: Snapshot
+        self, put: CheckpointPut, current_head: Snapshot, base_checkpoint: Snapshot
     ) -> Merge | None:
         """Plan how to merge a state update with a run that continued from the same checkpoint."""
         written = {
             c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
         }
-        written_by_both = written & _find_channels_written_since(current_head, base)
+        written_by_both = written & _find_channels_written_since(current_head, base_checkpoint)
         if not all(
-            _is_channel_version_changed_only_by_merge(channel, current_head, base)
+            _is_channel_version_changed_only_by_merge(channel, current_head, base_checkpoint)
             for channel in written_by_both
         ):
             return None
@@ -446,7 +446,7 @@ class MergePlanner:
                 snapshot = yield from self._read_snapshot(updated_id or "")
         return False
 
-    def _find_last_update(
+    def _find_last_merged_state_update(
         self, current_head: Snapshot, channels: Collection[str]
     ) -> Flow[Snapshot]:
         """Return the latest state update merged into the head, or the head if there is none."""
@@ -488,17 +488,17 @@ def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
     return channel in put.checkpoint["channel_values"] or channel in put.delta_channels
 
 
-def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
-    """Return whether a run has read the channel value that a merge copied into `base`.
+def _has_run_read_channel(put: CheckpointPut, channel: str, base_checkpoint: Snapshot) -> bool:
+    """Return whether a run has read the channel value that a merge copied into `base_checkpoint`.
 
     If the run has written a new version of the channel, it has read the merged value if that
-    version's merge epoch is at least as high as in `base`. If the run has not written to the
-    channel, it has read the merged value only if its new checkpoint contains the same version as
-    `base`.
+    version's merge epoch is at least as high as in `base_checkpoint`. If the run has not written to
+    the channel, it has read the merged value only if its new checkpoint contains the same version
+    as `base_checkpoint`.
     """
     version, taken_version = (
         put.checkpoint["channel_versions"].get(channel),
-        base.channel_versions[channel],
+        base_checkpoint.channel_versions[channel],
     )
     if channel in put.new_versions:
         return (extract_merge_epoch_from_version_bits(version) or 0) >= (
@@ -507,13 +507,13 @@ def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> b
     return bool(version == taken_version)
 
 
-def _find_channels_written_since(current_head: Snapshot, base: Snapshot) -> set[str]:
-    """Return the state channels that have different versions in the head and in `base`."""
+def _find_channels_written_since(current_head: Snapshot, base_checkpoint: Snapshot) -> set[str]:
+    """Return the state channels whose versions differ in the head and in `base_checkpoint`."""
     versions = current_head.channel_versions.items()
     return {
         c
         for c, version in versions
-        if is_state_channel(c) and version != base.channel_versions.get(c)
+        if is_state_channel(c) and version != base_checkpoint.channel_versions.get(c)
     }
 
 
@@ -543,13 +543,17 @@ def _infer_versions_of_pruned_checkpoint(
     return Snapshot(checkpoint_id, 0, None, 0, [], versions, {})
 
 
-def _may_head_descend_from_base_in_same_turn(current_head: Snapshot, base: Snapshot) -> bool:
-    """Return whether the head could be a descendant of `base` with no new input in between."""
-    for channel, version in base.channel_versions.items():
+def _may_head_descend_from_base_in_same_turn(
+    current_head: Snapshot, base_checkpoint: Snapshot
+) -> bool:
+    """Return whether the head could descend from `base_checkpoint` with no input in between."""
+    for channel, version in base_checkpoint.channel_versions.items():
         current_version = current_head.channel_versions.get(channel)
         if current_version != version and not _is_lower(version, current_version):
             return False
-    return bool(current_head.channel_versions.get(START) == base.channel_versions.get(START))
+    return bool(
+        current_head.channel_versions.get(START) == base_checkpoint.channel_versions.get(START)
+    )
 
 
 def _is_lower(version: Any, other: Any) -> bool:

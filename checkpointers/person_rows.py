@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from perdure.checkpointers.assistants import assistant_associated_data
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.erasure import erase_from_thread
+from perdure.checkpointers.erasure import erase_messages_or_thread
 from perdure.checkpointers.labels import CALLER
 from perdure.checkpointers.records import CronRow, LiveRun, RunRow, decrypt_cron, decrypt_run
 from perdure.checkpointers.reports import ErasureReport
@@ -323,7 +323,7 @@ class PersonRows:
         """
         maintenance, reader = self.saver._maintenance, self.saver._reader
         return maintenance.delete_and_drop_cached_thread(
-            thread_id, lambda: erase_from_thread(reader, maintenance, thread_id, None)
+            thread_id, lambda: erase_messages_or_thread(reader, maintenance, thread_id, None)
         )
 
 

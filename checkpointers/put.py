@@ -28,7 +28,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Thread, Title, Write
 from perdure.checkpointers.codec import Codec, ValuesAsEncoded
-from perdure.checkpointers.delta import COUNTERS, ChannelUpdate, DeltaWrites
+from perdure.checkpointers.delta import COUNTERS, ChannelUpdate, DeltaChannelWrites
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -84,7 +84,8 @@ class SplitValue(NamedTuple):
         is_log_complete: Whether all items of the log were cached. If so, an item that was not found
             in the cache is not in the database either.
         is_snapshot: Whether the value is a snapshot of a `DeltaChannel`.
-        repeated_items: Items of a snapshot that are not added to the transcript; see `DeltaWrites`.
+        repeated_items: Items of a snapshot that are not added to the transcript; see
+            `DeltaChannelWrites`.
         update: The writes to a `DeltaChannel` that has no snapshot, or an undivided one.
         undivided: The value of a snapshot that is neither a list nor a dict.
     """
@@ -174,7 +175,7 @@ class CheckpointPut:
     loaded_removal: int = 0
     delta_channels: Sequence[str] = ()
     snapshot_channels: Sequence[str] = ()
-    replayed: DeltaWrites | None = None
+    replayed: DeltaChannelWrites | None = None
     merge: Merge | None = None
     run_started_at: float | None = None
     continues_run: bool = False
@@ -372,7 +373,7 @@ class CheckpointPut:
 
     def _add_replayed_writes_to_values(
         self,
-        replayed: DeltaWrites,
+        replayed: DeltaChannelWrites,
         logs: Mapping[str, ChannelLog],
         values_to_store: dict[str, ValueToStore | None],
     ) -> None:

@@ -156,7 +156,7 @@ class CheckpointReader:
                 address.thread_id, address.checkpoint_ns, tuple(row)
             )
             yield from self.unflatten_ranges_in_snapshot(address.thread_id, thread, snapshot)
-            thread.record_newest_checkpoint(snapshot)
+            thread.record_checkpoint_if_newest(snapshot)
             thread.last_namespace = address.checkpoint_ns, namespace_key
         return StoredCheckpoint(thread, namespace_key, snapshot)
 
@@ -712,7 +712,7 @@ class CheckpointReader:
         rows = yield self.sql("items_page", *key_range(log_key, start, stop), ITEMS_PAGE_SIZE)
         return [decrypt_position_and_item(self.seal, thread_id, channel, *row) for row in rows]
 
-    def read_item_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
+    def read_item_storage_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
         """Return the time at which each item in the given log ranges was first stored.
 
         The returned dict maps each item's log position to the item's time, in seconds since 1970.

@@ -126,7 +126,7 @@ def read_transcript_tree(
         return TranscriptTree(
             {}, {}, lineages, is_known, channel in head.snapshot.channel_versions and ref is None
         )
-    times = yield from reader.read_item_times(log, ranges)
+    times = yield from reader.read_item_storage_times(log, ranges)
     stored = (
         yield from reader.load_log_items_into_cache(thread_id, head.thread, log, ranges)
     ).get_items(ranges)
@@ -236,7 +236,7 @@ class _ThreadWriter:
                     yield from self.records.read_items_page(self.reader, name, log, start, stop)
                 ):
                     rows, end = [], page[-1][0] + 1
-                    read_times = self.records.read_item_times
+                    read_times = self.records.read_item_storage_times
                     times = yield from read_times(self.reader, log, start, end)
                     start = end
                     for position, stored in page:

@@ -99,12 +99,12 @@ class ThreadRecords:
             if position < stop
         ]
 
-    def read_item_times(
+    def read_item_storage_times(
         self, reader: CheckpointReader, log_key: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
         """Return the time at which each item in a log range was first stored, keyed by position."""
         if self.items is None:
-            return (yield from reader.read_item_times(log_key, [(start, stop)]))
+            return (yield from reader.read_item_storage_times(log_key, [(start, stop)]))
         return self.times[log_key]
 
 
@@ -208,5 +208,5 @@ def load_all_items_into_records(reader: CheckpointReader, records: ThreadRecords
                 start = page[-1][0] + 1
         records.sorted_positions[log] = [*log_items]
         spans = compute_position_ranges_of_items_and_aliases(*last_keys)
-        records.times[log] = yield from reader.read_item_times(log, spans)
+        records.times[log] = yield from reader.read_item_storage_times(log, spans)
     records.items = items

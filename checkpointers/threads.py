@@ -183,7 +183,7 @@ class ThreadReader:
         missing_ranges = join_adjacent_ranges(
             (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
-        times = yield from self.reader.read_item_times(log.key, missing_ranges)
+        times = yield from self.reader.read_item_storage_times(log.key, missing_ranges)
         for position, stored_at in times.items():
             log.stored_times[position] = _convert_stored_seconds_to_datetime(thread_id, stored_at)
 

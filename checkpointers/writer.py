@@ -168,7 +168,7 @@ class CheckpointWriter:
         urgency = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(
             store_request,
-            PlannedTransaction.update_cache,
+            PlannedTransaction.update_cache_after_commit,
             on_failure,
             (thread_id,),
             self.watch,
