@@ -42,7 +42,7 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
     ThreadUsage,
 )
-from perdure.checkpointers.run_starts import find_messages_added_after
+from perdure.checkpointers.run_starts import find_which_messages_were_added_after
 from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.thread_copy import DatabaseImport, copy_thread
 from perdure.checkpointers.threads import ThreadReader, build_not_found_error
@@ -126,7 +126,7 @@ class Checkpointer(CheckpointSaver):
         """
         address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(
-            lambda: self._threads.read_history_decoder(
+            lambda: self._threads.read_history_for_later_decoding(
                 address, channel, ends, before, missing_ok=missing_ok
             )
         )()
@@ -145,7 +145,7 @@ class Checkpointer(CheckpointSaver):
         """See `history`."""
         address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         decode_items = await self.database.aread(
-            lambda: self._threads.read_history_decoder(
+            lambda: self._threads.read_history_for_later_decoding(
                 address, channel, ends, before, missing_ok=missing_ok
             )
         )
@@ -470,7 +470,9 @@ class Checkpointer(CheckpointSaver):
             since: The number that `removals` returned before the messages were read. Or the config
                 that a node receives, for messages from the state that its run has loaded.
         """
-        from perdure.checkpointers.stale_puts import find_erased_messages  # langgraph.types is slow
+        from perdure.checkpointers.stale_puts import (
+            find_which_messages_were_erased,
+        )  # langgraph.types is slow
 
         thread_id = check_thread_id(thread_id)
         number = (
@@ -480,7 +482,9 @@ class Checkpointer(CheckpointSaver):
                 since, thread_id
             ).number
         )
-        return self._read(lambda: find_erased_messages(self._reader, thread_id, messages, number))
+        return self._read(
+            lambda: find_which_messages_were_erased(self._reader, thread_id, messages, number)
+        )
 
     aremoved = make_async_twin(removed)
 
@@ -518,7 +522,7 @@ class Checkpointer(CheckpointSaver):
         after = check_has_time_zone("moment", moment).timestamp()
         arguments = thread_id, channel, ids, after, config
         return self._read(
-            lambda: find_messages_added_after(self._reader, self._run_starts, *arguments)
+            lambda: find_which_messages_were_added_after(self._reader, self._run_starts, *arguments)
         )
 
     asaid_after = make_async_twin(said_after)
@@ -703,4 +707,4 @@ class Checkpointer(CheckpointSaver):
             )
         codec = Codec(serde or self.serde, self.types)
         other_source = open_import_source(source, codec, max_value_bytes)
-        return Importer(other_source, self._reader, self._read, self._write)
+        return Importer(other_source, self._reader, self._read, self._execute_write)

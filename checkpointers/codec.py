@@ -88,7 +88,9 @@ class Codec:
     def __init__(self, serde: SerializerProtocol, types: StoredTypes = NO_TYPES) -> None:
         self.serde, self.types = serde, types
         self._allowlist = Allowlist(serde, types) if type(serde) is JsonPlusSerializer else None
-        self.former_names = types.build_former_name_tables() if self._allowlist is not None else []
+        self.former_names = (
+            types.build_former_class_name_maps() if self._allowlist is not None else []
+        )
         self.packs_messages = self._allowlist is not None
         # Path of the first value in which a lone surrogate was replaced, or `""` if there was none.
         self.replaced_path = ""

@@ -50,21 +50,21 @@ from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     RunRow,
     build_row_key,
+    build_row_key_range,
+    compute_item_and_alias_position_ranges,
     compute_metadata_tags,
-    compute_position_ranges_of_items_and_aliases,
     decode_stored_id,
     decrypt_client_metadata,
     decrypt_cron,
-    decrypt_list_entry,
+    decrypt_listed_title_and_encoded_metadata,
     decrypt_position_and_item,
     decrypt_run,
     decrypt_writes,
     encrypt_checkpoint,
     encrypt_client_metadata_and_search_keys,
-    encrypt_run,
+    encrypt_run_details_error_and_request,
     encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
-    key_range,
 )
 from perdure.checkpointers.removal import (
     NEXT_NODE,
@@ -75,8 +75,8 @@ from perdure.checkpointers.removal import (
     Remover,
     TextSet,
     ValueContext,
-    has_no_result,
     hash_message,
+    is_task_without_result,
     split_remaining_and_removed_tasks_by_index,
 )
 from perdure.checkpointers.reports import ErasureReport
@@ -110,7 +110,9 @@ def erase_messages_or_thread(
         remover = Remover(frozenset(message_ids), reader.codec.types.list_texts_of_registered_value)
         report = yield from _erase_messages(reader, maintenance, thread_id, remover)
         if message_ids:
-            number = yield from reader.removals.add_record(thread_id, remover.texts_by_kind(), None)
+            number = yield from reader.removals.add_removal_record_and_get_number(
+                thread_id, remover.texts_by_kind(), None
+            )
             for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
                 yield reader.sql("note_removal", number, thread_key)
         return report
@@ -187,7 +189,7 @@ def _erase_thread(
         return ErasureReport()
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
-        for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
+        for row in (yield reader.sql("items_between", *build_row_key_range(log, 0, ALIASES))):
             # A log item that cannot be decrypted or decoded is deleted like any other item, but its
             # hash is missing from the report.
             with suppress(CorruptRecord, ForbiddenType):
@@ -227,7 +229,7 @@ class _Eraser:
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
-        self._needles = remover.build_byte_strings_to_search_for()
+        self._needles = remover.build_byte_strings_of_erased_messages()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
         # `_collect_only` is True during passes that only collect messages and write nothing to the
         # database.
@@ -269,9 +271,9 @@ class _Eraser:
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
             log.next_position, log.next_alias = (
-                stop for _, stop in compute_position_ranges_of_items_and_aliases(*ends)
+                stop for _, stop in compute_item_and_alias_position_ranges(*ends)
             )
-            for first, stop in compute_position_ranges_of_items_and_aliases(*ends):
+            for first, stop in compute_item_and_alias_position_ranges(*ends):
                 for start in range(first, stop, ITEMS_PAGE_SIZE):
                     page = self.reader.read_items_page(
                         self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE
@@ -291,7 +293,9 @@ class _Eraser:
     def remove_quotations_from_thread_list_entry(self) -> Flow[None]:
         """Remove text copied from erased messages from the title and metadata in thread lists."""
         for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
-            title, listed_metadata = decrypt_list_entry(self.seal, self.thread_id, stored)
+            title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
+                self.seal, self.thread_id, stored
+            )
             if self._may_title_quote_message(title):
                 yield self.sql("set_list_entry", None, None, thread_key)
             elif (
@@ -340,7 +344,7 @@ class _Eraser:
     def collect_erased_texts(self) -> None:
         """Collect the texts that occur in erased messages but not in the remaining messages."""
         self.remover.collect_texts_of_removed_messages()
-        self._needles = self.remover.build_byte_strings_to_search_for()
+        self._needles = self.remover.build_byte_strings_of_erased_messages()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
         self.remover.exclude_texts_that_kept_messages_contain(
             map(self.codec.decode, filter(self._may_contain_erased_message, stored))
@@ -439,7 +443,11 @@ class _Eraser:
             old and {} if new is REMOVED else new
             for new, old in zip(remaining, columns, strict=True)
         ]
-        yield self.sql("rewrite_run", *encrypt_run(self.seal, run.live, remaining), *run.live[1:3])
+        yield self.sql(
+            "rewrite_run",
+            *encrypt_run_details_error_and_request(self.seal, run.live, remaining),
+            *run.live[1:3],
+        )
         self.runs += 1
 
     def _contains_or_quotes_message(self, value: Any) -> bool:
@@ -565,14 +573,14 @@ class _Eraser:
             self.cancelled.add(name)
         else:
             remaining = yield from self._remove_messages_from_writes(ns, writes, is_pending)
-            if has_no_result(writes) and len(remaining) < len(writes):
+            if is_task_without_result(writes) and len(remaining) < len(writes):
                 remaining = [[0, NO_WRITES, self._encode(None)]]
                 if is_pending and any(channel == INTERRUPT for _, channel, _ in writes):
                     node = path.rpartition(", ")[2]
                     self.cancelled.discard(_build_task_name(ns, node))
                     self.cancelled.add(_build_task_name(ns, node, task))
             # Keep a result for the task, because langgraph reruns tasks that have no stored result.
-            elif not has_no_result(writes) and has_no_result(remaining):
+            elif not is_task_without_result(writes) and is_task_without_result(remaining):
                 remaining.append([0, NO_WRITES, self._encode(None)])
         if not self._collect_only and remaining != writes:
             body = encrypt_writes(

@@ -21,7 +21,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import decode_stored_id, key_range
+from perdure.checkpointers.records import build_row_key_range, decode_stored_id
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
 from perdure.settings import is_dsn
@@ -384,7 +384,7 @@ class Importer:
         sql, stored_keys = self.reader.sql, set()
         for thread_key, *_ in (yield sql("find_thread", thread_id)):
             for namespace, ns, _ in (yield sql("thread_namespaces", thread_key)):
-                rows = yield sql("checkpoint_keys", *key_range(namespace))
+                rows = yield sql("checkpoint_keys", *build_row_key_range(namespace))
                 stored_keys |= {(ns, decode_stored_id(uid)) for _, uid, _ in rows}
         if stored_keys - source_keys and source_keys - stored_keys:
             raise ImportFailed(

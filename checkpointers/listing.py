@@ -17,11 +17,11 @@ from perdure.checkpointers.address import Address, check_optional_text, parse_ad
 from perdure.checkpointers.reader import CheckpointReader, build_damaged_index_error
 from perdure.checkpointers.records import (
     build_row_key,
+    build_row_key_range,
     compute_metadata_tag,
     compute_metadata_tags,
     decode_stored_id,
     encode_id_for_storage,
-    key_range,
 )
 from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
@@ -296,7 +296,7 @@ class Listing:
         """Yield the matching rows of a namespace, newest first, one page at a time."""
         while stop > 0:
             rows = self.read(
-                partial(self._read_page_of_rows, *key_range(namespace, 0, stop), where)
+                partial(self._read_page_of_rows, *build_row_key_range(namespace, 0, stop), where)
             )
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):

@@ -33,14 +33,14 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     build_row_key,
+    build_row_key_range,
+    compute_item_and_alias_position_ranges,
     compute_metadata_tags,
-    compute_position_ranges_of_items_and_aliases,
     decode_stored_id,
-    decrypt_list_entry,
+    decrypt_listed_title_and_encoded_metadata,
     decrypt_writes,
     encode_id_for_storage,
     encrypt_checkpoint,
-    key_range,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.said import drop_thread_index
@@ -182,7 +182,7 @@ class Maintenance:
         """Delete inactive threads; see `Checkpointer.delete_idle`."""
 
         def find_idle(thread_id: str, delete: bool) -> Flow[ThreadInfo | None]:
-            info = yield from self.threads.find_idle_thread(thread_id, before)
+            info = yield from self.threads.find_thread_if_idle_since(thread_id, before)
             if info is not None and delete:
                 yield from self.delete_thread(thread_id)
             return info
@@ -256,7 +256,7 @@ class Maintenance:
             may_metadata_be_deleted: Whether metadata may have been deleted, and not only messages.
         """
         for row in (yield self.sql("one_thread", thread_id)):
-            title, _ = decrypt_list_entry(self.seal, thread_id, row[-1])
+            title, _ = decrypt_listed_title_and_encoded_metadata(self.seal, thread_id, row[-1])
             if title is None or title.message_id is not None or may_metadata_be_deleted:
                 yield from self.threads.refresh_list_entry(row)
 
@@ -281,11 +281,11 @@ class Maintenance:
         ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread_key)
         if add_removal_record:
             ids = yield from self._load_checkpoint_ids(thread_key)
-            yield from self.reader.removals.add_record(thread_id, {}, ids)
+            yield from self.reader.removals.add_removal_record_and_get_number(thread_id, {}, ids)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread_key)):
             yield from self.delete_checkpoints_of_namespace(thread_id, ns, namespace)
         for log, *_ in (yield self.sql("thread_logs", thread_key)):
-            yield self.sql("drop_items", *key_range(log))
+            yield self.sql("drop_items", *build_row_key_range(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread_key)
         yield from drop_thread_index(self.sql, thread_key)
@@ -305,7 +305,10 @@ class Maintenance:
         packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
             packed_ids |= {
-                uid for _, uid, _ in (yield self.sql("checkpoint_keys", *key_range(namespace)))
+                uid
+                for _, uid, _ in (
+                    yield self.sql("checkpoint_keys", *build_row_key_range(namespace))
+                )
             }
             packed_ids |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
         return {decode_stored_id(uid) or "" for uid in packed_ids}
@@ -318,7 +321,7 @@ class Maintenance:
         Returns:
             The number of deleted checkpoints.
         """
-        rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
+        rows = yield self.sql("checkpoints_page", *build_row_key_range(namespace_key), NO_LIMIT)
         for row in rows:
             try:
                 metadata = self.reader.decode_metadata(
@@ -330,7 +333,7 @@ class Maintenance:
                 yield self.sql("drop_tags", row[0])
             else:
                 yield self._build_metadata_index_deletes(row[0], metadata)
-        yield self.sql("drop_namespace_checkpoints", *key_range(namespace_key))
+        yield self.sql("drop_namespace_checkpoints", *build_row_key_range(namespace_key))
         yield self.sql("drop_namespace_writes", namespace_key)
         return len(rows)
 
@@ -581,10 +584,10 @@ class Maintenance:
                 thread_id, name, log, live_ranges[log]
             )
             for start, stop in subtract_ranges(
-                compute_position_ranges_of_items_and_aliases(*last_keys),
+                compute_item_and_alias_position_ranges(*last_keys),
                 merge_ranges(live_ranges[log]),
             ):
-                keys = key_range(log, start, stop)
+                keys = build_row_key_range(log, start, stop)
                 ((item_count, size),) = yield self.sql("count_items", *keys)
                 items += item_count if start < ALIASES else 0
                 freed_bytes += size

@@ -38,7 +38,7 @@ from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
-    build_stored_transcripts_by_channel,
+    collect_transcript_ranges_to_store,
     decrypt_writes,
     encode_id_for_storage,
     encrypt_checkpoint,
@@ -380,7 +380,7 @@ class MergePlanner:
             *thread_and_ns,
             row,
             checkpoint,
-            build_stored_transcripts_by_channel(checkpoint),
+            collect_transcript_ranges_to_store(checkpoint),
         )
         yield [
             reader.sql("rewrite_checkpoint", body, checkpoint.key),

@@ -48,15 +48,15 @@ from perdure.checkpointers.manifest import (
     unflatten_ranges,
 )
 from perdure.checkpointers.records import (
+    build_row_key_range,
     decode_stored_id,
     decrypt_checkpoint,
-    decrypt_list_entry,
+    decrypt_listed_title_and_encoded_metadata,
     decrypt_position_and_item,
     decrypt_writes,
     encode_id_for_storage,
     encrypt_thread_list_entry_and_build_search_keys,
-    key_range,
-    select_metadata_for_thread_lists,
+    select_metadata_shown_in_thread_lists,
 )
 from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.reports import ThreadStatus
@@ -512,8 +512,8 @@ class CheckpointReader:
         The log ranges in the returned snapshots still have their stored form, a flat list of
         numbers.
         """
-        rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
-        yield from self.check_id_index_row_count(len(rows), *key_range(namespace_key))
+        rows = yield self.sql("checkpoints_page", *build_row_key_range(namespace_key), NO_LIMIT)
+        yield from self.check_id_index_row_count(len(rows), *build_row_key_range(namespace_key))
         return ((row, self.decrypt_checkpoint_row(thread_id, checkpoint_ns, row)) for row in rows)
 
     def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -534,13 +534,13 @@ class CheckpointReader:
                 head, or None if the thread has no head.
         """
         for thread_key, *_, list_entry in (yield self.sql("one_thread", thread_id)):
-            title, _ = decrypt_list_entry(self.seal, thread_id, list_entry)
+            title, _ = decrypt_listed_title_and_encoded_metadata(self.seal, thread_id, list_entry)
             metadata = (
                 self.decode_metadata(self.decrypt_checkpoint_row(thread_id, "", head_row))
                 if head_row
                 else {}
             )
-            listed = select_metadata_for_thread_lists(metadata)
+            listed = select_metadata_shown_in_thread_lists(metadata)
             stored = listed, self.codec.encode(listed, lambda: "metadata", exact=True)
             yield self.sql(
                 "set_list_entry",
@@ -709,7 +709,9 @@ class CheckpointReader:
 
         One call returns at most `ITEMS_PAGE_SIZE` items and aliases.
         """
-        rows = yield self.sql("items_page", *key_range(log_key, start, stop), ITEMS_PAGE_SIZE)
+        rows = yield self.sql(
+            "items_page", *build_row_key_range(log_key, start, stop), ITEMS_PAGE_SIZE
+        )
         return [decrypt_position_and_item(self.seal, thread_id, channel, *row) for row in rows]
 
     def read_item_storage_times(self, log_key: int, ranges: Ranges) -> Flow[dict[int, float]]:
@@ -717,7 +719,9 @@ class CheckpointReader:
 
         The returned dict maps each item's log position to the item's time, in seconds since 1970.
         """
-        statements = [self.sql("item_times", *key_range(log_key, *pair)) for pair in ranges]
+        statements = [
+            self.sql("item_times", *build_row_key_range(log_key, *pair)) for pair in ranges
+        ]
         answers = (yield statements) if statements else []
         return {key & 0xFFFFFFFF: stored_at for rows in answers for key, stored_at in rows}
 
@@ -788,7 +792,9 @@ class CheckpointReader:
 
         Each log entry is either an item or an alias for an earlier item.
         """
-        statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
+        statements = [
+            self.sql("items_between", *build_row_key_range(log.key, *pair)) for pair in ranges
+        ]
         answers = yield statements
         contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):

@@ -98,7 +98,7 @@ def build_row_key(table_key: int, seq_or_position: int) -> int:
     return table_key << 32 | seq_or_position
 
 
-def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
+def build_row_key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
     """Convert a range of checkpoint or item numbers to the half-open range of their row keys.
 
     A checkpoint's number is its sequence number within the namespace. An item's number is its
@@ -107,7 +107,7 @@ def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int,
     return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
 
-def compute_position_ranges_of_items_and_aliases(
+def compute_item_and_alias_position_ranges(
     last_item_row_key: int | None, last_alias_row_key: int | None
 ) -> list[tuple[int, int]]:
     """Return two position ranges of a log: the range of its items and the range of its aliases.
@@ -236,7 +236,7 @@ def encrypt_checkpoint(
         checkpoint_ns: The namespace.
         row: The columns `(row_key, checkpoint_id, parent_id, run_start, put_at)`.
         snapshot: The checkpoint.
-        transcript: The part of the transcript to store; see `build_stored_transcripts_by_channel`.
+        transcript: The part of the transcript to store; see `collect_transcript_ranges_to_store`.
     """
     parts: list[Any] = [
         snapshot.encoded_fields,
@@ -287,7 +287,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     return snapshot
 
 
-def build_stored_transcripts_by_channel(snapshot: Snapshot) -> dict[str, Any]:
+def collect_transcript_ranges_to_store(snapshot: Snapshot) -> dict[str, Any]:
     """Return the transcripts that must be stored in a checkpoint's row.
 
     A channel's transcript is not stored if it equals the channel's value.
@@ -377,7 +377,7 @@ def encrypt_thread_list_entry_and_build_search_keys(
     return seal.seal(pack(entry), ("title", thread_id)), search_keys
 
 
-def decrypt_list_entry(
+def decrypt_listed_title_and_encoded_metadata(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
     """Decrypt a thread's entry in thread lists, and return its title and encoded metadata.
@@ -395,7 +395,7 @@ def decrypt_list_entry(
     return None, None
 
 
-def select_metadata_for_thread_lists(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def select_metadata_shown_in_thread_lists(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a checkpoint's metadata that is shown in thread lists."""
     return {
         name: value
@@ -555,14 +555,14 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
     return RunRow(live, created_at, updated_at, about, error, request, not_before)
 
 
-def encrypt_run(
-    seal: Seal, live: LiveRun, details_error_and_request: Sequence[Any]
+def encrypt_run_details_error_and_request(
+    seal: Seal, run: LiveRun, details_error_and_request: Sequence[Any]
 ) -> list[bytes | None]:
     """Encrypt a run's details, error and request, and return the results in this order."""
     return [
         None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
         for part, associated_data in zip(
-            details_error_and_request, _run_associated_data(live), strict=True
+            details_error_and_request, _run_associated_data(run), strict=True
         )
     ]
 

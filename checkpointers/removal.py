@@ -173,11 +173,11 @@ class Remover:
         for message in self.removed_messages.values():
             # Skip messages without content and tool calls, because all such messages are equal.
             if message.content or _list_tool_calls(message):
-                self._contents.add(_build_content_key(message))
+                self._contents.add(_build_message_comparison_key(message))
             for texts, new_texts in zip(text_sets, _collect_message_texts(message), strict=True):
                 texts |= new_texts
 
-    def build_byte_strings_to_search_for(self) -> list[bytes]:
+    def build_byte_strings_of_erased_messages(self) -> list[bytes]:
         """Return byte strings for finding the encoded values that must be decoded.
 
         An encoded value that contains none of these byte strings neither contains nor quotes an
@@ -199,7 +199,7 @@ class Remover:
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
-            uid, fields = _parse_message_id_and_form(value)
+            uid, fields = _parse_message_id_and_convertible_value(value)
             if (
                 not uid
                 or uid in self.ids
@@ -235,8 +235,8 @@ class Remover:
         self._ancestors.add(id(value))
         try:
             if isinstance(value, list | tuple | set | frozenset | deque):
-                return self._remove_messages_from_elements(value, context)
-            return self._remove_messages_from_fields(value, context)
+                return self._remove_messages_from_collection(value, context)
+            return self._remove_messages_from_dict_or_object(value, context)
         finally:
             self._ancestors.discard(id(value))
 
@@ -245,7 +245,7 @@ class Remover:
         if isinstance(value, str):
             is_possible = context.allows_bare_text and bool(self._contents)
             return is_possible and self._has_erased_content(HumanMessage(value))
-        uid, fields = _parse_message_id_and_form(value)
+        uid, fields = _parse_message_id_and_convertible_value(value)
         if fields is None:
             return not context.in_kept_message and self._is_erased_tool_call(value, context)
         if uid is None:
@@ -265,7 +265,7 @@ class Remover:
 
     def _has_erased_content(self, message: BaseMessage | None) -> bool:
         """Return whether a message has the same content and tool calls as an erased message."""
-        return message is not None and _build_content_key(message) in self._contents
+        return message is not None and _build_message_comparison_key(message) in self._contents
 
     def _is_erased_tool_call(self, value: Any, context: ValueContext) -> bool:
         """Return whether a value is a tool call from an erased message.
@@ -301,13 +301,13 @@ class Remover:
         is_in_task = context.describes_task and self._task_texts.has_part_of(text)
         return is_in_task or self._long_texts.has_part_of(text)
 
-    def _remove_messages_from_fields(self, value: Any, context: ValueContext) -> Any:
+    def _remove_messages_from_dict_or_object(self, value: Any, context: ValueContext) -> Any:
         """Remove erased messages, and quotations of them, from the fields of a dict or an object.
 
         A `Send` is never altered. If a `Send` contains an erased message or a quotation, the whole
         `Send` is removed.
         """
-        changed = self._build_replacement_by_changed_field(value, context)
+        changed = self._build_new_values_of_changed_fields(value, context)
         if not changed:
             return value
         if isinstance(value, Send):
@@ -327,7 +327,7 @@ class Remover:
             object.__setattr__(changed_copy, name, new)
         return changed_copy
 
-    def _build_replacement_by_changed_field(
+    def _build_new_values_of_changed_fields(
         self, value: Any, context: ValueContext
     ) -> dict[Any, Any]:
         """Return a dict that maps the name of each field that must change to its new value.
@@ -338,7 +338,7 @@ class Remover:
         """
         is_dict, is_message = (
             isinstance(value, dict),
-            _parse_message_id_and_form(value)[1] is not None,
+            _parse_message_id_and_convertible_value(value)[1] is not None,
         )
         is_result = is_message and _get_text_field(value, "tool_call_id") in self._call_ids
         if is_message:
@@ -347,7 +347,7 @@ class Remover:
             context = context._replace(describes_task=True)
         inputs = context.is_input and not isinstance(value, BaseMessage)
         changed = {}
-        for name, part in value.items() if is_dict else _get_attributes(value).items():
+        for name, part in value.items() if is_dict else _get_instance_attributes(value).items():
             if is_result and name in _RESULT_FIELDS:
                 continue
             texts = inputs and ((context.allows_bare_text and not is_dict) or name in self.channels)
@@ -361,24 +361,24 @@ class Remover:
             changed["name"] = None
         return changed
 
-    def _remove_messages_from_elements(self, value: Any, context: ValueContext) -> Any:
+    def _remove_messages_from_collection(self, collection: Any, context: ValueContext) -> Any:
         """Remove erased messages, and quotations of them, from a collection's elements.
 
         In a named tuple, removed fields are set to None, so that the tuple keeps its length.
         """
-        results = [self.remove_messages_from(part, context) for part in value]
-        if all(result is part for result, part in zip(results, value, strict=True)):
-            return value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            build: Any = type(value)
+        results = [self.remove_messages_from(part, context) for part in collection]
+        if all(result is part for result, part in zip(results, collection, strict=True)):
+            return collection
+        if isinstance(collection, tuple) and hasattr(collection, "_fields"):
+            build: Any = type(collection)
             return build(*(None if result is REMOVED else result for result in results))
         remaining = [result for result in results if result is not REMOVED]
-        if isinstance(value, deque):
-            return deque(remaining, value.maxlen)
-        return type(value)(remaining)
+        if isinstance(collection, deque):
+            return deque(remaining, collection.maxlen)
+        return type(collection)(remaining)
 
 
-def _get_attributes(value: Any) -> Mapping[str, Any]:
+def _get_instance_attributes(value: Any) -> Mapping[str, Any]:
     """Return an object's attributes, including those stored in slots, keyed by name."""
     if isinstance(value, type | Enum):
         return {}
@@ -400,7 +400,7 @@ def _get_text_field(value: Any, name: str) -> str:
     return text if type(text) is str else ""
 
 
-def _parse_message_id_and_form(value: Any) -> tuple[str | None, Any]:
+def _parse_message_id_and_convertible_value(value: Any) -> tuple[str | None, Any]:
     """Parse a value that may be a message.
 
     Returns:
@@ -443,7 +443,7 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 # -- texts of messages
 
 
-def _build_content_key(message: BaseMessage) -> str:
+def _build_message_comparison_key(message: BaseMessage) -> str:
     """Return a comparison key.
 
     Messages with equal content and tool calls have equal keys, even if their roles differ.
@@ -544,7 +544,7 @@ def split_remaining_and_removed_tasks_by_index(
     return remaining, removed
 
 
-def has_no_result(writes: list[Any]) -> bool:
+def is_task_without_result(writes: list[Any]) -> bool:
     """Return whether a task has no result yet.
 
     A task that has failed or is interrupted has no result.

@@ -197,8 +197,11 @@ class RemovalRecords:
             records.append(RemovalRecord(ids, texts))
         return records
 
-    def add_record(
-        self, thread_id: str, texts: Mapping[str, Iterable[str]], checkpoints: Iterable[str] | None
+    def add_removal_record_and_get_number(
+        self,
+        thread_id: str,
+        texts_by_kind: Mapping[str, Iterable[str]],
+        deleted_checkpoint_ids: Iterable[str] | None,
     ) -> Flow[int]:
         """Add a removal record for the erasure of messages or the deletion of a thread.
 
@@ -212,10 +215,12 @@ class RemovalRecords:
         last_number = yield from self.read_newest_number(thread_id)
         number: int = max(last_number, (yield from self.count_removals(thread_id))) + 1
         hashes = None
-        if checkpoints is not None:
-            hashes = b"".join(sorted({self.hash_text("checkpoint", uid) for uid in checkpoints}))
+        if deleted_checkpoint_ids is not None:
+            hashes = b"".join(
+                sorted({self.hash_text("checkpoint", uid) for uid in deleted_checkpoint_ids})
+            )
         body = self.seal.seal(
-            pack([hashes, self.hash_texts(texts)]), record_associated_data(thread, number)
+            pack([hashes, self.hash_texts(texts_by_kind)]), record_associated_data(thread, number)
         )
         yield [
             self.sql("drop_removals", now - RECORD_RETENTION_DAYS * 86400),
@@ -230,7 +235,9 @@ class RemovalRecords:
         runs do not become stale. A run that has already loaded its state can still store the
         messages that it loaded.
         """
-        yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
+        yield from self.add_removal_record_and_get_number(
+            thread_id, {_ROLLED_BACK: checkpoint_ids}, None
+        )
 
     def find_rolled_back_checkpoints(
         self, thread_id: str, checkpoint_ids: Iterable[str]
@@ -265,7 +272,7 @@ class RemovalRecords:
         self, config: RunnableConfig, thread_id: str, newest_removal_number: int
     ) -> None:
         """Remember the sequence number of the latest removal record when a run loads its thread."""
-        runtime = find_runtime(config)
+        runtime = find_langgraph_runtime(config)
         control = find_run_control(runtime)
         if control is not None and runtime.execution_info is None:
             drop_oldest_entries(self.loaded, _MAX_RUNS)
@@ -312,7 +319,10 @@ class RemovalRecords:
         See `find_newest_removal_number_when_state_was_loaded`.
         """
         config_number = config.get("configurable", {}).get(REMOVALS_KEY)
-        number, runtime = config_number if type(config_number) is int else 0, find_runtime(config)
+        number, runtime = (
+            config_number if type(config_number) is int else 0,
+            find_langgraph_runtime(config),
+        )
         if runtime is None:
             return RemovalNumberAtLoad(number, is_from_local_run=False)
         number = number if runtime.execution_info is None else 0
@@ -340,19 +350,19 @@ def _split_hashes(data: bytes) -> Iterable[bytes]:
     return (data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES))
 
 
-def drop_oldest_entries(runs: dict[Any, Any], limit: int) -> None:
+def drop_oldest_entries(entries: dict[Any, Any], limit: int) -> None:
     """Evict the oldest entries of a dict until fewer than `limit` entries remain.
 
     Another OS thread may add entries to the dict while this function runs.
     """
-    while len(runs) >= limit:
+    while len(entries) >= limit:
         # `next` raises RuntimeError or StopIteration if another OS thread modifies `runs`
         # concurrently.
         with suppress(RuntimeError, StopIteration):
-            runs.pop(next(iter(runs)), None)
+            entries.pop(next(iter(entries)), None)
 
 
-def find_runtime(config: RunnableConfig) -> Any:
+def find_langgraph_runtime(config: RunnableConfig) -> Any:
     """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
 
     The runtime in the root graph's config has no `execution_info`. langgraph passes this config to

@@ -27,8 +27,8 @@ from perdure.checkpointers.put import START, CheckpointPut
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.removal_records import (
     drop_oldest_entries,
+    find_langgraph_runtime,
     find_run_control,
-    find_runtime,
 )
 from perdure.storage.flow import Flow
 
@@ -63,7 +63,7 @@ class RunStarts:
     def __init__(self) -> None:
         self._runs: dict[tuple[object, str], LoadedRun] = {}
 
-    def record_load(
+    def record_checkpoint_load(
         self,
         config: RunnableConfig,
         address: Address,
@@ -80,7 +80,7 @@ class RunStarts:
             started_at: The time before the read, in seconds since 1970.
             loaded: The checkpoint, or None for a new thread.
         """
-        runtime = None if address.checkpoint_ns else find_runtime(config)
+        runtime = None if address.checkpoint_ns else find_langgraph_runtime(config)
         control = find_run_control(runtime)
         if runtime is None or control is None or runtime.execution_info is not None:
             return
@@ -100,7 +100,7 @@ class RunStarts:
 
     def find_run(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
         """Return the record of the run to which a config belongs, or None if there is none."""
-        return self._runs.get((find_run_control(find_runtime(config)), thread_id))
+        return self._runs.get((find_run_control(find_langgraph_runtime(config)), thread_id))
 
     def set_start_time_of_run_in_put(self, put: CheckpointPut) -> None:
         """Add the run's start time to a request that stores a checkpoint.
@@ -109,7 +109,9 @@ class RunStarts:
         `continues_run` is set to True.
         """
         config, thread_id = put.config, put.address.thread_id
-        runtime = None if config is None or put.address.checkpoint_ns else find_runtime(config)
+        runtime = (
+            None if config is None or put.address.checkpoint_ns else find_langgraph_runtime(config)
+        )
         if config is None or runtime is None:
             return
         source = put.metadata.get("source")
@@ -121,7 +123,7 @@ class RunStarts:
             put.run_started_at = None if run.has_writes else run.started_at
 
 
-def find_messages_added_after(
+def find_which_messages_were_added_after(
     reader: CheckpointReader,
     runs: RunStarts,
     thread_id: str,
@@ -145,7 +147,7 @@ def find_messages_added_after(
     period, address = (after_time, time.time()), Address(thread_id, "", None)
     if config is None:
         stored_checkpoint = yield from reader.find_checkpoint(address)
-        brought_by_id = yield from _find_added_messages(
+        brought_by_id = yield from _find_which_messages_were_added_within(
             reader, thread_id, stored_checkpoint, channel, message_ids, period
         )
         return [brought_by_id.get(message_id, False) for message_id in message_ids]
@@ -160,7 +162,7 @@ def find_messages_added_after(
     # Another process has pruned the checkpoint that the run had loaded.
     if stored_checkpoint is None:
         return [False] * len(message_ids)
-    brought_by_id = yield from _find_added_messages(
+    brought_by_id = yield from _find_which_messages_were_added_within(
         reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
@@ -178,7 +180,7 @@ def _is_start_within(started_at: float | None, period: tuple[float, float]) -> b
     return started_at is not None and period[0] < started_at <= period[1]
 
 
-def _find_added_messages(
+def _find_which_messages_were_added_within(
     reader: CheckpointReader,
     thread_id: str,
     stored_checkpoint: StoredCheckpoint | None,

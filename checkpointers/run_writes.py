@@ -36,7 +36,7 @@ class RunWrites:
         self._closed = False
 
     @contextmanager
-    def count_write(self) -> Iterator[None]:
+    def register_write_in_progress(self) -> Iterator[None]:
         """Register a write as in progress while the `with` block runs.
 
         Raises:
@@ -59,7 +59,9 @@ class RunWrites:
         if self._closed:
             raise RunEnded("the run has ended, so its writes are no longer stored")
 
-    def refuse_when_closed(self, make_flow: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
+    def make_flow_fail_after_run_end(
+        self, make_flow: Callable[[], Flow[T]]
+    ) -> Callable[[], Flow[T]]:
         """Wrap a flow factory so that it raises RunEnded once the run has ended.
 
         A write can still be in the queue when `close` times out. Therefore, immediately before

@@ -23,7 +23,7 @@ from perdure.checkpointers.records import (
     decrypt_batch_of_events,
     decrypt_run,
     encrypt_events,
-    encrypt_run,
+    encrypt_run_details_error_and_request,
 )
 from perdure.checkpointers.server_table import ServerTable
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, append_conditions
@@ -49,6 +49,28 @@ _BATCH_LIMIT: Final = 100
 _READ_BYTES: Final = 1_000_000
 # Maximum number of runs whose old events are deleted in one transaction.
 _CLEANUP_RUNS: Final = 20
+
+
+class RunSummary(NamedTuple):
+    """The sequence number of a run within its thread, its id and its state."""
+
+    seq: int
+    run_id: str
+    state: RunState
+
+
+class NewestEvent(NamedTuple):
+    """The newest stored event of a run.
+
+    Attributes:
+        run_seq: The sequence number of the run within its thread.
+        event_number: The number of the event.
+        run_state: The state of the run.
+    """
+
+    run_seq: int
+    event_number: int
+    run_state: RunState
 
 
 class ReservedEventNumbers(NamedTuple):
@@ -117,7 +139,7 @@ class RunTable(ServerTable):
             ids of the live runs of the thread.
         """
         live = run.live
-        about, _, request = encrypt_run(self._seal, live, run[3:6])
+        about, _, request = encrypt_run_details_error_and_request(self._seal, live, run[3:6])
         columns = run.created_at, about, request, live.thread_id
         options = int(reject_if_busy), run.not_before, int(stores_events)
         cancel = (
@@ -177,9 +199,9 @@ class RunTable(ServerTable):
             was stored.
         """
         now, key = time.time(), (run.thread_key, run.seq)
-        _, *sealed = encrypt_run(self._seal, run, (None, error, request))
+        _, *sealed = encrypt_run_details_error_and_request(self._seal, run, (None, error, request))
         if status == "rolled back":
-            end = [self._sql("drop_run", *key, run.owner), *self._build_run_cleanup(run)]
+            end = [self._sql("drop_run", *key, run.owner), *self._build_deleted_run_cleanup(run)]
         else:
             end = [] if webhook is None else [webhook]
             if unstored_events is not None:
@@ -198,7 +220,7 @@ class RunTable(ServerTable):
         ended_rows = results[0 if status == "rolled back" else len(end) - 1]
         return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
-    async def set_person(self, run: LiveRun, person: str) -> None:
+    async def store_person_of_run(self, run: LiveRun, person_id: str) -> None:
         """Store the id of the person whose memories a run uses.
 
         This method is called when the run starts, because the person is not known before then. The
@@ -209,8 +231,8 @@ class RunTable(ServerTable):
         def flow() -> Flow[None]:
             for row in (yield self._sql("runs_of_thread", run.thread_id, run.run_id)):
                 stored = decrypt_run(self._seal, row)
-                about, *_ = encrypt_run(
-                    self._seal, run, ({**stored.details, "person": person}, None, None)
+                about, *_ = encrypt_run_details_error_and_request(
+                    self._seal, run, ({**stored.details, "person": person_id}, None, None)
                 )
                 yield LastRequest(
                     [self._sql("set_run_details", about, run.thread_key, run.seq, run.owner)]
@@ -252,9 +274,11 @@ class RunTable(ServerTable):
     async def delete_ended_run(self, run: LiveRun) -> None:
         """Delete a run and its events, unless the run is still live."""
         drop = self._sql("drop_ended_run", run.thread_id, run.run_id)
-        await self._write_statements([drop, *self._build_run_cleanup(run)], (run.thread_id,))
+        await self._write_statements(
+            [drop, *self._build_deleted_run_cleanup(run)], (run.thread_id,)
+        )
 
-    def _build_run_cleanup(self, run: LiveRun) -> list[Statement]:
+    def _build_deleted_run_cleanup(self, run: LiveRun) -> list[Statement]:
         """Build the SQL statements that clean up after a run's row has been deleted.
 
         The SQL statements delete the events of the deleted run, and reserve its sequence number so
@@ -359,7 +383,7 @@ class RunTable(ServerTable):
             return thread_key  # type: ignore[no-any-return]
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
-    async def count_removals(self, thread_keys: Sequence[int]) -> dict[int, int]:
+    async def count_removals_by_thread_key(self, thread_keys: Sequence[int]) -> dict[int, int]:
         """Return the number of erasures in each given thread, as a dict keyed by thread key.
 
         Deleted threads are left out.
@@ -388,19 +412,18 @@ class RunTable(ServerTable):
             )
         ]
 
-    async def find_newest_event_numbers_and_run_state(
+    async def find_newest_event(
         self, thread_key: int, seq_range: tuple[int, int], after_event: int
-    ) -> tuple[int, int, RunState] | None:
-        """Find the latest event of the runs in `seq_range`, and the state of the run it belongs to.
+    ) -> NewestEvent | None:
+        """Find the newest event of the runs in `seq_range`, and the state of the run it belongs to.
 
         The arguments are the same as in `read_events`.
 
         Returns:
-            The number of the run, the number of the event, and the state of the run. None if no
-            event follows `after_event`.
+            The newest event, or None if no event follows `after_event`.
         """
         rows = await self._read_rows("newest_event", thread_key, *seq_range, after_event)
-        return rows[0] if rows else None
+        return NewestEvent(*rows[0]) if rows else None
 
     async def delete_old_events(self) -> None:
         """Delete the events of all runs that ended more than `EVENT_RETENTION_S` seconds ago."""
@@ -448,14 +471,12 @@ class RunTable(ServerTable):
         """Return the ids of a thread's running and pending runs, in execution order."""
         return [run_id for (run_id,) in await self._read_rows("live_runs_of_thread", thread_id)]
 
-    async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
-        """List a thread's runs that are numbered above `seq`, as (number, id, state) tuples.
+    async def list_summaries_of_runs_after(self, thread_id: str, seq: int) -> list[RunSummary]:
+        """List a thread's runs with a sequence number greater than `seq`.
 
         The runs are sorted by sequence number in ascending order. Delayed runs are left out.
         """
-        return [
-            (row[0], row[1], row[2]) for row in await self._read_rows("runs_since", seq, thread_id)
-        ]
+        return [RunSummary(*row[:3]) for row in await self._read_rows("runs_since", seq, thread_id)]
 
     async def list_runs(self, thread_id: str, run_id: str = "") -> list[RunRow]:
         """Return the stored runs of a thread, newest first. A `run_id` selects only this run."""
@@ -473,7 +494,7 @@ class RunTable(ServerTable):
         Returns:
             Each run, with whether it is the last run of its thread.
         """
-        conditions = [*self._threads.build_conditions(query)]
+        conditions = [*self._threads.iter_query_conditions(query)]
         # The server reports delayed runs to its clients as pending.
         if status:
             is_status = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import ALIASES, iter_log_keys_and_flat_ranges, unflatten_ranges
-from perdure.checkpointers.records import key_range
+from perdure.checkpointers.records import build_row_key_range
 from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
 from perdure.storage.flow import Flow, NamedSQL, Statement
@@ -46,12 +46,12 @@ class IndexProgress(NamedTuple):
     position: int | None
     path: bytes | None
 
-    def position_in(self, path: bytes) -> int:
+    def get_indexed_position(self, index_path: bytes) -> int:
         """Return the position up to which the thread is indexed in a namespace.
 
         The position is 0 if the thread has not been indexed in this namespace.
         """
-        return (self.position or 0) if self.path == path else 0
+        return (self.position or 0) if self.path == index_path else 0
 
 
 def build_message_key(thread_key: int, position: int) -> str:
@@ -86,13 +86,17 @@ def read_index_progress_and_unindexed_items_with_times(
     progress = yield from read_index_progress(threads.sql, thread_id)
     if progress is None:
         return None
-    position, address = progress.position_in(index_path), Address(thread_id, "", None)
+    position, address = progress.get_indexed_position(index_path), Address(thread_id, "", None)
     items: list[HistoryItem] = []
     # Read backwards from the end of the transcript, so that the cost does not grow with the length
     # of the thread.
     while len(items) % _PAGE == 0:
         earliest = items[0].position if items else None
-        page = (yield from threads.read_history_decoder(address, channel, (0, _PAGE), earliest))()
+        page = (
+            yield from threads.read_history_for_later_decoding(
+                address, channel, (0, _PAGE), earliest
+            )
+        )()
         items = page + items
         if not any(item.position >= position for item in page):
             break
@@ -123,7 +127,7 @@ def _read_log_length_and_time_at_newest_checkpoints(
             continue
         rows = yield threads.sql(
             "checkpoints_page",
-            *key_range(namespace),
+            *build_row_key_range(namespace),
             _CHECKPOINTS_PER_MESSAGE * (checkpoint_count + 1),
         )
         for row in reversed(rows):

@@ -172,7 +172,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._remember_loaded_removal(config, checkpoint)
-        self._run_starts.record_load(config, address, started_at, checkpoint)
+        self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
         if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
             marker.record_loaded_checkpoint(checkpoint)
         return checkpoint
@@ -193,7 +193,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._remember_loaded_removal(config, checkpoint)
-        self._run_starts.record_load(config, address, started_at, checkpoint)
+        self._run_starts.record_checkpoint_load(config, address, started_at, checkpoint)
         if checkpoint is not None and (marker := MESSAGE_MARKER.get()) is not None:
             marker.record_loaded_checkpoint(checkpoint)
         return checkpoint
@@ -324,7 +324,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
         put = self._build_put(config, checkpoint, metadata, new_versions)
-        self._write(put)
+        self._execute_write(put)
         return put.address.build_config(
             checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0)
         )
@@ -379,28 +379,28 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._run_starts.set_start_time_of_run_in_put(put)
         return put
 
-    def label(self, thread_id: str, names: Collection[str]) -> None:
+    def copy_context_values_to_metadata(self, thread_id: str, value_names: Collection[str]) -> None:
         """Copy values of a run's context, such as `user_id`, into the metadata of its checkpoints.
 
         langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
         may contain secrets. Memory nodes call this method with the names of the context values that
         they have read. When the next checkpoint of the root graph is stored, the values listed in
-        `names` are copied from the context into the checkpoint's metadata. Only strings of at most
-        4,096 characters are copied. A value from the context overrides a value with the same name
-        from `configurable`. Later checkpoints inherit the copied values, unless the context of a
-        later run overrides them.
+        `value_names` are copied from the context into the checkpoint's metadata. Only strings of at
+        most 4,096 characters are copied. A value from the context overrides a value with the same
+        name from `configurable`. Later checkpoints inherit the copied values, unless the context of
+        a later run overrides them.
 
         Args:
             thread_id: The thread.
-            names: The names of values in the context.
+            value_names: The names of values in the context.
 
         Raises:
             InvalidConfig: The thread_id is not valid.
         """
         thread_id = check_thread_id(thread_id)
         former_names = self._labels.get(thread_id, set())
-        if not former_names.issuperset(names):
-            _remember_recent(self._labels, thread_id, former_names | {*names})
+        if not former_names.issuperset(value_names):
+            _remember_recent(self._labels, thread_id, former_names | {*value_names})
 
     def put_writes(
         self,
@@ -420,7 +420,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             Unstorable: A value cannot be stored; the message names the path to it.
             ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
-        self._write(self._build_task_writes(config, writes, task_id, task_path))
+        self._execute_write(self._build_task_writes(config, writes, task_id, task_path))
 
     async def aput_writes(
         self,
@@ -481,14 +481,14 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         with collector_paused():
             return self.database.read(make)
 
-    def _write(self, put: CheckpointPut | TaskWrites) -> None:
+    def _execute_write(self, request: CheckpointPut | TaskWrites) -> None:
         """Execute a write request, and register it as a write in progress of the current run."""
         run_writes = RUN_WRITES.get()
-        with _NO_RUN if run_writes is None else run_writes.count_write():
-            database_write = self._writer.plan_database_write(put)
+        with _NO_RUN if run_writes is None else run_writes.register_write_in_progress():
+            database_write = self._writer.plan_database_write(request)
             if run_writes is not None:
                 database_write = database_write._replace(
-                    make_flow=run_writes.refuse_when_closed(database_write.make_flow)
+                    make_flow=run_writes.make_flow_fail_after_run_end(database_write.make_flow)
                 )
             self.database.write(*database_write)
 
@@ -500,7 +500,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         If the request has many values, they are encoded in a worker thread.
         """
         run_writes = RUN_WRITES.get()
-        with _NO_RUN if run_writes is None else run_writes.count_write():
+        with _NO_RUN if run_writes is None else run_writes.register_write_in_progress():
             if value_count <= OFF_LOOP_ITEMS:
                 database_write = self._writer.plan_database_write(request)
             else:
@@ -509,7 +509,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 )
             if run_writes is not None:
                 database_write = database_write._replace(
-                    make_flow=run_writes.refuse_when_closed(database_write.make_flow)
+                    make_flow=run_writes.make_flow_fail_after_run_end(database_write.make_flow)
                 )
             if isinstance(request, TaskWrites) and request.task_id == NULL_TASK:
                 with use_short_switch_interval():

@@ -33,7 +33,7 @@ from perdure.checkpointers.removal import (
     Remover,
     TextSet,
     ValueContext,
-    has_no_result,
+    is_task_without_result,
     split_remaining_and_removed_tasks_by_index,
 )
 from perdure.checkpointers.removal_records import (
@@ -91,9 +91,9 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._iter_whether_substrings_are_in_set(text))
+        return super().has_part_of(text) or any(self._iter_is_in_set_flags_of_substrings(text))
 
-    def _iter_whether_substrings_are_in_set(self, text: str) -> Iterator[bool]:
+    def _iter_is_in_set_flags_of_substrings(self, text: str) -> Iterator[bool]:
         """Yield, for each candidate substring of a text, whether it is in this set.
 
         A substring is a candidate if it has the same first `PREFIX_CHARS` characters and the same
@@ -106,7 +106,7 @@ class KeyedTexts(TextSet):
                 part = text[first : first + length]
                 yield part not in self._spared and hash_text(self._kind, part) == whole
 
-    def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
+    def collect_plain_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return those texts of erased messages that are known in plain text, not only as hashes.
 
         The returned dict has a single key, the kind of the texts in this set.
@@ -155,7 +155,9 @@ class StalePut:
             ThreadDeleted: The thread was deleted, with the checkpoint that the request continues.
         """
         thread_id, checkpoint_ns, _ = request.address
-        number, is_run = reader.removals.find_newest_removal_number_when_state_was_loaded(request)
+        number, is_from_local_run = (
+            reader.removals.find_newest_removal_number_when_state_was_loaded(request)
+        )
         records = yield from reader.removals.read_records_since(thread_id, number)
         deletions = [
             index for index, record in enumerate(records) if record.checkpoints is not None
@@ -164,18 +166,20 @@ class StalePut:
             deleted_hashes = frozenset[bytes]().union(
                 *(records[index].checkpoints or () for index in deletions)
             )
-            yield from _check_checkpoints_not_deleted(reader, request, deleted_hashes, is_run)
+            yield from _check_checkpoints_not_deleted(
+                reader, request, deleted_hashes, is_from_local_run
+            )
             # Ignore removal records from before the thread's last deletion, because they belong to
             # a conversation that no longer exists.
             records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
-    def collect_found_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
+    def collect_plain_erased_texts_by_kind(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of the erased messages found in the request, grouped by kind."""
         return {
             kind: texts
             for known in self._known
-            for kind, texts in known.collect_found_texts_by_kind().items()
+            for kind, texts in known.collect_plain_erased_texts_by_kind().items()
         }
 
     def is_erased(self, message: BaseMessage) -> bool:
@@ -280,19 +284,19 @@ class StalePut:
                     ]
                 )
         # langgraph reruns a task that has no stored result, so store an empty result for the task.
-        if len(remaining) < len(writes) and has_no_result(remaining):
+        if len(remaining) < len(writes) and is_task_without_result(remaining):
             no_writes = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
-            remaining = [no_writes] if has_no_result(writes) else [*remaining, no_writes]
+            remaining = [no_writes] if is_task_without_result(writes) else [*remaining, no_writes]
         return remaining, any(channel == INTERRUPT for _, channel, _ in remaining)
 
 
-def find_erased_messages(
+def find_which_messages_were_erased(
     reader: CheckpointReader,
     thread_id: str,
     messages: Sequence[BaseMessage],
-    since_removal: int,
+    after_removal_number: int,
 ) -> Flow[list[bool]]:
-    """Return, for each message, whether it was erased by a removal later than `since_removal`.
+    """Return, for each message, whether a removal after `after_removal_number` erased it.
 
     A removal is either the erasure of messages from the thread or the deletion of the thread. Each
     removal has a sequence number. If the thread was deleted by a later removal, all its messages
@@ -301,8 +305,8 @@ def find_erased_messages(
     removals = reader.removals
     number = yield from removals.count_removals(thread_id)
     records = (
-        (yield from removals.read_records_since(thread_id, since_removal))
-        if number > since_removal
+        (yield from removals.read_records_since(thread_id, after_removal_number))
+        if number > after_removal_number
         else []
     )
     if any(record.checkpoints is not None for record in records):
@@ -322,7 +326,7 @@ def _check_checkpoints_not_deleted(
     reader: CheckpointReader,
     request: CheckpointPut | TaskWrites,
     deleted_hashes: frozenset[bytes],
-    is_run: bool,
+    is_from_local_run: bool,
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request builds on a checkpoint that was deleted with its thread.
 
@@ -345,7 +349,7 @@ def _check_checkpoints_not_deleted(
         is_there = is_there or bool(rows)
         hashed = reader.removals.hash_text("checkpoint", checkpoint_id)
         is_gone = is_gone or (not rows and hashed in deleted_hashes)
-    if is_gone or (ids_by_namespace and is_run and not is_there):
+    if is_gone or (ids_by_namespace and is_from_local_run and not is_there):
         raise ThreadDeleted(
             f"thread {thread_id!r} was deleted after this run had loaded its state, so the run can "
             "no longer store anything. Start a new run to begin a new conversation under this id"

@@ -241,7 +241,7 @@ class StoredTypes:
             registered = self.by_class.get(target)
         return registered
 
-    def build_former_name_tables(self) -> list[dict[Name, Name]]:
+    def build_former_class_name_maps(self) -> list[dict[Name, Name]]:
         """Build dicts that map current class names to earlier names.
 
         The first dict maps each class to its first earlier name, the second dict to its second

@@ -43,9 +43,10 @@ from perdure.checkpointers.record_checks import MALFORMED, check_thread_records_
 from perdure.checkpointers.records import (
     ClientMetadata,
     build_row_key,
+    build_row_key_range,
     compute_content_hash,
+    compute_item_and_alias_position_ranges,
     compute_metadata_tags,
-    compute_position_ranges_of_items_and_aliases,
     decrypt_client_metadata,
     encode_id_for_storage,
     encrypt_checkpoint,
@@ -53,14 +54,13 @@ from perdure.checkpointers.records import (
     encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
     item_associated_data,
-    key_range,
     select_lineage,
 )
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.thread_records import (
     NamespaceRecords,
     ThreadRecords,
-    load_all_items_into_records,
+    load_all_log_items_into_records,
     read_thread_records,
 )
 from perdure.errors import (
@@ -103,7 +103,7 @@ def read_transcript_tree(
     head = yield from reader.find_checkpoint(Address(thread_id, "", None))
     if head is None:
         return None
-    rows = yield reader.sql("checkpoints_page", *key_range(head.namespace_key), NO_LIMIT)
+    rows = yield reader.sql("checkpoints_page", *build_row_key_range(head.namespace_key), NO_LIMIT)
     head_lineage = {row[0] for row in select_lineage(rows, head.snapshot.key)}
     parents, log, lineages = {row[2] for row in rows}, 0, list[list[int]]()
     for row in reversed(rows):
@@ -140,7 +140,7 @@ def write_thread_and_get_key(
     reader: CheckpointReader,
     records: ThreadRecords,
     target_id: str,
-    keys: list[int],
+    allocated_keys: list[int],
     updated_at: float,
 ) -> Flow[int]:
     """Write a new thread from records.
@@ -149,13 +149,14 @@ def write_thread_and_get_key(
         reader: The reader of the target database.
         records: The records of the thread.
         target_id: The id of the new thread.
-        keys: Allocated keys. `records.key_count` of them are taken from the end of the list.
+        allocated_keys: Allocated keys. `records.key_count` of them are taken from the end of the
+            list.
         updated_at: The time of the last write to the thread, in seconds since 1970.
 
     Returns:
         The key of the new thread.
     """
-    thread_key = keys.pop()
+    thread_key = allocated_keys.pop()
     version_token = random.getrandbits(62)
     newest_removal = yield from reader.removals.read_newest_number(target_id)
     row = (
@@ -193,8 +194,8 @@ def write_thread_and_get_key(
         yield reader.sql("mark_may_wait", thread_key)
     if records.ttl is not None:
         yield reader.sql("set_ttl", *records.ttl, target_id)
-    writer = _ThreadWriter(reader, records, target_id, thread_key, keys)
-    yield from writer.write_logs()
+    writer = _ThreadWriter(reader, records, target_id, thread_key, allocated_keys)
+    yield from writer.write_logs_and_items()
     for namespace in records.namespaces:
         yield from writer.write_namespace(namespace)
     return thread_key
@@ -225,12 +226,12 @@ class _ThreadWriter:
         # maps the key of each log in the source database to its new key
         self.logs: dict[int, int] = {}
 
-    def write_logs(self) -> Flow[None]:
+    def write_logs_and_items(self) -> Flow[None]:
         """Write all logs with their items, page by page."""
         for log, name, *last_keys in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.thread_key, name)
-            for first, stop in compute_position_ranges_of_items_and_aliases(*last_keys):
+            for first, stop in compute_item_and_alias_position_ranges(*last_keys):
                 start = first
                 while page := (
                     yield from self.records.read_items_page(self.reader, name, log, start, stop)
@@ -263,7 +264,8 @@ class _ThreadWriter:
             yield from self._write_checkpoint(ns, build_row_key(namespace, seq), put_at, snapshot)
         for checkpoint_id, task, path, task_writes in writes:
             mapped = [
-                [i, channel, _replace_log_keys(ref, self.logs)] for i, channel, ref in task_writes
+                [i, channel, _replace_log_keys_in_reference(ref, self.logs)]
+                for i, channel, ref in task_writes
             ]
             body = encrypt_writes(
                 self.seal, (self.target_id, ns, checkpoint_id, task, path), mapped
@@ -302,19 +304,33 @@ class _ThreadWriter:
             yield self.sql("add_tag", number, checkpoint_key)
 
 
-def _replace_log_keys(ref: Any, new_keys: Mapping[int, Any]) -> Any:
-    """Return a copy of a reference in which each log key is replaced according to `new_keys`."""
-    if isinstance(ref, bytes):
-        return ref
-    kind, *rest = ref
+def _replace_log_keys_in_reference(reference: Any, new_key_by_old_key: Mapping[int, Any]) -> Any:
+    """Return a copy of a reference in which each log key is replaced by its new log key."""
+    if isinstance(reference, bytes):
+        return reference
+    kind, *rest = reference
     if kind in (SNAPSHOT, DELTA):
-        return [kind, rest[0] if isinstance(rest[0], int) else _replace_log_keys(rest[0], new_keys)]
+        return [
+            kind,
+            rest[0]
+            if isinstance(rest[0], int)
+            else _replace_log_keys_in_reference(rest[0], new_key_by_old_key),
+        ]
     if kind == MAP:
-        return [MAP, {key: _replace_log_keys(inner, new_keys) for key, inner in rest[0].items()}]
+        return [
+            MAP,
+            {
+                key: _replace_log_keys_in_reference(inner, new_key_by_old_key)
+                for key, inner in rest[0].items()
+            },
+        ]
     if kind in (LIST_HERE, DICT_HERE):
-        return [kind, [e if isinstance(e, bytes) else [new_keys[e[0]], *e[1:]] for e in rest[0]]]
+        return [
+            kind,
+            [e if isinstance(e, bytes) else [new_key_by_old_key[e[0]], *e[1:]] for e in rest[0]],
+        ]
     log, numbers = rest
-    return [kind, new_keys[log], numbers]
+    return [kind, new_key_by_old_key[log], numbers]
 
 
 def _copy_references_and_transcripts_with_new_log_keys(
@@ -326,11 +342,11 @@ def _copy_references_and_transcripts_with_new_log_keys(
         The references by channel, and the stored transcripts by channel.
     """
     refs = {
-        channel: _replace_log_keys(ref, new_log_key_by_old_key)
+        channel: _replace_log_keys_in_reference(ref, new_log_key_by_old_key)
         for channel, ref in snapshot.references.items()
     }
     transcripts = {
-        c: _replace_log_keys([LIST, *written], new_log_key_by_old_key)[1:]
+        c: _replace_log_keys_in_reference([LIST, *written], new_log_key_by_old_key)[1:]
         for c, written in snapshot.transcript.items()
     }
     return refs, transcripts
@@ -453,7 +469,7 @@ def build_thread_contents(records: ThreadRecords) -> ThreadContents:
             for number, channel, ref in task_writes:
                 writes[ns, checkpoint_id, task, path, number] = (
                     channel,
-                    _replace_log_keys(ref, names),
+                    _replace_log_keys_in_reference(ref, names),
                 )
     items = {
         (names[log], position): item
@@ -601,7 +617,7 @@ class DatabaseImport:
         """
         try:
             records = yield from read_thread_records(self.source.reader, thread_id)
-            yield from load_all_items_into_records(self.source.reader, records)
+            yield from load_all_log_items_into_records(self.source.reader, records)
             check_thread_records_well_formed(self.source.reader, records)
         except PerdureError:
             raise
@@ -626,7 +642,7 @@ class DatabaseImport:
         if not (yield reader.sql("one_thread", target_thread_id)):
             return ThreadContents([], {}, {}, {})
         stored = yield from read_thread_records(reader, target_thread_id)
-        yield from load_all_items_into_records(reader, stored)
+        yield from load_all_log_items_into_records(reader, stored)
         target_contents = build_thread_contents(stored)
         continues_target = source_contents.is_continuation_of(target_contents)
         continues_source = target_contents.is_continuation_of(source_contents)

@@ -23,11 +23,11 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import (
     ClientMetadata,
     decrypt_client_metadata,
-    decrypt_list_entry,
+    decrypt_listed_title_and_encoded_metadata,
     encrypt_client_metadata_and_search_keys,
     fold_search_text,
     iter_tags_of_nested_metadata,
-    select_metadata_for_thread_lists,
+    select_metadata_shown_in_thread_lists,
 )
 from perdure.checkpointers.reports import Retention, ThreadHead, ThreadStatus
 from perdure.checkpointers.status import IDLE
@@ -104,7 +104,7 @@ class ListedThread:
     expires_at: datetime | None = None
 
     @property
-    def is_client_metadata_about_stored_conversation(self) -> bool:
+    def does_client_metadata_describe_conversation(self) -> bool:
         """Whether the client-supplied metadata describes the conversation stored in the thread.
 
         A client can reserve a thread id and set metadata before the thread has checkpoints. If
@@ -129,7 +129,7 @@ class ListedThread:
         head_metadata = self.head_metadata or {}
         client = (
             self.client
-            if self.is_client_metadata_about_stored_conversation and self.client
+            if self.does_client_metadata_describe_conversation and self.client
             else ClientMetadata({})
         )
         user = head_metadata.get("user_id")
@@ -145,7 +145,7 @@ class ListedThread:
         """The title set by a client, or the head's title if no client has set one."""
         metadata = (
             self.client.metadata
-            if self.is_client_metadata_about_stored_conversation and self.client
+            if self.does_client_metadata_describe_conversation and self.client
             else {}
         )
         return str(metadata.get("title") or self.title)
@@ -228,15 +228,15 @@ class ThreadList:
 
     aget = make_async_twin(get)
 
-    def count(self, query: ThreadQuery) -> int:
+    def count_threads(self, query: ThreadQuery) -> int:
         """Count the threads that match the SQL conditions of a query."""
         sql, params = append_conditions(
-            self._sql["count_listed_threads"], self.build_conditions(query)
+            self._sql["count_listed_threads"], self.iter_query_conditions(query)
         )
         ((count,),) = self._database.read(lambda: fetch_rows(sql, *params))
         return int(count)
 
-    acount = make_async_twin(count)
+    acount_threads = make_async_twin(count_threads)
 
     def _search_pages(
         self,
@@ -246,7 +246,9 @@ class ThreadList:
         offset: int,
     ) -> Flow[list[T]]:
         """Read pages of rows until enough matching threads are found; see `search`."""
-        sql, params = append_conditions(self._sql["listed_threads"], self.build_conditions(query))
+        sql, params = append_conditions(
+            self._sql["listed_threads"], self.iter_query_conditions(query)
+        )
         sql += f" ORDER BY {_build_order_by(query)} LIMIT ? OFFSET ?"
         skipped_rows = min(offset, _MAX_OFFSET) if query.is_exact else 0
         results: list[T] = []
@@ -265,7 +267,7 @@ class ThreadList:
         rows = yield Statement(f"{self._sql['listed_threads']} AND t.thread_id = ?", (thread_id,))
         return next(iter((yield from self._decrypt_threads(rows))), None)
 
-    def build_conditions(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
+    def iter_query_conditions(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
         """Yield each SQL condition of a query with its parameters."""
         if query.ids is not None:
             # Omit ids with a null character, because no thread has such an id and Postgres rejects
@@ -319,7 +321,10 @@ class ThreadList:
         If a row lacks data that is shown in thread lists, the thread's head is read from the
         database.
         """
-        list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
+        list_entries = {
+            row[0]: decrypt_listed_title_and_encoded_metadata(self._seal, row[1], row[5])
+            for row in rows
+        }
         incomplete_rows = [
             row[:6] for row in rows if row[6] or (row[7] and None in list_entries[row[0]])
         ]
@@ -349,7 +354,7 @@ class ThreadList:
             metadata = (
                 None
                 if head.checkpoint_id is None
-                else select_metadata_for_thread_lists(head.metadata)
+                else select_metadata_shown_in_thread_lists(head.metadata)
             )
         text = head.title if head is not None else title.text if title is not None else ""
         times = datetime.fromtimestamp(created_at, UTC), datetime.fromtimestamp(updated_at, UTC)
@@ -376,7 +381,7 @@ class ThreadList:
 
     # -- writing
 
-    def create(self, thread_id: str, client: ClientMetadata) -> bool:
+    def create_thread_if_absent(self, thread_id: str, client: ClientMetadata) -> bool:
         """Create a thread without checkpoints, unless the thread already exists.
 
         Args:
@@ -416,14 +421,14 @@ class ThreadList:
 
         return self._database.write(flow, update_cache, exclusive_names=(thread_id,))
 
-    acreate = make_async_twin(create)
+    acreate_thread_if_absent = make_async_twin(create_thread_if_absent)
 
-    def update(
+    def update_thread(
         self,
         thread_id: str,
         build_update: Callable[[ListedThread], tuple[ClientMetadata | None, RunStatus]],
         *,
-        may_wait: bool = False,
+        may_wait_for_answer: bool = False,
     ) -> None:
         """Update a thread's client-supplied metadata and status. Ignore unknown threads.
 
@@ -432,12 +437,13 @@ class ThreadList:
             build_update: A function that returns the new metadata, or None to keep it, and the
                 status of the last run. The function is called with the thread as it is in the
                 transaction.
-            may_wait: Whether to store that the thread may wait for an answer, because its last run
-                was interrupted before a node.
+            may_wait_for_answer: Whether to store that the thread may wait for an answer, because
+                its last run was interrupted before a node.
         """
         thread = self.get(thread_id)
         if thread is None or (
-            not may_wait and build_update(thread) == (thread.client, thread.last_run_status)
+            not may_wait_for_answer
+            and build_update(thread) == (thread.client, thread.last_run_status)
         ):
             return
 
@@ -454,7 +460,7 @@ class ThreadList:
                         yield self._sql("reset_transcript_progress", key)
                     if status != stored.last_run_status:
                         yield self._sql("set_status", status, key)
-                    if may_wait:
+                    if may_wait_for_answer:
                         yield self._sql("mark_may_wait", key)
                     # Update the last-activity time here if the thread has no checkpoints. For other
                     # threads, `put` updates it.
@@ -463,7 +469,7 @@ class ThreadList:
 
         self._database.write(flow, exclusive_names=(thread_id,), watch=self._saver._watch)
 
-    aupdate = make_async_twin(update)
+    aupdate_thread = make_async_twin(update_thread)
 
     def count_without_ttl(self) -> int:
         """Count the threads without a TTL."""
@@ -482,13 +488,13 @@ class ThreadList:
 
     adelete = make_async_twin(delete)
 
-    def list_expired(self, limit: int) -> list[str]:
+    def list_expired_thread_ids(self, limit: int) -> list[str]:
         """Return the ids of at most `limit` expired threads that have no live run."""
         params = time.time(), "", limit
         rows = self._database.read(lambda: fetch_rows(self._sql["expired_threads"], *params))
         return [thread_id for thread_id, _ in rows]
 
-    alist_expired = make_async_twin(list_expired)
+    alist_expired_thread_ids = make_async_twin(list_expired_thread_ids)
 
     def delete_if_expired(self, thread_id: str) -> bool:
         """Delete a thread or its older checkpoints if the thread's TTL has expired.

@@ -12,12 +12,12 @@ from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
     build_row_key,
-    compute_position_ranges_of_items_and_aliases,
+    build_row_key_range,
+    compute_item_and_alias_position_ranges,
     decode_stored_id,
     decrypt_client_metadata,
-    decrypt_list_entry,
+    decrypt_listed_title_and_encoded_metadata,
     decrypt_writes,
-    key_range,
     select_lineage,
 )
 from perdure.checkpointers.threads import build_not_found_error
@@ -113,7 +113,7 @@ def read_thread_records(
 ) -> Flow[ThreadRecords]:
     """Read the records of a thread, except its items.
 
-    The items can be read separately with `load_all_items_into_records`.
+    The items can be read separately with `load_all_log_items_into_records`.
 
     Args:
         reader: The reader of the database.
@@ -138,7 +138,9 @@ def read_thread_records(
         last_seq = checkpoint.snapshot.key & _SEQ_MASK
     thread_key, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
-    title, listed_metadata = decrypt_list_entry(reader.seal, thread_id, stored)
+    title, listed_metadata = decrypt_listed_title_and_encoded_metadata(
+        reader.seal, thread_id, stored
+    )
     # the stored title and metadata may come from a checkpoint after `checkpoint_id`
     if checkpoint_id is not None:
         title = listed_metadata = None
@@ -171,8 +173,8 @@ def _read_namespace(
     If `last_seq` is less than the maximum, the root namespace is limited further, to the checkpoint
     with this sequence number and its ancestors.
     """
-    rows = yield reader.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
-    yield from reader.check_id_index_row_count(len(rows), *key_range(namespace_key))
+    rows = yield reader.sql("checkpoints_page", *build_row_key_range(namespace_key), NO_LIMIT)
+    yield from reader.check_id_index_row_count(len(rows), *build_row_key_range(namespace_key))
     if last_seq != _SEQ_MASK:
         rows = [row for row in rows if row[0] & _SEQ_MASK <= last_seq]
         rows = (
@@ -194,12 +196,12 @@ def _read_namespace(
     return NamespaceRecords(checkpoint_ns, head_seq, checkpoints, writes)
 
 
-def load_all_items_into_records(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
+def load_all_log_items_into_records(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
     """Read all log items of a thread, and store them in the thread's `ThreadRecords`."""
     items = {}
     for log, name, *last_keys in records.logs:
         items[log] = log_items = dict[int, bytes]()
-        for first, stop in compute_position_ranges_of_items_and_aliases(*last_keys):
+        for first, stop in compute_item_and_alias_position_ranges(*last_keys):
             start = first
             while page := (
                 yield from reader.read_items_page(records.thread_id, name, log, start, stop)
@@ -207,6 +209,6 @@ def load_all_items_into_records(reader: CheckpointReader, records: ThreadRecords
                 log_items |= dict(page)
                 start = page[-1][0] + 1
         records.sorted_positions[log] = [*log_items]
-        spans = compute_position_ranges_of_items_and_aliases(*last_keys)
+        spans = compute_item_and_alias_position_ranges(*last_keys)
         records.times[log] = yield from reader.read_item_storage_times(log, spans)
     records.items = items

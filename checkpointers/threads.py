@@ -45,11 +45,11 @@ from perdure.checkpointers.reader import (
 )
 from perdure.checkpointers.records import (
     build_row_key,
-    decrypt_list_entry,
+    build_row_key_range,
+    decrypt_listed_title_and_encoded_metadata,
     encrypt_thread_list_entry_and_build_search_keys,
-    key_range,
     select_lineage,
-    select_metadata_for_thread_lists,
+    select_metadata_shown_in_thread_lists,
 )
 from perdure.checkpointers.reports import (
     CheckpointInfo,
@@ -74,7 +74,7 @@ class ThreadReader:
 
     # -- transcripts
 
-    def read_history_decoder(
+    def read_history_for_later_decoding(
         self,
         address: Address,
         channel: str,
@@ -102,7 +102,7 @@ class ThreadReader:
         first_and_last_count = (
             None
             if first_and_last_count is None
-            else _parse_item_counts_for_start_and_end(first_and_last_count)
+            else _parse_first_and_last_item_counts(first_and_last_count)
         )
         checkpoint = yield from self.reader.find_checkpoint(address)
         if checkpoint is None:
@@ -150,7 +150,7 @@ class ThreadReader:
             (log.resolve_alias_to_item_position(position), is_branch)
             for position, is_branch in entries
         ]
-        value_positions |= yield from self._find_positions_of_transcript_items_equal_to_value_items(
+        value_positions |= yield from self._find_positions_of_reencoded_value_items(
             address, checkpoint, channel, value_positions
         )
         yield from self._load_item_times(
@@ -211,7 +211,7 @@ class ThreadReader:
             return type(value.value) is dict, type(value.value) in (list, dict)
         return type(value) is dict, True
 
-    def _find_positions_of_transcript_items_equal_to_value_items(
+    def _find_positions_of_reencoded_value_items(
         self,
         address: Address,
         checkpoint: StoredCheckpoint,
@@ -272,7 +272,7 @@ class ThreadReader:
         self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
         """Return the sorted log positions of the items that occur only on a thread's branches."""
-        rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
+        rows = yield self.sql("checkpoint_keys", *build_row_key_range(checkpoint.namespace_key))
         head_lineage = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         parents = {parent for _, _, parent in rows}
         tips = [
@@ -380,7 +380,9 @@ class ThreadReader:
                 status = yield from self.reader.read_status(
                     thread_id, "", head, writes_by_thread.get(thread_key, [])
                 )
-            stored_title, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
+            stored_title, _ = decrypt_listed_title_and_encoded_metadata(
+                self.reader.seal, thread_id, title
+            )
             if stored_title is None and head is not None:
                 stored_title = yield from self._read_title(thread_id, head, metadata)
             times = (
@@ -398,7 +400,7 @@ class ThreadReader:
             head = self.reader.decrypt_checkpoint_row(row[1], "", tuple(checkpoint))
             metadata = self.reader.decode_metadata(head)
             title = yield from self._read_title(row[1], head, metadata)
-            listed_metadata = select_metadata_for_thread_lists(metadata)
+            listed_metadata = select_metadata_shown_in_thread_lists(metadata)
         encoded = (
             listed_metadata,
             self.reader.codec.encode(listed_metadata, lambda: "metadata", exact=True),
@@ -534,7 +536,7 @@ class ThreadReader:
             thread_id, checkpoints, items, size, created, updated, names, active, message_count
         )
 
-    def find_idle_thread(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
+    def find_thread_if_idle_since(self, thread_id: str, since: datetime) -> Flow[ThreadInfo | None]:
         """Return a thread if its last activity was before the given time, otherwise None.
 
         A thread that has an unfinished run, or a cron that will run again, does not count as idle.
@@ -542,7 +544,7 @@ class ThreadReader:
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
         planned_runs = yield self.sql("has_planned_runs", thread_id)
         info = (yield from self._build_thread_info(rows[0])) if rows and not planned_runs else None
-        return info if info is not None and info.active_at < before else None
+        return info if info is not None and info.active_at < since else None
 
     # -- checkpoints
 
@@ -560,11 +562,17 @@ class ThreadReader:
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
             if checkpoint_ns is not None and ns != checkpoint_ns:
                 continue
-            keys = yield self.sql("checkpoint_keys", *key_range(namespace))
-            yield from self.reader.check_id_index_row_count(len(keys), *key_range(namespace))
+            keys = yield self.sql("checkpoint_keys", *build_row_key_range(namespace))
+            yield from self.reader.check_id_index_row_count(
+                len(keys), *build_row_key_range(namespace)
+            )
             head_lineage = {key for key, *_ in select_lineage(keys, build_row_key(namespace, head))}
             max_rows = NO_LIMIT if limit is None else limit
-            keys_range = key_range(namespace) if before is None else key_range(namespace, 0, before)
+            keys_range = (
+                build_row_key_range(namespace)
+                if before is None
+                else build_row_key_range(namespace, 0, before)
+            )
             for row in (yield self.sql("checkpoints_page", *keys_range, max_rows)):
                 checkpoints.append(
                     (yield from self._build_checkpoint_info(thread_id, ns, row, head_lineage, head))
@@ -639,18 +647,18 @@ def _convert_stored_seconds_to_datetime(thread_id: str, seconds: float) -> datet
         ) from exc
 
 
-def _parse_item_counts_for_start_and_end(bounds: Any) -> tuple[int, int]:
-    """Validate `bounds`, and return the number of items to read from the start and from the end.
+def _parse_first_and_last_item_counts(ends: Any) -> tuple[int, int]:
+    """Validate `ends`, and return the number of items to read from the start and from the end.
 
     Raises:
         ConfigurationError: The argument is not a pair of numbers that are zero or more.
     """
     with suppress(TypeError, ValueError):
-        first, last = map(index, bounds)
+        first, last = map(index, ends)
         if first >= 0 and last >= 0:
             return first, last
     raise ConfigurationError(
-        f"ends is {bounds!r:.80}; expected two item counts, one for the start and one for "
+        f"ends is {ends!r:.80}; expected two item counts, one for the start and one for "
         "the end, such as (0, 50)"
     )
 

@@ -35,7 +35,7 @@ def read_import_metadata(
         UnknownThread: The thread does not exist.
     """
     if head_metadata is None:
-        head_metadata = read_existing_head(saver, thread_id).metadata
+        head_metadata = read_thread_head_or_raise(saver, thread_id).metadata
     if "title" not in head_metadata:
         # If another program has continued the thread, the head's metadata contains no title. In
         # this case, read the title from an imported checkpoint's metadata.
@@ -53,7 +53,7 @@ async def aread_import_metadata(
     return await asyncio.to_thread(read_import_metadata, saver, thread_id, head_metadata)
 
 
-def read_existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
+def read_thread_head_or_raise(saver: Checkpointer, thread_id: str) -> ThreadHead:
     """Return the head of a thread.
 
     Raises:
@@ -81,7 +81,9 @@ def title(
     with suppress(UnknownThread):  # another process may delete the thread
         if import_metadata is None:
             import_metadata = read_import_metadata(saver, thread_id)
-        return str(import_metadata.get("title") or read_existing_head(saver, thread_id).title)
+        return str(
+            import_metadata.get("title") or read_thread_head_or_raise(saver, thread_id).title
+        )
     return ""
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ormsgpack
 from langchain_core.messages import BaseMessage
@@ -182,6 +182,20 @@ class Allowlist:
             raise TypeNotAllowed(name)
 
 
+class ObjectOrigin(NamedTuple):
+    """How an object was encoded.
+
+    Attributes:
+        extension_code: The code of the msgpack extension.
+        class_name: The name of the object's class.
+        further_parts: The encoded values after the payload.
+    """
+
+    extension_code: int
+    class_name: Name
+    further_parts: list[Any]
+
+
 class DetachedFields(dict[str, Any]):
     """A dict of an object's fields, returned in place of the object if it cannot be rebuilt.
 
@@ -189,14 +203,14 @@ class DetachedFields(dict[str, Any]):
     is stored, its current entries are encoded as the fields of an instance of the original class.
 
     Attributes:
-        origin: The extension code, the name of the class, and the values after the payload.
+        origin: How the object was encoded.
         is_payload: Whether the dict itself is the payload. If False, the payload is the entry
             `value` of the dict.
     """
 
     __slots__ = ("is_payload", "origin")
 
-    origin: tuple[int, Name, list[Any]]
+    origin: ObjectOrigin
     is_payload: bool
 
     # Hash by identity. A `DetachedFields` must be hashable, because it may replace an object that
@@ -249,7 +263,7 @@ class Converter:
             TypeError: The value or a part of it cannot be stored.
         """
         try:
-            return self._pack_value(value)
+            return self._pack_with_extensions(value)
         except Exception as exc:
             error = self._error or exc
             if self._may_replace and not self.replacing and str(error) == SURROGATES:
@@ -271,15 +285,17 @@ class Converter:
         except Exception as exc:
             raise self._error or exc from None
 
-    def _pack_value(self, value: Any, option: int = PACK) -> bytes:
-        if self.replacing and option == PACK:
-            option |= ormsgpack.OPT_REPLACE_SURROGATES
+    def _pack_with_extensions(self, value: Any, ormsgpack_options: int = PACK) -> bytes:
+        if self.replacing and ormsgpack_options == PACK:
+            ormsgpack_options |= ormsgpack.OPT_REPLACE_SURROGATES
         return ormsgpack.packb(
-            value, functools.partial(self._call_one_level_deeper, self._encode_extension), option
+            value,
+            functools.partial(self._call_one_level_deeper, self._encode_as_msgpack_extension),
+            ormsgpack_options,
         )
 
     def _unpack_value(self, data: bytes | memoryview) -> Any:
-        hook = functools.partial(self._call_one_level_deeper, self._decode_extension)
+        hook = functools.partial(self._call_one_level_deeper, self._decode_msgpack_extension)
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
@@ -297,23 +313,23 @@ class Converter:
 
     # -- to msgpack
 
-    def _encode_extension(self, value: Any) -> Any:
+    def _encode_as_msgpack_extension(self, value: Any) -> Any:
         """Encode a value that msgpack does not support, as an extension."""
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)
         if cls is tuple:
-            return self._encode_exactly(_TUPLE, list(value))
+            return self._encode_extension_with_exact_types(_TUPLE, list(value))
         if cls is DetachedFields:
             return self._reencode_object_of_unavailable_class(value)
         if (registered := self._types.by_class.get(cls)) is not None:
-            return self._encode_registered(value, registered)
+            return self._encode_value_of_registered_type(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
             # Encode the id, because this raises an error if the id contains a lone surrogate.
             ormsgpack.packb(value.id)
         if name in KNOWN:
-            return self._encode_known_class(value, name)
+            return self._encode_instance_of_known_class(value, name)
         if name == _DELTA_SNAPSHOT:
-            return ormsgpack.Ext(_SNAPSHOT, self._pack_value(value.value))
+            return ormsgpack.Ext(_SNAPSHOT, self._pack_with_extensions(value.value))
         if isinstance(value, BaseException):
             raise TypeError(
                 "perdure would read an exception back as text; store str(error) or the attributes "
@@ -323,10 +339,13 @@ class Converter:
             return self._encode_data_class_instance(value)
         return self._encode_builtin_subclass_or_use_langgraph_serializer(value, name)
 
-    def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
+    def _encode_extension_with_exact_types(
+        self, extension_code: int, parts: list[Any]
+    ) -> ormsgpack.Ext:
         """Build a msgpack extension that preserves the exact types of all nested values."""
         return ormsgpack.Ext(
-            code, self._pack_value(self._replace_types_that_msgpack_changes(parts), _EXACT)
+            extension_code,
+            self._pack_with_extensions(self._replace_types_that_msgpack_changes(parts), _EXACT),
         )
 
     def _replace_types_that_msgpack_changes(self, value: Any) -> Any:
@@ -344,9 +363,9 @@ class Converter:
             return {
                 key: self._replace_types_that_msgpack_changes(part) for key, part in value.items()
             }
-        return self._encode_exactly(_PAIRS, [[*pair] for pair in value.items()])
+        return self._encode_extension_with_exact_types(_PAIRS, [[*pair] for pair in value.items()])
 
-    def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
+    def _encode_instance_of_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
         """Encode an instance of a class in `KNOWN` in LangGraph's format.
 
         Values nested in the instance are encoded by the `Converter`, not by langgraph.
@@ -358,11 +377,11 @@ class Converter:
             # Sort the elements, because equal sets may have different iteration orders.
             parts = sorted(
                 value,
-                key=lambda part: self._pack_value(
+                key=lambda part: self._pack_with_extensions(
                     self._replace_types_that_msgpack_changes(part), _EXACT
                 ),
             )
-            return self._encode_exactly(_SINGLE, [*name, parts])
+            return self._encode_extension_with_exact_types(_SINGLE, [*name, parts])
         if isinstance(value, deque):
             return self._encode_deque(value, name)
         if name == _SEND:
@@ -385,14 +404,16 @@ class Converter:
             payload = {slot: getattr(value, slot) for slot in cls.__slots__}
         else:
             return _encode_by_langgraph(value)
-        return ormsgpack.Ext(code, self._pack_value([*name, payload, *further_parts]))
+        return ormsgpack.Ext(code, self._pack_with_extensions([*name, payload, *further_parts]))
 
     def _encode_deque(self, value: deque[Any], name: Name) -> ormsgpack.Ext:
         """Encode a deque in LangGraph's format, and add its `maxlen`, which LangGraph omits."""
         items = list(value)
         if value.maxlen is None:
-            return ormsgpack.Ext(_SINGLE, self._pack_value([*name, items]))
-        return ormsgpack.Ext(_POSITIONAL, self._pack_value([*name, [items, value.maxlen]]))
+            return ormsgpack.Ext(_SINGLE, self._pack_with_extensions([*name, items]))
+        return ormsgpack.Ext(
+            _POSITIONAL, self._pack_with_extensions([*name, [items, value.maxlen]])
+        )
 
     def _encode_data_class_instance(self, value: Any) -> ormsgpack.Ext:
         """Encode an instance of a plain data class as its class name and attributes."""
@@ -405,19 +426,21 @@ class Converter:
         self._allowlist.check_allowed(name)
         name = replace_renamed_class_name(name, self._former) if self._former else name
         if kind == "enum":
-            return self._encode_exactly(_SINGLE, [*name, fields["value"]])
+            return self._encode_extension_with_exact_types(_SINGLE, [*name, fields["value"]])
         if kind == "model":
             fields_set = sorted(value.__pydantic_fields_set__)
-            return self._encode_exactly(
+            return self._encode_extension_with_exact_types(
                 _MODEL, [*name, fields, None, read_private_attributes(value) or None, fields_set]
             )
-        return self._encode_exactly(_KEYWORDS, [*name, fields])
+        return self._encode_extension_with_exact_types(_KEYWORDS, [*name, fields])
 
-    def _encode_registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
+    def _encode_value_of_registered_type(
+        self, value: Any, registered: StoredType[Any]
+    ) -> ormsgpack.Ext:
         """Encode a value of a registered type with `dump`, and check that `load` can read it."""
         name = replace_renamed_class_name(registered.stored_name, self._former)
         outermost, self._in_registered = not self._in_registered, True
-        packed = self._pack_value(
+        packed = self._pack_with_extensions(
             self._replace_types_that_msgpack_changes([*name, registered.dump_value(value)]), _EXACT
         )
         if outermost:
@@ -446,7 +469,7 @@ class Converter:
         payload = (
             dict(detached_fields) if detached_fields.is_payload else detached_fields.get("value")
         )
-        return self._encode_exactly(code, [*name, payload, *rest])
+        return self._encode_extension_with_exact_types(code, [*name, payload, *rest])
 
     def _encode_builtin_subclass_or_use_langgraph_serializer(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
@@ -477,7 +500,7 @@ class Converter:
 
     # -- from msgpack
 
-    def _decode_extension(self, code: int, data: bytes) -> Any:
+    def _decode_msgpack_extension(self, code: int, data: bytes) -> Any:
         """Decode a msgpack extension from its type code and its content."""
         if code == _TUPLE:
             return tuple(self._unpack_value(data))
@@ -498,7 +521,7 @@ class Converter:
         ):
             raise ValueError(f"the data contains an unknown extension type, {code}")
         if code == _REGISTERED:
-            return self._load_registered((module, name), payload)
+            return self._load_value_of_registered_type((module, name), payload)
         if (module, name) in KNOWN:
             try:
                 return _call_class_with_stored_arguments(
@@ -511,11 +534,11 @@ class Converter:
                     (module, name), f"the object cannot be rebuilt ({exc})"
                 )
                 return payload
-        return self._rebuild_object_or_detach_its_fields((code, (module, name), rest), payload)
+        return self._rebuild_object_or_detach_its_fields(
+            ObjectOrigin(code, (module, name), rest), payload
+        )
 
-    def _rebuild_object_or_detach_its_fields(
-        self, origin: tuple[int, Name, list[Any]], payload: Any
-    ) -> Any:
+    def _rebuild_object_or_detach_its_fields(self, origin: ObjectOrigin, payload: Any) -> Any:
         """Rebuild an object of a class that is not in `KNOWN`.
 
         If the object cannot be rebuilt, for example because its class is not available, return its
@@ -553,7 +576,7 @@ class Converter:
             origin, payload, is_payload=type(payload) is dict and kind != "enum"
         )
 
-    def _load_registered(self, name: Name, payload: Any) -> Any:
+    def _load_value_of_registered_type(self, name: Name, payload: Any) -> Any:
         """Load a value of a registered type.
 
         If the value cannot be loaded, return its payload as `DetachedFields`.
@@ -572,15 +595,15 @@ class Converter:
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for this type"
         _log_that_class_is_read_as_dict(name, reason, remedy)
         return _wrap_fields_of_unavailable_class(
-            (_REGISTERED, name, []), payload, is_payload=type(payload) is dict
+            ObjectOrigin(_REGISTERED, name, []), payload, is_payload=type(payload) is dict
         )
 
 
 def _wrap_fields_of_unavailable_class(
-    code_name_and_rest: tuple[int, Name, list[Any]], fields_or_value: Any, *, is_payload: bool
+    origin: ObjectOrigin, fields_or_value: Any, *, is_payload: bool
 ) -> DetachedFields:
     detached = DetachedFields(fields_or_value if is_payload else {"value": fields_or_value})
-    detached.origin, detached.is_payload = code_name_and_rest, is_payload
+    detached.origin, detached.is_payload = origin, is_payload
     return detached
 
 

@@ -18,7 +18,7 @@ from perdure.storage.flow import Flow, Statement
 class WebhookTable(ServerTable):
     """Reads and writes the webhooks table in a checkpointer's database."""
 
-    async def add(
+    async def add_webhook(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
         """Store a webhook that announces the end of a run.

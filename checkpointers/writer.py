@@ -53,11 +53,11 @@ from perdure.checkpointers.records import (
     UNLISTED_PREFIXES,
     VIEWS_NAMESPACE,
     build_row_key,
-    build_stored_transcripts_by_channel,
+    collect_transcript_ranges_to_store,
     compute_content_hash,
+    compute_item_and_alias_position_ranges,
     compute_metadata_tags,
-    compute_position_ranges_of_items_and_aliases,
-    decrypt_list_entry,
+    decrypt_listed_title_and_encoded_metadata,
     decrypt_writes,
     encode_id_for_storage,
     encrypt_checkpoint,
@@ -132,7 +132,7 @@ class CheckpointWriter:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        commit, thread_id = self.plan_from_cache(request), request.address.thread_id
+        commit, thread_id = self.plan_write_from_cache(request), request.address.thread_id
         if commit is None and isinstance(request, CheckpointPut):
             request.encode_unchanged_channels(self.codec)
 
@@ -155,8 +155,8 @@ class CheckpointWriter:
                 else:
                     return commit
             if isinstance(request, TaskWrites):
-                return (yield from self._read_and_store_writes(request))
-            return (yield from self._read_and_put(request))
+                return (yield from self._read_thread_and_store_task_writes(request))
+            return (yield from self._read_thread_and_store_checkpoint(request))
 
         on_failure = partial(
             self._drop_cached_heads_and_keys, None if isinstance(request, TaskWrites) else thread_id
@@ -186,7 +186,9 @@ class CheckpointWriter:
             self.cache.invalidate_heads(thread_id)
         self.cache.keys.discard_keys()
 
-    def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> PlannedTransaction | None:
+    def plan_write_from_cache(
+        self, request: CheckpointPut | TaskWrites
+    ) -> PlannedTransaction | None:
         """Plan a request from cached data.
 
         None is returned if the plan needs data that is not cached.
@@ -289,11 +291,13 @@ class CheckpointWriter:
         version_token, now = random.getrandbits(62), time.time()
         if replaced is None:
             statements = [
-                self._build_cache_check_statement(put, thread, head, keys, version_token, now)
+                self._build_statement_that_fails_if_cache_is_stale(
+                    put, thread, head, keys, version_token, now
+                )
             ]
             thread.last_seq += 1
         else:
-            statements = self._build_activity_statements(thread)
+            statements = self._build_last_activity_update_if_due(thread)
         if not head.namespace_key:
             head.namespace_key = keys.pop()
             statements.append(
@@ -306,7 +310,7 @@ class CheckpointWriter:
         stored_at = min(now, put.created_at)
         additions = Additions(self.sql, self.seal, thread_id, thread, stored_at, put.item_times)
         metadata, new_head, reveals_overlap = (
-            self._inherit_labels(put, snapshot, parent),
+            self._add_inherited_labels_to_metadata(put, snapshot, parent),
             head,
             False,
         )
@@ -343,7 +347,7 @@ class CheckpointWriter:
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, execute_many=True))
         if thread.pending_writes or put.replayed is not None:
-            statements += self._build_reference_statements(
+            statements += self._build_pending_write_reference_updates(
                 put, head.namespace_key, thread, snapshot, additions
             )
 
@@ -370,7 +374,7 @@ class CheckpointWriter:
             (not thread.key) + (not head.namespace_key) + len(logs), logs, hashes
         )
 
-    def _build_cache_check_statement(
+    def _build_statement_that_fails_if_cache_is_stale(
         self,
         put: CheckpointPut,
         thread: Thread,
@@ -433,7 +437,7 @@ class CheckpointWriter:
             )
         return self.sql("advance_into_namespace", seq, version_token, *expected, checkpoint_ns, now)
 
-    def _inherit_labels(
+    def _add_inherited_labels_to_metadata(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> dict[str, Any]:
         """Add the parent's labels to a checkpoint's metadata, and return the complete metadata.
@@ -545,10 +549,10 @@ class CheckpointWriter:
             now,
         )
         return *row, encrypt_checkpoint(
-            self.seal, *address[:2], row, snapshot, build_stored_transcripts_by_channel(snapshot)
+            self.seal, *address[:2], row, snapshot, collect_transcript_ranges_to_store(snapshot)
         )
 
-    def _build_reference_statements(
+    def _build_pending_write_reference_updates(
         self,
         put: CheckpointPut,
         namespace_key: int,
@@ -578,7 +582,7 @@ class CheckpointWriter:
 
     # -- in a transaction that reads the thread
 
-    def _read_and_put(self, put: CheckpointPut) -> Flow[PlannedTransaction]:
+    def _read_thread_and_store_checkpoint(self, put: CheckpointPut) -> Flow[PlannedTransaction]:
         """Read the current state of a thread and store a checkpoint, in one transaction."""
         thread_id, _, parent_id = put.address
         (
@@ -591,7 +595,7 @@ class CheckpointWriter:
         )
         if (
             stale := (
-                yield from self._build_filter_if_removals_are_newer(put, thread.newest_removal)
+                yield from self._build_stale_put_if_removals_are_newer(put, thread.newest_removal)
             )
         ) is not None:
             # an erasure deletes all views of a thread, so discard a put to the views namespace
@@ -600,7 +604,7 @@ class CheckpointWriter:
                 return PlannedTransaction(self.cache, self.watch, thread_id, thread, [])
             put = stale.copy_checkpoint_put_without_erased_messages(put)
             yield from self.removals.add_texts_to_newest_record(
-                thread_id, stale.collect_found_texts_by_kind()
+                thread_id, stale.collect_plain_erased_texts_by_kind()
             )
         put.replace_cache_references_and_messages_by_copies(
             *self._get_thread_key_and_generation_if_cache_is_valid(
@@ -652,7 +656,7 @@ class CheckpointWriter:
             commit.replaces_checkpoint |= has_changed
         return commit
 
-    def _build_filter_if_removals_are_newer(
+    def _build_stale_put_if_removals_are_newer(
         self, request: CheckpointPut | TaskWrites, newest_removal: int
     ) -> Flow[Any]:
         """Return a `StalePut` if data was removed since the request's state was loaded.
@@ -726,7 +730,9 @@ class CheckpointWriter:
         )
         thread = Thread(key, generation, newest_removal)
         thread.last_seq, thread.version_token, thread.updated_at = seq, version_token, updated_at
-        thread.title, encoded_metadata = decrypt_list_entry(self.seal, thread_id, list_entry)
+        thread.title, encoded_metadata = decrypt_listed_title_and_encoded_metadata(
+            self.seal, thread_id, list_entry
+        )
         if encoded_metadata is not None:
             thread.listed_metadata = self.codec.decode(encoded_metadata), encoded_metadata
         if cached_thread is not None:
@@ -740,7 +746,7 @@ class CheckpointWriter:
         for log_key, channel, *last_keys in (yield self.sql("thread_logs", key)):
             log = thread.get_or_add_log(log_key, channel, cached_thread)
             log.next_position, log.next_alias = (
-                stop for _, stop in compute_position_ranges_of_items_and_aliases(*last_keys)
+                stop for _, stop in compute_item_and_alias_position_ranges(*last_keys)
             )
         if namespace_key is None:
             return thread, Head(0, 0, None), None, is_cache_valid
@@ -821,7 +827,7 @@ class CheckpointWriter:
         # To save time, storing the answer to an interrupt does not update the thread's
         # last-activity time.
         if request.task_id != NULL_TASK:
-            statements += self._build_activity_statements(thread)
+            statements += self._build_last_activity_update_if_due(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
         cache_pending_writes(thread, request, request.encoded, body)
         written_row = checkpoint_ns, checkpoint_id or "", request.task_id, (*row_start, body)
@@ -832,7 +838,7 @@ class CheckpointWriter:
     def _is_update(self, snapshot: Snapshot) -> bool:
         return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
 
-    def _build_activity_statements(self, thread: Thread) -> list[Statement]:
+    def _build_last_activity_update_if_due(self, thread: Thread) -> list[Statement]:
         """Build the statement that updates a thread's last-activity time, if it needs an update.
 
         The last-activity time is updated only if it is more than `ACTIVITY_PRECISION_S` seconds
@@ -844,7 +850,7 @@ class CheckpointWriter:
         thread.updated_at = now
         return [self.sql("touch_thread", now, thread.key)]
 
-    def _read_and_store_writes(self, request: TaskWrites) -> Flow[PlannedTransaction]:
+    def _read_thread_and_store_task_writes(self, request: TaskWrites) -> Flow[PlannedTransaction]:
         """Read a thread and store the writes of a task, in one transaction.
 
         Writes that are already stored for the task are kept, and a new write with the same index is
@@ -858,7 +864,7 @@ class CheckpointWriter:
             rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
         )
         stale, has_interrupt = (
-            (yield from self._build_filter_if_removals_are_newer(request, newest_removal)),
+            (yield from self._build_stale_put_if_removals_are_newer(request, newest_removal)),
             request.has_interrupt,
         )
         # Allocate row keys before writing any row; see `allocate_row_keys`.
@@ -895,7 +901,7 @@ class CheckpointWriter:
                 stale.remove_erased_messages_from_writes_and_check_if_task_waits(request)
             )
             yield from self.removals.add_texts_to_newest_record(
-                thread_id, stale.collect_found_texts_by_kind()
+                thread_id, stale.collect_plain_erased_texts_by_kind()
             )
         task_id, task_path = request.task_id, request.task_path
         earlier_rows = yield self.sql(
@@ -924,7 +930,7 @@ class CheckpointWriter:
         mark_waiting = [self.sql("mark_may_wait", key)] if has_interrupt else []
         yield [
             self.sql("put_writes", namespace_key, *row_start, body),
-            *self._build_activity_statements(thread),
+            *self._build_last_activity_update_if_due(thread),
             *mark_waiting,
         ]
         cache_pending_writes(thread, request, writes, body)

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.person_rows import PersonRows
 from perdure.checkpointers.records import CronRow, RunRow
-from perdure.checkpointers.titles import read_existing_head, read_import_metadata
+from perdure.checkpointers.titles import read_import_metadata, read_thread_head_or_raise
 from perdure.errors import InvalidMessages, PerdureError, UnknownThread
 from perdure.memory.person_namespaces import PersonNamespaces
 from perdure.memory.records import AUTHOR, PREVIOUS, RESERVED_LABEL
@@ -138,7 +138,7 @@ def _iter_thread_archive_lines(saver: Checkpointer, thread_id: str) -> Iterator[
     except UnknownThread:
         return
     except (InvalidMessages, PerdureError) as exc:
-        newest = read_existing_head(saver, thread_id).metadata
+        newest = read_thread_head_or_raise(saver, thread_id).metadata
         description = read_import_metadata(saver, thread_id, newest)
         yield {"thread_id": thread_id, **description, "messages": [], "problem": str(exc)}
 

@@ -73,7 +73,7 @@ def read_values_of_run_context_or_config(
 
         for saver in configurable.values():
             if isinstance(saver, Checkpointer):
-                saver.label(str(configurable["thread_id"]), values)
+                saver.copy_context_values_to_metadata(str(configurable["thread_id"]), values)
     return {**{name: configurable[name] for name in names if name in configurable}, **values}
 
 

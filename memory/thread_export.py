@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, convert_to_messages, convert_to
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.thread_copy import TranscriptTree, read_transcript_tree
-from perdure.checkpointers.titles import read_existing_head, read_import_metadata
+from perdure.checkpointers.titles import read_import_metadata, read_thread_head_or_raise
 from perdure.errors import InvalidMessages
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.message_forms import (
@@ -37,7 +37,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     Raises:
         InvalidMessages: The messages of the thread cannot be exported.
     """
-    metadata = read_existing_head(saver, thread_id).metadata
+    metadata = read_thread_head_or_raise(saver, thread_id).metadata
     transcript = saver.database.read(partial(read_transcript_tree, saver._reader, thread_id))
     user = {name: metadata[name] for name in USER_LABELS if metadata.get(name)}
     export = {

@@ -403,7 +403,7 @@ class TranscriptSearch:
         before, items = unread_items or (None, [])
         while before is not None:
             part, items = items[:_MESSAGES_PER_TRANSACTION], items[_MESSAGES_PER_TRANSACTION:]
-            position = part[-1][0].position + 1 if part else before.position_in(path)
+            position = part[-1][0].position + 1 if part else before.get_indexed_position(path)
             after = before._replace(position=position, path=path)
             yield _IndexStep(
                 thread_id, before, after if not items else after._replace(version_token=-1), part

@@ -368,7 +368,7 @@ class CheckedEmbedder:
                 answer = function.acall(argument)
             if inspect.isawaitable(answer):
                 future = asyncio.run_coroutine_threadsafe(
-                    _await_answer(answer), _get_embedding_loop()
+                    _wrap_awaitable_in_coroutine(answer), _get_embedding_loop()
                 )
                 answer = wait_for_outcome(future, self._timeout_s)
             return self._check_returned_vectors(function, texts, answer)
@@ -401,13 +401,13 @@ class CheckedEmbedder:
         return vectors
 
 
-async def _await_answer(answer: Awaitable[Any]) -> Any:
+async def _wrap_awaitable_in_coroutine(awaitable: Awaitable[Any]) -> Any:
     """Await any awaitable.
 
     `run_coroutine_threadsafe` accepts only coroutines, so other awaitables are wrapped in a
     coroutine.
     """
-    return await answer
+    return await awaitable
 
 
 _loop_lock = threading.Lock()
@@ -417,11 +417,11 @@ def _get_embedding_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop that runs async models for blocking callers. Start it if needed."""
     with _loop_lock:
         # A forked process needs its own event loop, because OS threads do not survive a fork.
-        return _start_event_loop_of_process(os.getpid())
+        return _start_event_loop_in_daemon_thread(os.getpid())
 
 
 @cache
-def _start_event_loop_of_process(pid: int) -> asyncio.AbstractEventLoop:
+def _start_event_loop_in_daemon_thread(pid: int) -> asyncio.AbstractEventLoop:
     """Start an event loop in a daemon thread of this process, and return it."""
     loop = asyncio.new_event_loop()
 
@@ -465,7 +465,7 @@ class StoreEmbedder:
         """Split the texts into chunks, each of which is embedded separately."""
         return [piece for text in texts for piece in split_into_chunks(text)]
 
-    def computes_vectors_in_searches(self, recorded_model: Model) -> bool:
+    def should_compute_vectors_in_searches(self, recorded_model: Model) -> bool:
         """Return whether searches compute the items' vectors instead of reading stored vectors.
 
         The result is true if the store's model is fast enough for this and is the same as
@@ -480,7 +480,7 @@ class StoreEmbedder:
         if (
             self.embed_quickly is None
             or file_model is None
-            or not self.computes_vectors_in_searches(file_model)
+            or not self.should_compute_vectors_in_searches(file_model)
         ):
             return [None] * len(rows)
         groups = [self.split_texts(texts) for texts in rows]

@@ -71,7 +71,7 @@ def forget(
     threads: Collection[str],
 ) -> Receipt:
     """Erase items; see `Store.forget`."""
-    has_no_criterion = _has_no_criterion(
+    has_no_criterion = _check_criteria_and_return_if_all_unset(
         prefix, key, filter=filter, provenance=provenance, query=query
     )
     if has_no_criterion and not threads:
@@ -112,7 +112,7 @@ def forget(
     # the two steps, the items still contain the ids of the messages, so the erasure can be
     # repeated.
     messages_before = {**found_rows.messages, **dict.fromkeys(threads)}
-    reports = _erase_messages(checkpointer, messages_before)
+    reports = _erase_messages_by_thread(checkpointer, messages_before)
     clean = True
     if not has_no_criterion:
         found_rows = parts.database.write(
@@ -122,7 +122,7 @@ def forget(
             thread_id: ids - (messages_before.get(thread_id) or set())
             for thread_id, ids in found_rows.messages.items()
         }
-        reports += _erase_messages(
+        reports += _erase_messages_by_thread(
             checkpointer, {thread_id: ids for thread_id, ids in messages_after.items() if ids}
         )
         # This process drops its cached words and vectors now. Other processes drop theirs at their
@@ -141,15 +141,15 @@ def forget(
     )
 
 
-def _erase_messages(
-    checkpointer: ErasesMessages | None, messages: Mapping[str, set[str] | None]
+def _erase_messages_by_thread(
+    checkpointer: ErasesMessages | None, message_ids_by_thread: Mapping[str, set[str] | None]
 ) -> list[tuple[str, ErasedMessages]]:
     """Erase messages from each thread, in order of thread id, and return the reports."""
     if checkpointer is None:
         return []
     return [
         (thread_id, checkpointer.erase(thread_id, ids))
-        for thread_id, ids in sorted(messages.items())
+        for thread_id, ids in sorted(message_ids_by_thread.items())
     ]
 
 
@@ -157,7 +157,7 @@ def _build_receipt(
     parts: StoreParts,
     erased: _RowsToErase,
     threads: Collection[str],
-    messages: int,
+    erased_message_count: int,
     *,
     is_scrubbed: bool,
     cancelled: tuple[str, ...] = (),
@@ -169,7 +169,7 @@ def _build_receipt(
     return Receipt(
         items=len(erased.rows) - closed_count,
         versions=closed_count,
-        messages=messages,
+        messages=erased_message_count,
         keys=tuple((decode_namespace_path(path[len(parts.root) :]), key) for path, key in keys),
         hashes=tuple(sorted(erased.hashes)),
         threads=tuple(sorted({*erased.messages, *threads})),
@@ -228,7 +228,7 @@ def _erase_rows_and_return_them(parts: StoreParts, criteria: _Criteria) -> Flow[
     return found_rows
 
 
-def _has_no_criterion(
+def _check_criteria_and_return_if_all_unset(
     prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
 ) -> bool:
     """Validate the criteria of `forget`, and return whether none of them is set.

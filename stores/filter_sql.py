@@ -27,7 +27,7 @@ from perdure.stores.filters import (
     Filter,
     Node,
     Step,
-    parse_path,
+    parse_filter_path,
 )
 
 # maximum length of an SQL condition in characters, which keeps expressions within SQLite's depth
@@ -55,13 +55,13 @@ class Condition(NamedTuple):
     params: tuple[Any, ...] = ()
     paths: tuple[str, ...] = ()
 
-    def with_numbered_parameters(self, first: int) -> str:
+    def with_numbered_parameters(self, first_number: int) -> str:
         """Return the SQL text of the condition with numbered parameters such as `?1`.
 
         With numbered parameters, a statement that contains the condition twice needs to pass each
         value only once.
         """
-        numbers = count(first)
+        numbers = count(first_number)
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
@@ -103,11 +103,11 @@ def find_indexable_paths(filter: Filter) -> list[str]:
     """
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
-        for field in _iter_conjuncts(filter.node)
+        for field in _iter_parts_of_conjunction(filter.node)
         if isinstance(field, FieldCondition) and _is_indexable(field.key)
-        for part in _iter_conjuncts(field.condition)
+        for part in _iter_parts_of_conjunction(field.condition)
         if isinstance(part, Comparison)
-        and _build_comparison(part.operator, part.operand, JSONLocation("", (), "index"))
+        and _build_comparison_condition(part.operator, part.operand, JSONLocation("", (), "index"))
         is not _UNKNOWN
     ]
     return list(dict.fromkeys(key for _, key in sorted(candidates, key=lambda pair: pair[0])))
@@ -134,14 +134,14 @@ def _is_indexable(path: object) -> TypeGuard[str]:
     return bool(_IDENTIFIER_PATH.fullmatch(path))
 
 
-def _iter_conjuncts(node: Node) -> Iterator[Node]:
+def _iter_parts_of_conjunction(node: Node) -> Iterator[Node]:
     """Yield the parts of a conjunction, flattening nested conjunctions.
 
     If the filter node is not a conjunction, only the node itself is yielded.
     """
     if isinstance(node, AllOf):
         for part in node.parts:
-            yield from _iter_conjuncts(part)
+            yield from _iter_parts_of_conjunction(part)
     else:
         yield node
 
@@ -155,28 +155,28 @@ def _build_node_condition(
     """Build the SQL condition for a node of a parsed filter."""
     match node:
         case Comparison(name, operand):
-            return _build_comparison(name, operand, location)
+            return _build_comparison_condition(name, operand, location)
         case FieldCondition(key, condition):
             return _build_node_condition(
-                condition, location.child_location(key, key in indexed_paths)
+                condition, location.build_child_location(key, key in indexed_paths)
             )
         case AllOf(parts):
-            return _join_with_and(
+            return _join_conditions_with_and(
                 [_build_node_condition(part, location, indexed_paths) for part in parts]
             )
         case AnyOf(parts):
-            return join_with_or(
+            return join_conditions_with_or(
                 [_build_node_condition(part, location, indexed_paths) for part in parts]
             )
         case _:
             return _UNKNOWN
 
 
-def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condition:
+def _build_comparison_condition(operator: str, operand: Any, location: JSONLocation) -> Condition:
     """Build the SQL condition for a comparison operator and its operand."""
-    match name:
+    match operator:
         case "$eq":
-            return _build_equality(operand, location)
+            return _build_equality_condition(operand, location)
         case "$in":
             exact = [
                 key
@@ -184,27 +184,27 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
                 if (key := _convert_to_sql_value_if_exact(value)) is not None
             ]
             others = [
-                _build_equality(value, location)
+                _build_equality_condition(value, location)
                 for value in operand
                 if _convert_to_sql_value_if_exact(value) is None
             ]
-            return join_with_or([location.equals_any_of_condition(exact), *others])
+            return join_conditions_with_or([location.build_equals_any_condition(exact), *others])
         # All bounds are inclusive, even for `$gt` and `$lt`, because SQLite truncates a string at a
         # NUL character. SQLite compares the string "a\0b" as "a", which is equal to the operand "a"
         # and not greater.
-        case "$gt" | "$gte" if bounds := _compute_lowest_and_highest_sql_value(operand):
-            return location.range_condition(bounds[0], None)
-        case "$lt" | "$lte" if bounds := _compute_lowest_and_highest_sql_value(operand):
-            return location.range_condition(None, bounds[1])
+        case "$gt" | "$gte" if bounds := _compute_lower_and_upper_sql_bound(operand):
+            return location.build_range_condition(bounds[0], None)
+        case "$lt" | "$lte" if bounds := _compute_lower_and_upper_sql_bound(operand):
+            return location.build_range_condition(None, bounds[1])
     return _UNKNOWN
 
 
-def _build_equality(value: Any, location: JSONLocation) -> Condition:
+def _build_equality_condition(value: Any, location: JSONLocation) -> Condition:
     """Build the SQL condition that tests whether a value equals an operand."""
     if (key := _convert_to_sql_value_if_exact(value)) is not None:
-        return location.equals_any_of_condition([key])
-    bounds = _compute_lowest_and_highest_sql_value(value)
-    return _UNKNOWN if bounds is None else location.range_condition(*bounds)
+        return location.build_equals_any_condition([key])
+    bounds = _compute_lower_and_upper_sql_bound(value)
+    return _UNKNOWN if bounds is None else location.build_range_condition(*bounds)
 
 
 def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
@@ -216,7 +216,7 @@ def _convert_to_sql_value_if_exact(value: Any) -> str | int | None:
     return None
 
 
-def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
+def _compute_lower_and_upper_sql_bound(value: Any) -> tuple[Any, Any] | None:
     """Return lower and upper bounds for the SQL value that SQLite extracts from a JSON value.
 
     The two bounds differ for numbers, because SQLite may round them. The result is None if the JSON
@@ -232,7 +232,7 @@ def _compute_lowest_and_highest_sql_value(value: Any) -> tuple[Any, Any] | None:
     return value - slack, value + slack
 
 
-def _join_with_and(parts: Sequence[Condition]) -> Condition:
+def _join_conditions_with_and(parts: Sequence[Condition]) -> Condition:
     """Join conditions with AND.
 
     Conditions that would make the SQL expression too long are omitted.
@@ -246,7 +246,7 @@ def _join_with_and(parts: Sequence[Condition]) -> Condition:
     return _join_conditions(" AND ", chosen)
 
 
-def join_with_or(parts: Sequence[Condition]) -> Condition:
+def join_conditions_with_or(parts: Sequence[Condition]) -> Condition:
     """Join conditions with OR.
 
     The result is the condition TRUE if one of `parts` is TRUE or if the joined SQL expression would
@@ -303,7 +303,7 @@ class JSONLocation(NamedTuple):
         """Convert a condition on a column's JSON document into an SQL condition on the row."""
         return json_condition
 
-    def child_location(self, key: str | int, is_indexed: bool) -> Self:
+    def build_child_location(self, key: str | int, is_indexed: bool) -> Self:
         """Return the location of a value inside the object or array at this location.
 
         A string `key` is the name of a field in an object. An int `key` is a position in an array.
@@ -316,41 +316,41 @@ class JSONLocation(NamedTuple):
 
     def list_json_path_suffixes_of_key(self, key: str | int) -> Sequence[Any]:
         """Return the JSON path suffixes that address the member `key` of an object or array."""
-        return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
+        return [f"[{key}]"] if isinstance(key, int) else _build_json_path_suffixes(key)
 
-    def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
+    def build_equals_any_condition(self, keys: Sequence[str | int]) -> Condition:
         """Return an SQL condition that is true if the value at this location is one of `keys`.
 
         If `keys` contains 1, the condition is also true for the JSON value `true`, because SQLite's
         `json_extract` returns 1 for `true`.
         """
         if len(keys) == 1:
-            return self._extract_condition("= ?", keys[0])
-        return self._extract_condition("IN (SELECT value FROM json_each(?))", json.dumps(keys))
+            return self._build_sql_comparison("= ?", keys[0])
+        return self._build_sql_comparison("IN (SELECT value FROM json_each(?))", json.dumps(keys))
 
-    def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
+    def build_range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
         """Return an SQL condition that tests whether a value lies between two inclusive bounds.
 
         If `low` is None, the range has no lower bound. If `high` is None, the range has no upper
         bound.
         """
         if low is None or high is None:
-            return self._extract_condition(
+            return self._build_sql_comparison(
                 "<= ?" if low is None else ">= ?", high if low is None else low
             )
-        return self._extract_condition("BETWEEN ? AND ?", low, high)
+        return self._build_sql_comparison("BETWEEN ? AND ?", low, high)
 
-    def _extract_condition(self, comparison: str, *params: str | float | None) -> Condition:
+    def _build_sql_comparison(self, comparison: str, *params: str | float | None) -> Condition:
         """Return an SQL condition that compares the value with the given parameters."""
         # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns arrays as JSON
         # text.
         if self.expression:
             return Condition(f"{self.expression} {comparison}", params)
         text = f"json_extract({self.column}, ?) {comparison}"
-        return join_with_or([Condition(text, (path, *params)) for path in self.paths])
+        return join_conditions_with_or([Condition(text, (path, *params)) for path in self.paths])
 
 
-def _build_path_suffixes(key: str) -> tuple[str, ...]:
+def _build_json_path_suffixes(key: str) -> tuple[str, ...]:
     """Return the SQLite JSON path suffixes that address the value of `key` in an object.
 
     One suffix addresses the field whose name is exactly `key`. If `key` is a path with several
@@ -361,7 +361,7 @@ def _build_path_suffixes(key: str) -> tuple[str, ...]:
     SQLite JSON path, that is, if it contains a `[*]` step, a quotation mark, a backslash, a control
     character or a surrogate.
     """
-    step_lists = dict.fromkeys(((key,), parse_path(key)))
+    step_lists = dict.fromkeys(((key,), parse_filter_path(key)))
     if any(
         step is ANY_ELEMENT or _UNSAFE_LABEL.search(str(step))
         for steps in step_lists

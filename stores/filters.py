@@ -194,7 +194,7 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
     if filter is not None and not isinstance(filter, Mapping):
         raise _build_filter_error((), "a mapping of fields to conditions", filter)
     node = _parse_document(_copy_as_plain_json(filter or {}, (), count()), (), fields)
-    return Filter(node, _compile_node(node), {})
+    return Filter(node, _compile_filter_node(node), {})
 
 
 def _copy_as_plain_json(value: Any, path: _FilterPath, value_counter: Iterator[int]) -> Any:
@@ -253,21 +253,23 @@ def _parse_document(
         key_path = (*path, key)
         if key in _LOGICAL_OPERATORS:
             parts.append(
-                _parse_logical(key, value, key_path, partial(_parse_document, fields=fields))
+                _parse_logical_operator(
+                    key, value, key_path, partial(_parse_document, fields=fields)
+                )
             )
         elif key in OPERATORS:
             advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
             raise _build_filter_error(key_path, "a field name, $and, $or or $not", key, advice)
         elif key.startswith("$"):
             raise _build_unknown_name_error(path, "operator", key, OPERATORS)
-        elif fields is not None and parse_path(key)[0] not in fields:
+        elif fields is not None and parse_filter_path(key)[0] not in fields:
             raise _build_unknown_name_error(path, "field", key, fields)
         else:
             parts.append(_parse_field(key, value, path))
     return _combine_all(parts)
 
 
-def _parse_condition(value: Any, path: _FilterPath) -> Node:
+def _parse_value_condition(value: Any, path: _FilterPath) -> Node:
     """Parse the condition on one value.
 
     The condition is a mapping of operators to operands, a mapping of field names to conditions, a
@@ -275,7 +277,8 @@ def _parse_condition(value: Any, path: _FilterPath) -> Node:
     """
     if isinstance(value, list):
         elements = [
-            FieldCondition(i, _parse_condition(part, (*path, i))) for i, part in enumerate(value)
+            FieldCondition(i, _parse_value_condition(part, (*path, i)))
+            for i, part in enumerate(value)
         ]
         return AllOf((Comparison("array", len(value)), *elements))
     if not isinstance(value, dict):
@@ -294,40 +297,40 @@ def _parse_condition(value: Any, path: _FilterPath) -> Node:
 def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
     """Parse a field name and its condition."""
     key_path = (*path, key)
-    steps = len(parse_path(key))
+    steps = len(parse_filter_path(key))
     if steps > MAX_STEPS:
         raise _build_filter_error(key_path, f"a path of at most {MAX_STEPS} steps", steps)
-    return FieldCondition(key, _parse_condition(value, key_path))
+    return FieldCondition(key, _parse_value_condition(value, key_path))
 
 
-def _parse_operator(name: str, operand: Any, path: _FilterPath) -> Node:
+def _parse_operator(operator: str, operand: Any, path: _FilterPath) -> Node:
     """Parse a field's filter operator and its operand."""
-    operator_path = (*path, name)
-    if name in _LOGICAL_OPERATORS:
-        return _parse_logical(name, operand, operator_path, _parse_condition)
-    if name not in OPERATORS:
-        raise _build_unknown_name_error(path, "operator", name, OPERATORS)
-    if name in ("$in", "$nin") and not isinstance(operand, list):
+    operator_path = (*path, operator)
+    if operator in _LOGICAL_OPERATORS:
+        return _parse_logical_operator(operator, operand, operator_path, _parse_value_condition)
+    if operator not in OPERATORS:
+        raise _build_unknown_name_error(path, "operator", operator, OPERATORS)
+    if operator in ("$in", "$nin") and not isinstance(operand, list):
         raise _build_filter_error(operator_path, "a list of values", operand)
-    if name == "$exists" and not isinstance(operand, bool):
+    if operator == "$exists" and not isinstance(operand, bool):
         raise _build_filter_error(operator_path, "True or False", operand)
-    if name in ORDER_OPERATORS and (
+    if operator in ORDER_OPERATORS and (
         isinstance(operand, bool) or not isinstance(operand, int | float | str)
     ):
         raise _build_filter_error(operator_path, "a number or a string", operand)
-    if name in ("$ne", "$nin"):
-        return Negation(Comparison("$eq" if name == "$ne" else "$in", operand))
-    return Comparison(name, operand)
+    if operator in ("$ne", "$nin"):
+        return Negation(Comparison("$eq" if operator == "$ne" else "$in", operand))
+    return Comparison(operator, operand)
 
 
-def _parse_logical(
-    name: str,
+def _parse_logical_operator(
+    operator: str,
     operand: Any,
     path: _FilterPath,
     parse_part: Callable[[dict[str, Any], _FilterPath], Node],
 ) -> Node:
     """Parse `$and`, `$or` or `$not`. `parse_part` parses each operand."""
-    if name == "$not":
+    if operator == "$not":
         if not isinstance(operand, dict):
             raise _build_filter_error(path, "a filter", operand)
         return Negation(parse_part(operand, path))
@@ -338,7 +341,7 @@ def _parse_logical(
         if not isinstance(part, dict):
             raise _build_filter_error((*path, number), "a filter", part)
         parts.append(parse_part(part, (*path, number)))
-    return AllOf(tuple(parts)) if name == "$and" else AnyOf(tuple(parts))
+    return AllOf(tuple(parts)) if operator == "$and" else AnyOf(tuple(parts))
 
 
 def _combine_all(parts: Sequence[Node]) -> Node:
@@ -387,24 +390,24 @@ def _format_short_repr(value: object) -> str:
 # -- matching
 
 
-def _compile_node(node: Node) -> _Predicate:
+def _compile_filter_node(node: Node) -> _Predicate:
     """Return the predicate that tests whether a value meets a filter node."""
     match node:
         case Comparison(name, operand):
             return _compile_comparison(name, operand)
         case FieldCondition(key, condition):
-            return _compile_field(key, _compile_node(condition))
+            return _compile_field_predicate(key, _compile_filter_node(condition))
         case AllOf(parts):
-            return _build_conjunction([_compile_node(part) for part in parts])
+            return _combine_predicates_with_and([_compile_filter_node(part) for part in parts])
         case AnyOf(parts):
-            tests = [_compile_node(part) for part in parts]
+            tests = [_compile_filter_node(part) for part in parts]
             return lambda value: any(test(value) for test in tests)
         case Negation(part):
-            test_part = _compile_node(part)
+            test_part = _compile_filter_node(part)
             return lambda value: not test_part(value)
 
 
-def _build_conjunction(tests: Sequence[_Predicate]) -> _Predicate:
+def _combine_predicates_with_and(tests: Sequence[_Predicate]) -> _Predicate:
     """Return a predicate that holds if all of `tests` hold."""
 
     def test_all(value: Any) -> bool:
@@ -416,14 +419,14 @@ def _build_conjunction(tests: Sequence[_Predicate]) -> _Predicate:
     return test_all
 
 
-def parse_path(key: str) -> tuple[Step, ...]:
+def parse_filter_path(key: str) -> tuple[Step, ...]:
     """Split a key into the steps of its path.
 
     A key that is not a well-formed path is treated as a single step.
 
-    >>> parse_path("items[*].name")
+    >>> parse_filter_path("items[*].name")
     ('items', <Mark.ANY_ELEMENT: '*'>, 'name')
-    >>> parse_path("a..b")
+    >>> parse_filter_path("a..b")
     ('a..b',)
     """
     if not _PATH_PATTERN.fullmatch(key):
@@ -432,7 +435,7 @@ def parse_path(key: str) -> tuple[Step, ...]:
     return tuple(label or (ANY_ELEMENT if index == "*" else int(index)) for label, index in matches)
 
 
-def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
+def _compile_field_predicate(key: str | int, test: _Predicate) -> _Predicate:
     """Return a predicate that applies `test` to the value under `key` in an object or array.
 
     If an object has a field named exactly `key`, dots included, `test` is applied to this field. If
@@ -441,15 +444,15 @@ def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
-    test_path = _compile_steps(parse_path(key), test)
+    test_path = _compile_path_predicate(parse_filter_path(key), test)
     return lambda document: test(document[key]) if key in document else test_path(document)
 
 
-def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
+def _compile_path_predicate(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
     """Return a predicate that applies `test` to the value that a path leads to."""
     if ANY_ELEMENT in steps:
         index = steps.index(ANY_ELEMENT)
-        test_element = _compile_steps(steps[index + 1 :], test)
+        test_element = _compile_path_predicate(steps[index + 1 :], test)
         steps = steps[:index]
 
         def test(value: Any) -> bool:
@@ -468,9 +471,9 @@ def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
     return test_steps
 
 
-def _compile_comparison(name: str, operand: Any) -> _Predicate:
+def _compile_comparison(operator: str, operand: Any) -> _Predicate:
     """Return a predicate that applies a filter operator to a value and an operand."""
-    match name:
+    match operator:
         case "object":
             return lambda value: isinstance(value, dict)
         case "array":
@@ -478,7 +481,7 @@ def _compile_comparison(name: str, operand: Any) -> _Predicate:
         case "$eq":
             return lambda value: _is_equal_json(value, operand)
         case "$in":
-            return _compile_membership(operand)
+            return _compile_membership_predicate(operand)
         case "$exists":
             return lambda value: (value is not _MISSING) is operand
         case "$contains":
@@ -487,7 +490,7 @@ def _compile_comparison(name: str, operand: Any) -> _Predicate:
                 if isinstance(value, str)
                 else isinstance(value, list) and any(_is_equal_json(one, operand) for one in value)
             )
-    compare = ORDER_OPERATORS[name]
+    compare = ORDER_OPERATORS[operator]
     if isinstance(operand, str):
         return lambda value: isinstance(value, str) and compare(value, operand)
     return lambda value: (
@@ -518,7 +521,7 @@ def _is_equal_json(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _compile_membership(operands: Sequence[Any]) -> _Predicate:
+def _compile_membership_predicate(operands: Sequence[Any]) -> _Predicate:
     """Return a predicate that holds if a value is equal to at least one of the operands."""
     unhashable = [value for value in operands if isinstance(value, _UNHASHABLE_OR_BOOL)]
     members = frozenset(value for value in operands if not isinstance(value, _UNHASHABLE_OR_BOOL))

@@ -168,7 +168,7 @@ def iter_langgraph_items(
             if tables.lacks_any_table("store"):
                 raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
             sql = _LANGGRAPH_POSTGRES_ITEMS.format(_ttl_columns(tables.list_columns("store")))
-            yield from _iter_page_items(tables.path, partial(tables.fetch_rows, sql))
+            yield from _iter_items_of_paged_table(tables.path, partial(tables.fetch_rows, sql))
         return
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"cannot import from {path!r}; expected a path, a DSN or a store")
@@ -195,7 +195,7 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
             while page := file.read(partial(fetch_rows, _LANGGRAPH_KEYS, *last_key, PAGE)):
                 for row_key in page:
                     for row in file.read(partial(fetch_rows, sql, *row_key)):
-                        yield _build_row_line(file.path, row)
+                        yield _convert_table_row_to_import_line(file.path, row)
                 last_key = page[-1]
     except NotADatabase:
         raise
@@ -213,12 +213,12 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
     return NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
 
 
-def _iter_page_items(path: str, read_page: Callable[..., list[Row]]) -> Lines:
+def _iter_items_of_paged_table(path: str, read_page: Callable[..., list[Row]]) -> Lines:
     """Yield the items of a table, reading it in pages."""
     last_key: Row = ("", "")
     while rows := read_page(*last_key, PAGE):
         last_key = rows[-1][:2]
-        yield from (_build_row_line(path, row) for row in rows)
+        yield from (_convert_table_row_to_import_line(path, row) for row in rows)
 
 
 def _ttl_columns(columns: set[str]) -> str:
@@ -241,7 +241,7 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 """
 
 
-def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
+def _convert_table_row_to_import_line(path: str, row: tuple[Any, ...]) -> Line:
     """Convert a row of langgraph's table to the fields of one imported item.
 
     If the row is invalid, an `ImportFailed` error is returned instead of the fields.

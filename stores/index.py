@@ -138,8 +138,8 @@ class NamespaceIndex:
         self.model = model
         self._approximate_above = approximate_above
         self.vocabulary = Vocabulary()
-        self.threads = build_numbering()
-        self.actors = build_numbering()
+        self.threads = build_auto_numbering_dict()
+        self.actors = build_auto_numbering_dict()
         self.rows = np.empty(0, ROW_DTYPE)
         self.postings = Postings(
             np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
@@ -206,13 +206,13 @@ class NamespaceIndex:
             self._append_vectors(row, entry.vectors)
         self._compact_if_needed()
 
-    def add_vectors(self, vectors: Mapping[int, bytes]) -> None:
+    def add_vectors_of_items(self, vectors_by_item_id: Mapping[int, bytes]) -> None:
         """Add vectors for items that were stored without vectors.
 
-        The keys of `vectors` are item ids.
+        The keys of `vectors_by_item_id` are item ids.
         """
-        for row, number in self._find_rows_by_id(vectors):
-            self._append_vectors(row, vectors[number])
+        for row, number in self._find_rows_by_id(vectors_by_item_id):
+            self._append_vectors(row, vectors_by_item_id[number])
         self._sample = None
         self._compact_if_needed()
 
@@ -258,7 +258,7 @@ class NamespaceIndex:
         rows = self.rows
         order = sort_rows_by_thread_and_position(rows, np.flatnonzero(rows["alive"]))
         positions = build_position_of_each_row(order, len(rows))
-        vectors = self._combine_vectors(positions)
+        vectors = self._sort_vectors_by_row_position(positions)
         words, row_of_word, counts = self._recent
         starts, sorted_rows, sorted_counts = self.postings
         key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
@@ -286,16 +286,18 @@ class NamespaceIndex:
         row_type = np.uint16 if len(order) <= 1 << 16 else np.int32
         self.postings = Postings(np.append(starts[used], len(key)), key.astype(row_type), counts)
         rows = rows[order]
-        self.threads = _renumber_used_names_without_gaps(rows, "thread", self.threads)
-        self.actors = _renumber_used_names_without_gaps(rows, "actor", self.actors)
+        self.threads = _renumber_names_in_column(rows, "thread", self.threads)
+        self.actors = _renumber_names_in_column(rows, "actor", self.actors)
         self.rows = rows
         self.vectors = vectors
         self._sample = None
         self._reset_unsorted_words_vectors_and_cached_view()
 
-    def _combine_vectors(self, positions: NDArray[np.int32]) -> Vectors | None:
+    def _sort_vectors_by_row_position(
+        self, position_of_each_row: NDArray[np.int32]
+    ) -> Vectors | None:
         """Return the vectors of all rows that have a position, ordered by position."""
-        parts = self._get_sorted_and_recent_vectors()
+        parts = self._get_sorted_and_unsorted_vectors()
         if not parts:
             return None
         matrix = (
@@ -303,7 +305,7 @@ class NamespaceIndex:
             if len(parts) == 1
             else VectorMatrix.concatenate([p.matrix for p in parts])
         )
-        owner = positions[np.concatenate([part.owner for part in parts])]
+        owner = position_of_each_row[np.concatenate([part.owner for part in parts])]
         order = np.argsort(owner, kind="stable")
         order = order[np.count_nonzero(owner < 0) :]
         return (
@@ -327,7 +329,7 @@ class NamespaceIndex:
             row_of_each_vector,
         )
 
-    def _get_sorted_and_recent_vectors(self) -> tuple[Vectors, ...]:
+    def _get_sorted_and_unsorted_vectors(self) -> tuple[Vectors, ...]:
         """Return the sorted vectors and the unsorted vectors, omitting whichever is empty."""
         parts = [] if self.vectors is None else [self.vectors]
         if self._recent_owners and self.model is not None:
@@ -363,18 +365,18 @@ class NamespaceIndex:
 
     # -- views
 
-    def ids_without_vectors(self) -> list[int]:
+    def list_item_ids_without_vectors(self) -> list[int]:
         """Return the ids of the items without vectors."""
         lacks_vector = self.rows["alive"].copy()
-        for _, owner in self._get_sorted_and_recent_vectors():
+        for _, owner in self._get_sorted_and_unsorted_vectors():
             lacks_vector[owner] = False
         return list(self.rows["id"][lacks_vector].tolist())
 
-    def get_view(self, now: int) -> IndexView:
+    def get_view_of_unexpired_items(self, now: int) -> IndexView:
         """Return a view of the items not expired at `now`, a Unix timestamp in microseconds."""
         if self._view is not None and self._is_view_valid(now):
             return self._view
-        rows, parts = self.rows, self._get_sorted_and_recent_vectors()
+        rows, parts = self.rows, self._get_sorted_and_unsorted_vectors()
         is_searchable = rows["length"] > 0
         # Omit rows that have neither words nor vectors, because no search can find them.
         if not is_searchable.all():
@@ -454,15 +456,17 @@ class NamespaceIndex:
             rows["thread"],
             rows["position"],
             rows["length"],
-            partial(self._find_pairs_sharing_words, positions, min(size, MAX_WORDED)),
+            partial(self._find_row_pairs_sharing_rare_words, positions, min(size, MAX_WORDED)),
         )
 
-    def _find_pairs_sharing_words(self, positions: NDArray[np.int32], count: int) -> Rows:
-        """Return pairs of rows that share a rare word, both with a position below `count`."""
+    def _find_row_pairs_sharing_rare_words(
+        self, position_of_each_row: NDArray[np.int32], position_limit: int
+    ) -> Rows:
+        """Return pairs of rows that share a rare word, both positions below `position_limit`."""
         words, rows = self._collect_words_and_their_row_positions(
-            np.where(positions < count, positions, -1)
+            np.where(position_of_each_row < position_limit, position_of_each_row, -1)
         )
-        return find_row_pairs_sharing_rare_word(words, rows, count)
+        return find_row_pairs_sharing_rare_word(words, rows, position_limit)
 
     def _collect_words_and_their_row_positions(
         self, positions: NDArray[np.int32]
@@ -485,15 +489,15 @@ class NamespaceIndex:
         )
 
 
-def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
+def build_auto_numbering_dict(names: Iterable[str] = ()) -> dict[str, int]:
     """Return a dict that assigns the next integer to each new key when it is first looked up."""
     numbering: dict[str, int] = defaultdict(lambda: len(numbering))
     numbering.update(zip(names, count()))
     return numbering
 
 
-def _renumber_used_names_without_gaps(
-    rows: NDArray[Any], column: str, names: Mapping[str, int]
+def _renumber_names_in_column(
+    rows: NDArray[Any], column: str, number_by_name: Mapping[str, int]
 ) -> dict[str, int]:
     """Renumber the names in a column so that there are no gaps, and return each name's new number.
 
@@ -502,8 +506,8 @@ def _renumber_used_names_without_gaps(
     used, numbers = np.unique(rows[column], return_inverse=True)
     absent = int(len(used) > 0 and used[0] < 0)
     rows[column] = numbers - absent
-    all_names = list(names)
-    return build_numbering(all_names[number] for number in used[absent:].tolist())
+    all_names = list(number_by_name)
+    return build_auto_numbering_dict(all_names[number] for number in used[absent:].tolist())
 
 
 # -- what a search sees
@@ -783,8 +787,8 @@ def _decode_index_body_or_none_if_outdated(
     index.postings = Postings(starts, posting_rows, counts)
     index.vocabulary = Vocabulary(words.split("\n") if words else ())
     index.threads, index.actors = (
-        build_numbering(header["threads"]),
-        build_numbering(header["actors"]),
+        build_auto_numbering_dict(header["threads"]),
+        build_auto_numbering_dict(header["actors"]),
     )
     if vector_arrays and model is not None and header["model"] == model.number:
         owner, vector_rows, *scale = vector_arrays

@@ -423,7 +423,7 @@ class Indexes:
             yield from self._refresh_cached_expiry_times(
                 cached, index, now, now if as_of is None else max(now, as_of)
             )
-            view = index.get_view(now if as_of is None else as_of)
+            view = index.get_view_of_unexpired_items(now if as_of is None else as_of)
         self._record_index_size(key, cached, view.nbytes)
         return view if as_of is None else view.without_later_puts(as_of)
 
@@ -457,7 +457,7 @@ class Indexes:
                     new_ids[begin : begin + _PAGE_ROWS].tolist(), state
                 )
                 cached.index.add_items(entries)
-            view = cached.index.get_view(0)
+            view = cached.index.get_view_of_unexpired_items(0)
         self._record_index_size((path, True), cached, view.nbytes)
         return replace(view.select_ids(closed), separation=VectorSeparation())
 
@@ -582,7 +582,7 @@ class Indexes:
         self, index: NamespaceIndex, model_number: int
     ) -> Flow[int]:
         """Add vectors that were stored after their items, and return the number of these items."""
-        ids = index.ids_without_vectors()
+        ids = index.list_item_ids_without_vectors()
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
             page = json.dumps(ids[begin : begin + _PAGE_ROWS])
@@ -592,7 +592,7 @@ class Indexes:
                 for row, vectors, _ in rows
                 if vectors is not None
             }
-            index.add_vectors(vectors_of)
+            index.add_vectors_of_items(vectors_of)
             total += len(vectors_of)
         return total
 

@@ -115,7 +115,7 @@ class MissingEmbeddings:
         if (
             model is None
             or model.number < 2
-            or self._embeddings.computes_vectors_in_searches(model)
+            or self._embeddings.should_compute_vectors_in_searches(model)
         ):
             rows_of_count = yield self._sql("count_pending")
         else:

@@ -13,8 +13,8 @@ from perdure.storage.database import Schema
 from perdure.storage.flow import load_sql
 from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
-from perdure.stores.filter_sql import TRUNCATING, Condition, JSONLocation, join_with_or
-from perdure.stores.filters import ANY_ELEMENT, parse_path
+from perdure.stores.filter_sql import TRUNCATING, Condition, JSONLocation, join_conditions_with_or
+from perdure.stores.filters import ANY_ELEMENT, parse_filter_path
 from perdure.stores.parts import TextIndex, add_transcript_tables_to_schema
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
@@ -67,7 +67,9 @@ class JSONBLocation(JSONLocation):
         Postgres paths do not distinguish between the label "0" and the array index 0, so a
         condition on the path may select too many rows.
         """
-        step_lists = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_path(key)))
+        step_lists = dict.fromkeys(
+            ((key,), (key,) if isinstance(key, int) else parse_filter_path(key))
+        )
         if any(
             step is ANY_ELEMENT or TRUNCATING.search(str(step))
             for steps in step_lists
@@ -76,7 +78,7 @@ class JSONBLocation(JSONLocation):
             return ()
         return [tuple(map(str, steps)) for steps in step_lists]
 
-    def equals_any_of_condition(self, keys: Sequence[str | int]) -> Condition:
+    def build_equals_any_condition(self, keys: Sequence[str | int]) -> Condition:
         """Build an SQL condition that holds if the value at this location equals one of `keys`.
 
         As in SQLite, a 1 in `keys` also matches the JSON value `true`, and a 0 also matches
@@ -92,7 +94,7 @@ class JSONBLocation(JSONLocation):
             f"{_VALUE_AT_PATH} IN (SELECT jsonb_array_elements(?::jsonb))", json.dumps(values)
         )
 
-    def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
+    def build_range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
         """Return an SQL condition that holds if a JSON value lies between two inclusive bounds.
 
         Either bound may be None, which leaves the range open at that end.
@@ -107,7 +109,7 @@ class JSONBLocation(JSONLocation):
             return self._build_path_condition(f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low))
         # BETWEEN would parse the document twice
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
-        return join_with_or(
+        return join_conditions_with_or(
             [
                 Condition(text, (list(path), json.dumps(low), list(path), json.dumps(high)))
                 for path in self.paths
@@ -116,7 +118,9 @@ class JSONBLocation(JSONLocation):
 
     def _build_path_condition(self, text: str, *params: Any) -> Condition:
         """Build an SQL condition that holds if an expression is true for at least one JSON path."""
-        return join_with_or([Condition(text, (list(path), *params)) for path in self.paths])
+        return join_conditions_with_or(
+            [Condition(text, (list(path), *params)) for path in self.paths]
+        )
 
 
 class PostgresStore(PostgresOwner, WholeStore):

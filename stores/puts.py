@@ -201,7 +201,8 @@ class PutPreparer:
         """
         number = (
             file_model.number
-            if file_model is not None and self.embeddings.computes_vectors_in_searches(file_model)
+            if file_model is not None
+            and self.embeddings.should_compute_vectors_in_searches(file_model)
             else 0
         )
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]

@@ -127,7 +127,9 @@ def store_all_kinds(people: People, user: str, thread_id: str) -> None:
         "run": {"values": make_marker(user, "hook")},
         "user": user,
     }
-    asyncio.run(WebhookTable(saver).add(run, webhook_payload, webhook_payload, keeps_thread=False))
+    asyncio.run(
+        WebhookTable(saver).add_webhook(run, webhook_payload, webhook_payload, keeps_thread=False)
+    )
     asyncio.run(CronTable(saver).create(build_cron_row(user, thread_id)))
     asyncio.run(CronTable(saver).create(build_cron_row(user, None)))
 

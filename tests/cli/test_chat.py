@@ -22,7 +22,7 @@ from langgraph.types import Command
 
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.cli.output import print_arriving_text_and_check_if_any
 from perdure.errors import ConfigurationError, ModelFailed, StorageUnavailable
 from perdure.graphs import chat_graph
@@ -362,7 +362,7 @@ def read_database_state(db: Path) -> list[Any]:
     with SQLiteCheckpointer.open(db) as saver:
         return [
             *saver.checkpoints("t"),
-            read_existing_head(saver, "t"),
+            read_thread_head_or_raise(saver, "t"),
             *list_memory_texts(),
             *list_memory_texts("--user", "zoe"),
         ]
@@ -410,14 +410,14 @@ def test_thread_keeps_its_owner_after_chat_without_memory(db: Path) -> None:
     send_message("t", "hello", "--user", "ann")
     send_message("t", "no note of this", "--user", "ann", "--no-memory")
     with SQLiteCheckpointer.open(db) as saver:
-        head_without_memory = read_existing_head(saver, "t")
+        head_without_memory = read_thread_head_or_raise(saver, "t")
         config: Any = {"configurable": {"thread_id": "t", "user_id": "an admin"}}
         config["metadata"] = {"owner": "ann"}
         chat_graph(checkpointer=saver).invoke({"messages": []}, config)
     message = chat_and_read_refusal("--user", "an admin")
     send_message("t", "hello again", "--user", "ann")
     with SQLiteCheckpointer.open(db) as saver:
-        last_head = read_existing_head(saver, "t")
+        last_head = read_thread_head_or_raise(saver, "t")
 
     assert (head_without_memory.owner, head_without_memory.metadata["user_id"]) == ("ann", "")
     assert "belongs to the user 'ann'" in message
@@ -428,7 +428,7 @@ def test_thread_without_owner_gets_next_user_as_owner(db: Path) -> None:
     send_message("t", "hello", "--no-memory")
     send_message("t", "hello", "--user", "ann")
     with SQLiteCheckpointer.open(db) as saver:
-        assert read_existing_head(saver, "t").owner == "ann"
+        assert read_thread_head_or_raise(saver, "t").owner == "ann"
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_chat_shows_open_question_of_another_graph(
         if graph_id:
             config["metadata"] = {"graph_id": graph_id}
         build_joining_graph(saver).invoke({"log": []}, config)
-        question_id = read_existing_head(saver, "t").status.interrupts[0].id
+        question_id = read_thread_head_or_raise(saver, "t").status.interrupts[0].id
         build_joining_graph(saver).invoke(Command(resume={question_id: "yes"}), config)
     before = read_database_state(db)
     message = chat_and_read_refusal()

@@ -118,7 +118,7 @@ def add_threads_with_owner_only(db: str) -> None:
     """Add two threads without a user: one with a message, and one that a client only named."""
     with open_people(db) as both:
         put(both.saver, {"messages": ["a"]}, thread="acme-1", metadata={"owner": "ann"})
-        ThreadList(both.saver).create("acme-2", ClientMetadata({"owner": "ann"}))
+        ThreadList(both.saver).create_thread_if_absent("acme-2", ClientMetadata({"owner": "ann"}))
 
 
 def test_forget_names_threads_that_belong_to_person_only_by_owner(two_people_db: str) -> None:

@@ -25,7 +25,7 @@ from langgraph.graph import StateGraph
 from typer.testing import CliRunner
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.cli.app import app
 from perdure.cli.import_thread import ThreadImport
 from perdure.errors import ConfigurationError, ImportFailed
@@ -531,7 +531,7 @@ def test_exported_lines_are_imported_for_their_users(tmp_path: Path) -> None:
         app, ["import", "-", "--db", "y.db", "--user", "zoe"], input=exported
     )
     with SQLiteCheckpointer.open("y.db") as saver:
-        metadata = read_existing_head(saver, "a").metadata
+        metadata = read_thread_head_or_raise(saver, "a").metadata
 
     assert report == copied.stdout
     assert (

@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ThreadList
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.cli.history import render_item_lines
 from perdure.graphs import chat_graph
 from perdure.memory import Keep
@@ -104,7 +104,7 @@ def test_threads_without_messages_are_not_listed(trip: str, db: Path) -> None:
     with SQLiteCheckpointer.open(db) as saver:
         for number in range(3):
             client = ClientMetadata({}, is_reserved=True)
-            assert ThreadList(saver).create(f"trip {number}", client)
+            assert ThreadList(saver).create_thread_if_absent(f"trip {number}", client)
 
     assert [thread["thread_id"] for thread in run_json("threads", "trip", "--limit", "1")] == [trip]
 
@@ -361,7 +361,7 @@ def test_show_prints_deep_tree_without_cutting_it(db: Path, terminal: Any) -> No
     say_on_thread("deep", "hello")
     with SQLiteCheckpointer.open(db) as saver:
         for _ in range(22):
-            at = str(read_existing_head(saver, "deep").checkpoint_id)
+            at = str(read_thread_head_or_raise(saver, "deep").checkpoint_id)
             for _ in range(2):
                 saver.rewind("deep", at)
                 put_messages("deep", [HumanMessage("again")])

@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 
 from perdure.checkpointers import PruneReport, Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.errors import (
     ConfigurationError,
     ForbiddenType,
@@ -95,7 +95,7 @@ def test_labelled_context_value_is_copied_to_later_checkpoints(saver: SQLiteChec
     context: Any = Runtime(context={"user_id": "ann", "secret": "x"})
     run: Any = {"configurable": {**config_at()["configurable"], "runtime": context}}
     before = put(saver, {"n": 1}, run)
-    saver.label("t", ["user_id", "team"])
+    saver.copy_context_values_to_metadata("t", ["user_id", "team"])
     during = put(
         saver, {"n": 2}, {"configurable": {**run["configurable"], **before["configurable"]}}
     )
@@ -109,7 +109,7 @@ def test_labelled_context_value_is_copied_to_later_checkpoints(saver: SQLiteChec
     assert len(list_checkpoint_ids(saver, config_at(), filter={"user_id": "ann"})) == 2
     context.context["user_id"] = "x" * 4_097  # longer than a label of a namespace
     put(saver, {"n": 5}, run)
-    assert "user_id" not in read_existing_head(saver, "t").metadata
+    assert "user_id" not in read_thread_head_or_raise(saver, "t").metadata
 
 
 def test_delete_for_runs_deletes_checkpoints_and_moves_heads_back(

@@ -129,7 +129,7 @@ def test_crons_are_deleted_with_their_thread(filled_saver: Saver, method: str) -
 def end_run_with_webhook(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
     run = accept_run(saver)
     content = {"url": "https://a.b/", "run": {"values": make_request(text)["request"]["input"]}}
-    asyncio.run(WebhookTable(saver).add(run, content, {}, keeps_thread=keeps_thread))
+    asyncio.run(WebhookTable(saver).add_webhook(run, content, {}, keeps_thread=keeps_thread))
     asyncio.run(RunTable(saver).end_run(run, "success"))
     return run
 
@@ -137,7 +137,7 @@ def end_run_with_webhook(saver: Saver, text: str, *, keeps_thread: bool = True) 
 def test_webhook_is_added_once_and_retried_after_pauses(filled_saver: Saver) -> None:
     """A webhook cannot be added after its run has ended. Only one attempt is claimed at a time."""
     table, run = WebhookTable(filled_saver), end_run_with_webhook(filled_saver, "hi")
-    asyncio.run(table.add(run, {"late": True}, {}, keeps_thread=True))
+    asyncio.run(table.add_webhook(run, {"late": True}, {}, keeps_thread=True))
     due = asyncio.run(table.list_due_run_ids(9))
     first = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0, 3600.0]))
     second = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0, 3600.0]))
@@ -173,7 +173,7 @@ def test_webhook_omits_values_of_run_that_began_before_erasure(filled_saver: Sav
         {"url": "https://a.b/", "run": {"values": None}},
     )
     content = {**content_without_values, "run": {"values": SECRET}}
-    asyncio.run(table.add(run, content, content_without_values, keeps_thread=True))
+    asyncio.run(table.add_webhook(run, content, content_without_values, keeps_thread=True))
     attempt = asyncio.run(table.claim_content_and_attempt_count(run.run_id, [0.0]))
 
     assert attempt is not None

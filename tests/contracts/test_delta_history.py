@@ -18,7 +18,7 @@ from langgraph.types import Command, Overwrite, Send, interrupt
 from typing_extensions import TypedDict
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.errors import UnknownThread
 from perdure.storage.flow import fetch_rows
 from tests.backends import Place
@@ -88,7 +88,7 @@ def test_history_has_every_message_once_in_order(
     expected = ["one", "To one", "two", "To two", "three", "To three"]
     assert expected == read_state_texts(graph) == list_texts(items)
     assert all(item.seen for item in items)
-    assert read_existing_head(saver, "t").title == "one"
+    assert read_thread_head_or_raise(saver, "t").title == "one"
     [info] = saver.threads()
     assert 6 == info.messages == saver.checkpoints("t")[0].counts["messages"]
     assert info.items >= 6
@@ -344,11 +344,11 @@ def test_erase_removes_message_from_history_title_and_file(
     for uid, text in (("a", SECRET), ("b", "stays")):
         graph.invoke({"messages": [HumanMessage(text, id=uid)]}, config_at())
     graph.update_state(config_at(), {"messages": [RemoveMessage(id="a")]}, as_node="node")
-    assert read_existing_head(saver, "t").title == SECRET
+    assert read_thread_head_or_raise(saver, "t").title == SECRET
     erase(saver, "t", ["a"])
 
     assert ["so", "stays", "so"] == list_texts(saver.history("t")) == read_state_texts(graph)
-    assert read_existing_head(saver, "t").title == "stays"
+    assert read_thread_head_or_raise(saver, "t").title == "stays"
     assert SECRET not in render_thread(saver)
     assert SECRET.encode() not in read_raw_bytes(saver)
     graph.invoke({"messages": [HumanMessage("more", id="c")]}, config_at())

@@ -49,21 +49,21 @@ def test_thread_is_deleted_after_its_ttl(
 ) -> None:
     put_steps(saver, "t", 2)
     put_steps(saver, "stays", 1)
-    threads.create("empty", ClientMetadata({}))
+    threads.create_thread_if_absent("empty", ClientMetadata({}))
     for thread_id in ("t", "empty"):
         threads.set_ttl(thread_id, DELETING_TTL)
     advance_clock(monkeypatch, 9)
-    assert threads.list_expired(10) == []
+    assert threads.list_expired_thread_ids(10) == []
     assert threads.delete_if_expired("t") is False
 
     advance_clock(monkeypatch, 11)
-    assert sorted(threads.list_expired(10)) == ["empty", "t"]
-    assert len(threads.list_expired(1)) == 1
+    assert sorted(threads.list_expired_thread_ids(10)) == ["empty", "t"]
+    assert len(threads.list_expired_thread_ids(1)) == 1
     assert threads.delete_if_expired("t") is True
     assert threads.delete_if_expired("t") is False
     assert threads.get("t") is None
     assert threads.get("stays") is not None
-    assert threads.list_expired(10) == ["empty"]
+    assert threads.list_expired_thread_ids(10) == ["empty"]
 
 
 def test_ttl_begins_when_it_is_set(
@@ -94,7 +94,7 @@ def test_pruning_ttl_keeps_newest_state_and_prunes_once(
         {"n": 2}
     ]
     advance_clock(monkeypatch, 100)
-    assert threads.list_expired(10) == []
+    assert threads.list_expired_thread_ids(10) == []
     listed = threads.get("t")
     assert listed is not None
     assert listed.ttl == PRUNING_TTL
@@ -107,11 +107,11 @@ def test_thread_with_pending_run_does_not_expire(
     monkeypatch: pytest.MonkeyPatch,
     not_before: float | None,
 ) -> None:
-    threads.create("t", ClientMetadata({}))
+    threads.create_thread_if_absent("t", ClientMetadata({}))
     threads.set_ttl("t", DELETING_TTL)
     accept_run(saver, "t", **({"not_before": not_before} if not_before else {}))
     advance_clock(monkeypatch, 11)
 
-    assert threads.list_expired(10) == []
+    assert threads.list_expired_thread_ids(10) == []
     assert threads.delete_if_expired("t") is False
     assert threads.get("t") is not None

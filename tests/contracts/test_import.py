@@ -272,7 +272,7 @@ def test_cancelled_import_stops_after_current_checkpoint(
         may_continue.set()  # the loop's threads are joined at its end
 
     with SQLiteCheckpointer.open(tmp_path / "new.db") as saver:
-        write = saver._write
+        write = saver._execute_write
 
         def write_slowly(*args: Any) -> None:
             write_started.set()
@@ -280,7 +280,7 @@ def test_cancelled_import_stops_after_current_checkpoint(
             write(*args)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(saver, "_write", write_slowly)
+            patch.setattr(saver, "_execute_write", write_slowly)
             asyncio.run(cancel_import(saver))
 
         assert saver.stats()["checkpoints"] == 1

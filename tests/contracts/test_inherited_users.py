@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from tests.contracts.puts import config_at, put
 
 CONFIG_OF_ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann", "owner": "ann"}}
@@ -51,7 +51,7 @@ def read_users(saver: SQLiteCheckpointer, thread_id: str = "t") -> set[Any]:
 
     All queries agree if there is one.
     """
-    head = read_existing_head(saver, thread_id)
+    head = read_thread_head_or_raise(saver, thread_id)
     (listed,) = ThreadList(saver).search(ThreadQuery(ids=[thread_id]), lambda each: each, 1)
     users: set[Any] = {head.owner, head.metadata.get("user_id"), listed.metadata.get("owner")}
     for user in ("ann", "bob"):
@@ -114,7 +114,7 @@ def test_continued_thread_keeps_its_user(saver: SQLiteCheckpointer, continuation
     WAYS_TO_CONTINUE["update"](graph)
 
     assert users_after_first == read_users(saver) == {"ann"}
-    assert read_existing_head(saver, "t").metadata["owner"] == "ann"
+    assert read_thread_head_or_raise(saver, "t").metadata["owner"] == "ann"
 
 
 def test_rewind_and_copy_keep_user_of_thread(saver: SQLiteCheckpointer) -> None:
@@ -198,7 +198,7 @@ def test_run_with_empty_user_removes_user_from_thread(
     saver: SQLiteCheckpointer, where: Any, user: str | None
 ) -> None:
     """The config or the context names no user. Then this run and later runs belong to nobody."""
-    saver.label("t", ["user_id"])
+    saver.copy_context_values_to_metadata("t", ["user_id"])
     graph = compile_answering_graph(
         saver, context_schema=where if where in (DataclassContext, ModelContext) else None
     )
@@ -235,7 +235,7 @@ def test_run_of_another_user_replaces_user_and_owner(saver: SQLiteCheckpointer, 
         context={"user_id": "bob"},
     )
     graph.update_state(config_at(), SECOND_INPUT)
-    head = read_existing_head(saver, "t")
+    head = read_thread_head_or_raise(saver, "t")
 
     assert head.owner == "bob"
     assert saver.heads(filter={"user_id": "ann"}) == []
@@ -248,7 +248,7 @@ def test_next_run_of_same_user_keeps_owner(saver: SQLiteCheckpointer) -> None:
         graph.invoke(FIRST_INPUT, {"configurable": {"thread_id": "t", "user_id": "bob", **owner}})
 
     assert (
-        read_existing_head(saver, "t").metadata.items()
+        read_thread_head_or_raise(saver, "t").metadata.items()
         >= {"user_id": "bob", "owner": "ann"}.items()
     )
 

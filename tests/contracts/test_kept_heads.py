@@ -75,7 +75,7 @@ def plan_put(saver: SQLiteCheckpointer, uid: str, parent_id: str, values: dict[s
     request = CheckpointPut(
         Address("t", "", parent_id), checkpoint, metadata, checkpoint["channel_versions"]
     )
-    plan = saver._writer.plan_from_cache(request)
+    plan = saver._writer.plan_write_from_cache(request)
     assert plan is not None
     return plan
 
@@ -131,7 +131,7 @@ def test_stale_task_writes_leave_no_row(
     put(one, make_messages("a"), uid="one")
     put(one, make_messages("a", "b"), config_at(uid="one"), uid="two")
     request = TaskWrites(Address("t", "", "two"), "task", "", [("messages", ["x"])])
-    stale_plan = one._writer.plan_from_cache(request)
+    stale_plan = one._writer.plan_write_from_cache(request)
     assert stale_plan is not None
     CHANGES[change](other)
     before = read_all_rows(one)
@@ -153,7 +153,7 @@ def test_puts_planned_after_stale_put_fail_too(
     checkpoint = empty_checkpoint()
     checkpoint["id"], checkpoint["channel_values"] = "s3", {"n": 3}
     checkpoint["channel_versions"] = {"n": 3}
-    second = one._writer.plan_from_cache(
+    second = one._writer.plan_write_from_cache(
         CheckpointPut(Address("t", "sub", "s2"), checkpoint, {}, {"n": 3})
     )
     assert second is not None

@@ -16,7 +16,7 @@ from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.thread_copy import DatabaseImport
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.errors import ConfigurationError, ImportFailed
 from tests import backends
 from tests.contracts.puts import config_at, put
@@ -70,7 +70,7 @@ def read_all_threads(saver: SQLiteCheckpointer) -> list[Any]:
             for t in threads
         ],
         sorted(str(t.config) for t in saver.list(None, filter={"user": "u1"})),
-        {t.thread_id: read_existing_head(saver, t.thread_id).title for t in threads},
+        {t.thread_id: read_thread_head_or_raise(saver, t.thread_id).title for t in threads},
     ]
 
 

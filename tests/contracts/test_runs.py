@@ -594,17 +594,10 @@ def test_events_are_read_in_order_from_any_position(filled_saver: Saver) -> None
     ]
     assert read_events(filled_saver, run, 1) == read_events(filled_saver, run)
     assert read_events(filled_saver, run, 2) == read_events(filled_saver, run)[1:]
-    newest = asyncio.run(
-        RunTable(filled_saver).find_newest_event_numbers_and_run_state(run.thread_key, ALL_RUNS, 0)
-    )
+    newest = asyncio.run(RunTable(filled_saver).find_newest_event(run.thread_key, ALL_RUNS, 0))
     assert newest == (run.seq, 4, "success")
     assert (
-        asyncio.run(
-            RunTable(filled_saver).find_newest_event_numbers_and_run_state(
-                run.thread_key, ALL_RUNS, 4
-            )
-        )
-        is None
+        asyncio.run(RunTable(filled_saver).find_newest_event(run.thread_key, ALL_RUNS, 4)) is None
     )
 
 

@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from tests.backends import Place
 from tests.contracts.puts import config_at
@@ -54,7 +54,7 @@ def test_stored_at_is_the_time_of_the_first_checkpoint_with_the_item(
 ) -> None:
     """`stored_at` is the checkpoint's `ts` in UTC, also on later pages and after edits."""
     messages, expected = put_three_turns(saver)
-    head = read_existing_head(saver, "t").checkpoint_id
+    head = read_thread_head_or_raise(saver, "t").checkpoint_id
     edited = [messages[0], AIMessage("edited", id="a0"), *messages[3:]]
     put_at(saver, 3, edited, config_at(uid=head))
 
@@ -86,7 +86,7 @@ def test_copies_prunes_and_retention_do_not_change_stored_at(saver: SQLiteCheckp
     saver.copy_thread("t", "whole")
     saver.prune(["t"])
     saver.retain(Retention(last=1, history=False), thread_ids=["whole"])
-    end = read_existing_head(saver, "t").checkpoint_id
+    end = read_thread_head_or_raise(saver, "t").checkpoint_id
     saver.copy_thread("t", "part", checkpoint_id=end)
 
     for thread in ("t", "whole", "part"):

@@ -12,7 +12,7 @@ from langgraph.types import Interrupt
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.storage.encryption import LangGraphSeal
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
@@ -36,7 +36,7 @@ def read_listed_metadata(saver: SQLiteCheckpointer, thread_id: str = "t") -> Any
     """Read the head metadata in a thread's row, and check that it agrees with the head."""
     thread = ThreadList(saver).get(thread_id)
     assert thread is not None
-    head = read_existing_head(saver, thread_id)
+    head = read_thread_head_or_raise(saver, thread_id)
     assert thread.title == head.title
     assert thread.head_metadata is None or thread.head_metadata.items() <= head.metadata.items()
     return thread.head_metadata
@@ -124,7 +124,9 @@ def test_search_narrows_threads_by_metadata_and_title_in_sql(saver: SQLiteCheckp
             uid="1",
             metadata=metadata,
         )
-    ThreadList(saver).create("new", ClientMetadata({"topic": "topic 1", "title": "QUESTION 1?"}))
+    ThreadList(saver).create_thread_if_absent(
+        "new", ClientMetadata({"topic": "topic 1", "title": "QUESTION 1?"})
+    )
 
     if isinstance(saver._seal, LangGraphSeal):
         assert search_ids(saver, metadata={"topic": "topic 2"}) == ["new", "t2", "t1", "t0"]
@@ -149,11 +151,11 @@ def test_search_finds_zero_with_any_sign(saver: SQLiteCheckpointer) -> None:
 
 def test_search_finds_threads_with_more_numbers_than_search_keys(saver: SQLiteCheckpointer) -> None:
     large = {"topic": "ponds", "numbers": [*range(2_000)]}
-    ThreadList(saver).create("of-client", ClientMetadata(large))
+    ThreadList(saver).create_thread_if_absent("of-client", ClientMetadata(large))
     put(saver, {"n": 1}, thread="of-head", uid="1", metadata=large)
     for thread in ("both", "beside"):
         put(saver, {"n": 1}, thread=thread, uid="1", metadata={"topic": "rivers"})
-    ThreadList(saver).update("both", lambda _: (ClientMetadata(large), "idle"))
+    ThreadList(saver).update_thread("both", lambda _: (ClientMetadata(large), "idle"))
 
     thread_ids = search_ids(saver, metadata={"topic": "ponds"})
     assert set(thread_ids) - {"beside"} == {"both", "of-head", "of-client"}
@@ -202,7 +204,7 @@ def test_erase_removes_text_from_client_and_head_metadata(saver: SQLiteCheckpoin
     put(saver, {"messages": [HumanMessage(SECRET, id="q")]}, uid="1", metadata=metadata)
     put(saver, {"messages": []}, config_at(uid="1"), uid="2", metadata=metadata)
     threads = ThreadList(saver)
-    threads.update("t", lambda _: (ClientMetadata({**metadata, "title": SECRET}), "idle"))
+    threads.update_thread("t", lambda _: (ClientMetadata({**metadata, "title": SECRET}), "idle"))
     assert search_ids(saver, metadata={"quote": SECRET}) == ["t"]
     saver.erase("t", ["q"])
     thread = threads.get("t")
@@ -225,7 +227,9 @@ def test_erase_removes_text_from_client_and_head_metadata(saver: SQLiteCheckpoin
 def test_list_columns_are_encrypted_with_a_key(place: Place) -> None:
     with place.saver(key=KEY) as saver:
         put(saver, {"n": 1}, uid="1", metadata={"quote": SECRET, "title": SECRET})
-        ThreadList(saver).create("new", ClientMetadata({"quote": SECRET, "title": SECRET}))
+        ThreadList(saver).create_thread_if_absent(
+            "new", ClientMetadata({"quote": SECRET, "title": SECRET})
+        )
         rows = saver.database.read(
             lambda: fetch_rows(
                 "SELECT list_entry, search_keys, client_metadata, client_search_keys FROM threads"
@@ -240,10 +244,10 @@ def test_created_thread_without_checkpoints_is_only_in_the_thread_list(
     saver: SQLiteCheckpointer,
 ) -> None:
     threads, client = ThreadList(saver), ClientMetadata({"a": 1}, is_reserved=True)
-    assert threads.create("t", client)
-    assert not threads.create("t", client)
+    assert threads.create_thread_if_absent("t", client)
+    assert not threads.create_thread_if_absent("t", client)
 
-    assert (search_ids(saver), threads.count(ThreadQuery(is_exact=True))) == (["t"], 1)
+    assert (search_ids(saver), threads.count_threads(ThreadQuery(is_exact=True))) == (["t"], 1)
     assert (saver.threads(), saver.heads(), saver.stats()["threads"]) == ([], [], 0)
     put(saver, {"n": 1}, uid="1")
     assert [info.thread_id for info in saver.threads()] == ["t"]
@@ -254,7 +258,7 @@ def test_created_thread_without_checkpoints_is_only_in_the_thread_list(
 
 def test_another_process_can_put_into_a_created_thread(place: Place) -> None:
     with place.saver() as saver, place.saver() as other:
-        assert ThreadList(saver).create("t", ClientMetadata({"a": 1}))
+        assert ThreadList(saver).create_thread_if_absent("t", ClientMetadata({"a": 1}))
         put(other, {"n": 1}, uid="1", metadata={"topic": "ponds"})
         put(saver, {"n": 2}, config_at(uid="1"), uid="2", metadata={"topic": "ponds"})
 
@@ -268,7 +272,7 @@ def test_import_copies_client_metadata_and_keeps_that_of_the_target(
     client = ClientMetadata({"topic": "ponds"})
     with SQLiteCheckpointer.open(tmp_path / "other.db") as other:
         put(other, {"n": 1}, uid="1", metadata={"n": 1})
-        ThreadList(other).update("t", lambda _: (client, "error"))
+        ThreadList(other).update_thread("t", lambda _: (client, "error"))
         saver.import_from(other)
         thread = ThreadList(saver).get("t")
         assert thread is not None
@@ -277,7 +281,7 @@ def test_import_copies_client_metadata_and_keeps_that_of_the_target(
             "error",
             {"n": 1},
         )
-        ThreadList(saver).update("t", lambda _: (ClientMetadata({"topic": "here"}), "idle"))
+        ThreadList(saver).update_thread("t", lambda _: (ClientMetadata({"topic": "here"}), "idle"))
         put(other, {"n": 2}, config_at(uid="1"), uid="2", metadata={"n": 2})
         saver.import_from(other)
         thread = ThreadList(saver).get("t")
@@ -299,7 +303,7 @@ def test_import_takes_client_metadata_set_after_first_import(
     with SQLiteCheckpointer.open(tmp_path / "other.db") as other:
         put(other, {"n": 1}, uid="1")
         saver.import_from(other)
-        ThreadList(other).update("t", lambda _: (client, "error"))
+        ThreadList(other).update_thread("t", lambda _: (client, "error"))
         put(other, {"n": 2}, config_at(uid="1"), uid="2")
         saver.import_from(other)
     thread = ThreadList(saver).get("t")
@@ -316,7 +320,7 @@ def test_import_copies_the_status_of_threads(
         for thread in ("a", "b", "c", "d"):
             put(other, {"n": 1}, thread=thread, uid="1")
         other.put_writes(config_at("b", uid="1"), INTERRUPT_WRITES, "task", PATH)
-        ThreadList(other).update("c", lambda _: (None, "error"))
+        ThreadList(other).update_thread("c", lambda _: (None, "error"))
         saver.import_from(other)
         statuses_in_source = [
             (listed_thread.thread_id, listed_thread.status, listed_thread.last_run_status)
@@ -335,7 +339,7 @@ def test_search_returns_pages_in_the_requested_order(saver: SQLiteCheckpointer) 
     for number in range(5):
         put(saver, {"n": 1}, thread=f"t{(number * 2) % 5}", uid="1")
     threads = ThreadList(saver)
-    threads.update("t1", lambda _: (None, "error"))
+    threads.update_thread("t1", lambda _: (None, "error"))
     pages = [
         threads.search(ThreadQuery(is_exact=exact), lambda thread: thread.thread_id, 2, offset)
         for exact in (True, False)

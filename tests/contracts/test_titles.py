@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
 from tests.contracts.puts import config_at, put
@@ -25,7 +25,7 @@ def values_with(*messages: Any) -> dict[str, Any]:
 
 def read_title(saver: SQLiteCheckpointer, thread: str = "t") -> str:
     """Read the title of a thread, and check that `heads` returns the same title."""
-    title = read_existing_head(saver, thread).title
+    title = read_thread_head_or_raise(saver, thread).title
     assert [head.title for head in saver.heads() if head.thread_id == thread] == [title]
     return title
 

@@ -147,7 +147,7 @@ def test_every_public_method_has_an_async_twin_with_equal_signature() -> None:
     """This holds for every public method that uses the database."""
     exceptions = {"open", "from_conn_string", "setup", "get_next_version", "with_allowlist", "lock"}
     exceptions.add("aget_iter")  # the name under which langgraph's server calls `alist`
-    exceptions.add("label")  # does not use the database
+    exceptions.add("copy_context_values_to_metadata")  # does not use the database
     names = {
         name
         for name, member in inspect.getmembers(Saver, inspect.isroutine)

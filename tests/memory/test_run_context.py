@@ -19,7 +19,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from perdure import SQLiteCheckpointer, SQLiteStore
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.errors import InvalidConfig
 from perdure.graphs import memory_agent
 from perdure.memory import (
@@ -87,7 +87,7 @@ class DatabaseFile:
 
     def read_thread_user(self, thread_id: str = "t") -> Any:
         """Return the user in the metadata of the head of a thread."""
-        return read_existing_head(self.saver, thread_id).metadata.get("user_id")
+        return read_thread_head_or_raise(self.saver, thread_id).metadata.get("user_id")
 
     def list_due_namespaces(self) -> dict[str, Any]:
         """Return the namespaces that a worker would extract to, by thread."""
@@ -181,7 +181,7 @@ def test_agent_middleware_and_tools_use_labels_of_context(
     kinds = {item.value["kind"] for item in file.store.search(("memories", "ann", "red"))}
 
     assert (kinds, file.list_users()) == ({"fact", "turn"}, {"ann"})
-    assert {"user_id": "ann", "team": "red"}.items() <= read_existing_head(
+    assert {"user_id": "ann", "team": "red"}.items() <= read_thread_head_or_raise(
         file.saver, "t"
     ).metadata.items()
 
@@ -220,7 +220,7 @@ def test_user_id_with_nul_in_context_is_refused(file: DatabaseFile) -> None:
             TEA, BOB, context={"user_id": "a\0nn"}, durability="exit"
         )
 
-    assert read_existing_head(file.saver, "t").metadata.get("user_id") != "ann"
+    assert read_thread_head_or_raise(file.saver, "t").metadata.get("user_id") != "ann"
 
 
 def test_config_passed_by_node_precedes_context_of_run(file: DatabaseFile) -> None:

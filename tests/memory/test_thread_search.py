@@ -141,7 +141,7 @@ def test_thread_is_found_only_by_its_newest_owner(database: OpenedDatabase) -> N
     assert database.search("canoe", user="zoe") == ["home"]
     assert database.search("nobody", user="eve") == []
     client = ClientMetadata({"owner": "eve"})
-    ThreadList(database.saver).update("old", lambda thread: (client, "idle"))
+    ThreadList(database.saver).update_thread("old", lambda thread: (client, "idle"))
     assert database.search("nobody", user="eve") == ["old"]
     assert len(database.search("nobody")) == 1
 

@@ -279,7 +279,7 @@ def test_crons_and_webhooks_made_for_a_person_are_forgotten(two_people: People) 
     asyncio.run(CronTable(saver).create(own))
     run = accept_run(saver, "bob", "bobs-2")
     payload = {"url": "https://example.com", "run": {}, "user": "desk", "person": "dora"}
-    asyncio.run(WebhookTable(saver).add(run, payload, payload, keeps_thread=False))
+    asyncio.run(WebhookTable(saver).add_webhook(run, payload, payload, keeps_thread=False))
     [archived] = [line["cron"] for line in people.export("dora", saver, store) if "cron" in line]
     report = people.forget("dora", saver, store)
     desk = people.plan("desk", saver, store)
@@ -308,7 +308,7 @@ def test_person_whose_name_is_a_number_is_forgotten(two_people: People, number: 
 def test_thread_without_checkpoint_belongs_to_person_of_its_run(two_people: People) -> None:
     """A thread that names another owner is kept."""
     for name, metadata in (("unbegun", {}), ("owned", {"owner": "bob"})):
-        ThreadList(two_people.saver).create(name, ClientMetadata(metadata))
+        ThreadList(two_people.saver).create_thread_if_absent(name, ClientMetadata(metadata))
         accept_run(two_people.saver, "dora", name)
     report = people.forget("dora", two_people.saver, two_people.store)
 

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langgraph.types import Interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.titles import read_existing_head
+from perdure.checkpointers.titles import read_thread_head_or_raise
 from perdure.effects import run
 from perdure.graphs.chat import chat_graph
 from perdure.memory import Collection, Extraction, Quarantine, record_views, trim, views
@@ -141,7 +141,7 @@ def _store_text_in_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: st
     extraction = Extraction(saver, store)
     adapter, name = extraction.get_adapter(), extraction.extractor.name
     seen = run(read_watermark(adapter, ("memories", text), ID, name))
-    head = read_existing_head(saver, ID).checkpoint_id or ""
+    head = read_thread_head_or_raise(saver, ID).checkpoint_id or ""
     failed = seen.with_failure(text, datetime.now(UTC), head, final=True)
     run(adapter.write([failed.build_put(("memories", text), ID)]))
     [entry] = Quarantine(store).list(ANN)

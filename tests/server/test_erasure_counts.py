@@ -22,7 +22,7 @@ class RecordingTable:
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
+    async def count_removals_by_thread_key(self, threads: Sequence[int]) -> dict[int, int]:
         self.queries.append([*threads])
         found = {each: self.numbers[each] for each in threads if each in self.numbers}
         await self.is_open.wait()

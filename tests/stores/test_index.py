@@ -99,7 +99,7 @@ steps = st.lists(
 
 def describe_view(index: NamespaceIndex, now: int) -> list[Any]:
     """Return everything that a view of an index contains, sorted by item."""
-    view = index.get_view(now)
+    view = index.get_view_of_unexpired_items(now)
     rows = view.candidates.rows
     cosines = np.nan_to_num(view.compute_cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
     words: list[dict[str, float]] = [{} for _ in range(len(rows))]
@@ -135,11 +135,11 @@ def test_changed_index_equals_fresh_index_of_remaining_items(steps: list[Any], n
                 number += len(new)
                 remaining |= {entry.id: entry for entry in new}
                 changed.add_items(new)
-            changed.get_view(now)
+            changed.get_view_of_unexpired_items(now)
     fresh = NamespaceIndex(MODEL, 1 << 30)
     fresh.add_items(list(remaining.values()))
     alive = [e for e in remaining.values() if e.expires > now and (e.words or e.vectors)]
-    codes = changed.get_view(now).candidates.rows["thread"]
+    codes = changed.get_view_of_unexpired_items(now).candidates.rows["thread"]
 
     assert describe_view(fresh, now) == describe_view(changed, now)
     assert sorted(entry.id for entry in alive) == [row[0] for row in describe_view(changed, now)]
@@ -151,7 +151,7 @@ def test_view_is_not_changed_by_later_changes_of_index() -> None:
     index.add_items(
         [IndexedItem(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)]
     )
-    view = index.get_view(0)
+    view = index.get_view_of_unexpired_items(0)
     before = view.find_word("a"), view.candidates.rows["id"].copy()
     index.add_items([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
     index.remove_items(np.setdiff1d(index.rows["id"], [5, 90]))
@@ -160,7 +160,7 @@ def test_view_is_not_changed_by_later_changes_of_index() -> None:
     assert np.array_equal(before[0], view.find_word("a"))
     assert np.array_equal(before[1], view.candidates.rows["id"])
     assert len(view.find_word("b")[0]) == 0
-    assert index.get_view(0).candidates.rows["id"].tolist() == [5, 90]
+    assert index.get_view_of_unexpired_items(0).candidates.rows["id"].tolist() == [5, 90]
 
 
 # -- synchronised

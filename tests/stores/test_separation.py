@@ -260,17 +260,20 @@ MODEL = Model("made", DIMS, "int8", 1)
 
 def test_separation_follows_added_and_removed_rows() -> None:
     index = NamespaceIndex(MODEL, 1 << 30)
-    assert index.get_view(0).separation.vector_weight_calibration == VectorCalibration()
+    assert (
+        index.get_view_of_unexpired_items(0).separation.vector_weight_calibration
+        == VectorCalibration()
+    )
     index.add_items(make_indexed_items(1, 64, topic_vector))
-    strong = index.get_view(0).separation
+    strong = index.get_view_of_unexpired_items(0).separation
     assert strong._compute_separation_from_random_pairs(strong.neighbours) > 2
     index.add_items(make_indexed_items(65, 192, random_vector))
-    mixed = index.get_view(0).separation
+    mixed = index.get_view_of_unexpired_items(0).separation
     assert mixed._compute_separation_from_random_pairs(
         mixed.neighbours
     ) < strong._compute_separation_from_random_pairs(strong.neighbours)
     index.remove_items(np.arange(1, 65))
-    weak = index.get_view(0).separation
+    weak = index.get_view_of_unexpired_items(0).separation
     assert weak.vector_weight_calibration.trust == 0
 
 
@@ -280,9 +283,12 @@ def test_separation_does_not_depend_on_batches_or_compaction() -> None:
     whole.add_items(make_indexed_items(1, 100, topic_vector))
     for entry in make_indexed_items(1, 100, topic_vector):
         slow.add_items([entry])
-        slow.get_view(0)
+        slow.get_view_of_unexpired_items(0)
     slow.compact()
-    assert whole.get_view(0).separation == slow.get_view(0).separation
+    assert (
+        whole.get_view_of_unexpired_items(0).separation
+        == slow.get_view_of_unexpired_items(0).separation
+    )
 
 
 def test_separation_of_changed_index_equals_that_of_new_index() -> None:
@@ -291,11 +297,15 @@ def test_separation_of_changed_index_equals_that_of_new_index() -> None:
     rows = make_indexed_items(1, 64, topic_vector)
     late = [row._replace(thread="talk-0") for row in make_indexed_items(65, 2, topic_vector)]
     changed.add_items(rows)
-    before = changed.get_view(0).separation
+    before = changed.get_view_of_unexpired_items(0).separation
     changed.remove_items(np.arange(1, 8))  # all rows of the first thread
     changed.add_items(late)
     new.add_items([*rows[7:], *late])
-    assert changed.get_view(0).separation == new.get_view(0).separation != before
+    assert (
+        changed.get_view_of_unexpired_items(0).separation
+        == new.get_view_of_unexpired_items(0).separation
+        != before
+    )
 
 
 def test_sample_size_grows_in_steps_up_to_a_maximum() -> None:

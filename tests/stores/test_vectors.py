@@ -242,7 +242,7 @@ def test_rows_selected_by_filter_are_scored_exactly() -> None:
         ]
     )
     ids = np.sort(random.choice(len(rows), 60, replace=False))
-    left = index.get_view(0).select_ids(ids)
+    left = index.get_view_of_unexpired_items(0).select_ids(ids)
     for _ in range(5):
         query = random.standard_normal(DIMS).astype(np.float32)
         query /= np.linalg.norm(query)

@@ -18,7 +18,7 @@ from typing import Protocol
 class RemovalTable(Protocol):
     """A database table that counts the message erasures in each thread."""
 
-    async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
+    async def count_removals_by_thread_key(self, threads: Sequence[int]) -> dict[int, int]:
         """Return the number of message erasures in each thread, keyed by the thread's integer key.
 
         Threads that do not exist are omitted from the returned dict.
@@ -83,7 +83,7 @@ class ErasureCounts:
     async def _read_all_counts(self) -> None:
         """Read the erasure counts of all threads that currently have readers."""
         thread_keys, started_at = [*self._readers], time.monotonic()
-        counts = await self._table.count_removals(thread_keys)
+        counts = await self._table.count_removals_by_thread_key(thread_keys)
         self._counts = {
             thread_key: counts.get(thread_key)
             for thread_key in thread_keys

@@ -59,7 +59,7 @@ def type_name(value: Any) -> str:
     class.
     """
     if isinstance(value, DetachedFields):
-        _, (_, name), _ = value.origin
+        _, name = value.origin.class_name
         return name
     return type(value).__name__
 

@@ -10,7 +10,7 @@ from contextvars import Context
 from typing import Final
 
 from perdure.checkpointers.records import LiveRun
-from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState, RunTable
+from perdure.checkpointers.runs import ALL_RUNS, EventBatch, NewestEvent, RunTable
 from perdure.errors import CorruptRecord, StorageError
 from perdure.server.event_memory import EventAccount
 from perdure.server.run import Run
@@ -179,19 +179,19 @@ class StoredEvents:
 
     async def empty_outdated_log_and_find_newest_event(
         self, log: EventLog, thread_key: int, seq_range: tuple[int, int]
-    ) -> tuple[int, int, RunState] | None:
+    ) -> NewestEvent | None:
         """Clear the log if the database contains newer events, and look up the latest stored event.
 
         Once the log has been cleared, its readers fetch the events from the database.
 
         Returns:
-            The latest stored event; see `RunTable.find_newest_event_numbers_and_run_state`.
+            The latest stored event; see `RunTable.find_newest_event`.
         """
-        newest = await self._table.find_newest_event_numbers_and_run_state(
+        newest = await self._table.find_newest_event(
             thread_key, seq_range, _compute_event_number_to_read_after(log.last, seq_range)
         )
-        if newest is not None and newest[1] > log.last:
-            log.clear_until(newest[1])
+        if newest is not None and newest.event_number > log.last:
+            log.clear_until(newest.event_number)
         return newest
 
     async def load_stored_events_that_process_lacks(self, run: Run) -> None:

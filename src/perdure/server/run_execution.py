@@ -298,7 +298,7 @@ class RunExecution:
         person = choose_person(thread, sender, owners_are_people=owners_are_people)
         if run.row.details.get("person") != person.user:
             run.row = run.row._replace(details={**run.row.details, "person": person.user})
-            await self._runs.table.set_person(self._live, person.user)
+            await self._runs.table.store_person_of_run(self._live, person.user)
         return sender, person
 
     # -- the end of the run
@@ -405,7 +405,7 @@ class RunExecution:
         short_content = {**content, "run": {**content["run"], "values": None, "error": None}}
         table = WebhookTable(self._saver)
         if run.temporary:
-            await table.add(run.row.live, content, short_content, keeps_thread=False)
+            await table.add_webhook(run.row.live, content, short_content, keeps_thread=False)
         else:
             self._webhook = table.build_webhook_insert(
                 *(run.row.live, content, short_content),

@@ -212,7 +212,7 @@ class Runs:
             newest = await runs.events.empty_outdated_log_and_find_newest_event(
                 feed, feed.thread_key, ALL_RUNS
             )
-            if newest is not None and newest[1] == feed.last:
+            if newest is not None and newest.event_number == feed.last:
                 run_seq, last_number, status = newest
                 feed.first = run_seq * NUMBERS_PER_RUN if status in LIVE_STATES else last_number
         return feed
@@ -357,7 +357,9 @@ class Runs:
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
             run_table = (await self.get_database_runs(run.tenant)).table
-            removals = (await run_table.count_removals([run.thread_key])).get(run.thread_key)
+            removals = (await run_table.count_removals_by_thread_key([run.thread_key])).get(
+                run.thread_key
+            )
             if removals not in (None, run.removals):
                 run.output = run.output_event = None
         if run.output_event is not None:

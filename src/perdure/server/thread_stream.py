@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
-from perdure.checkpointers.runs import LIVE_STATES, RunState
+from perdure.checkpointers.runs import LIVE_STATES, RunSummary
 from perdure.server.access import Refused, set_required_action
 from perdure.server.api_runs import SERVER_CLOSING, require_valid_credentials_of_same_user
 from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref
@@ -109,11 +109,11 @@ class ThreadFrames:
         live_seqs = [seq - 1 for seq, _, status in runs if status in LIVE_STATES]
         return min(live_seqs, default=runs[-1][0] if runs else 0), None
 
-    async def _list_runs_after(self, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the `seq`, id and status of each run with a `seq` greater than the argument."""
-        return await (await self._runs.get_database_runs(self._tenant)).table.list_runs_after(
-            self._thread_id, seq
-        )
+    async def _list_runs_after(self, seq: int) -> list[RunSummary]:
+        """List the runs with a sequence number greater than `seq`."""
+        return await (
+            await self._runs.get_database_runs(self._tenant)
+        ).table.list_summaries_of_runs_after(self._thread_id, seq)
 
     async def _read_newest_checkpoint_ref(self) -> dict[str, Any] | None:
         """Return the thread id, namespace and checkpoint id of the thread's latest checkpoint.

@@ -226,7 +226,7 @@ class Threads:
 
         Return False if another request has inserted the row first.
         """
-        if not await self._list.acreate(thread_id, client):
+        if not await self._list.acreate_thread_if_absent(thread_id, client):
             return False
         if (ttl := ttl or self._default_ttl) is not None:
             await self._list.aset_ttl(thread_id, ttl)
@@ -255,7 +255,7 @@ class Threads:
             merged = validate_metadata({**client.metadata, **metadata})
             return client._replace(metadata=_copy_storable_metadata(merged)), last_status
 
-        await self._list.aupdate(thread_id, merge_metadata)
+        await self._list.aupdate_thread(thread_id, merge_metadata)
         if ttl is not None:
             await self._list.aset_ttl(thread_id, ttl)
         return await self.get(thread_id)
@@ -288,10 +288,10 @@ class Threads:
             and _is_unchanged(former_row, status)
         ):
             return
-        await self._list.aupdate(
+        await self._list.aupdate_thread(
             thread_id,
             lambda thread: (_get_client_metadata_and_run_status_to_store(thread)[0], status),
-            may_wait=is_waiting,
+            may_wait_for_answer=is_waiting,
         )
 
     async def delete(self, thread_id: str) -> None:
@@ -327,7 +327,7 @@ class Threads:
             limit: The maximum number of threads.
         """
         deleted_count = 0
-        for thread_id in await self._list.alist_expired(limit):
+        for thread_id in await self._list.alist_expired_thread_ids(limit):
             with suppress(AlreadyLocked):
                 async with self.lock_for_change(thread_id, timeout_s=0):
                     deleted_count += await self._list.adelete_if_expired(thread_id)
@@ -600,7 +600,7 @@ class Threads:
         """Count the threads that match a query."""
         sql_query = self._add_permission_filter_to_query(query)
         if sql_query.is_exact:
-            return await self._list.acount(sql_query)
+            return await self._list.acount_threads(sql_query)
         return len(await self.search(query, _NO_LIMIT))
 
     def _add_permission_filter_to_query(self, query: ThreadQuery) -> ThreadQuery:
@@ -659,7 +659,7 @@ def _get_client_metadata_and_run_status_to_store(
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
         return client, thread.last_run_status
-    if thread.is_client_metadata_about_stored_conversation:
+    if thread.does_client_metadata_describe_conversation:
         return client._replace(is_reserved=False), thread.last_run_status
     return ClientMetadata({}), "idle"
 
@@ -676,7 +676,7 @@ def _build_thread(thread: ListedThread) -> Thread:
     """Convert a thread to the format of LangGraph's API."""
     status = _combine_head_status_and_last_run_status(
         thread.status,
-        thread.last_run_status if thread.is_client_metadata_about_stored_conversation else "idle",
+        thread.last_run_status if thread.does_client_metadata_describe_conversation else "idle",
     )
     ttl = thread.ttl and {
         "strategy": "keep_latest" if thread.ttl.keeps_latest else "delete",
