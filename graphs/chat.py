@@ -96,9 +96,9 @@ def chat_graph(
         if has_tool_calls and tools:
             goto = "tools"
         else:
-            goto = _choose_next_step(steps, nodes, updated_state)
+            goto = _choose_next_due_step(steps, nodes, updated_state)
             for summary in summaries:
-                summary.schedule(updated_state)
+                summary.schedule_background_summary(updated_state)
         return Command(update={"messages": [answer]}, goto=goto)
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summaries else ChatState)
@@ -119,7 +119,9 @@ def chat_graph(
     for number, (name, part) in enumerate(nodes.items(), 1):
         builder.add_node(name, _wrap_part_so_that_its_messages_are_not_streamed(part))
         later_steps = steps[number:]
-        choose_step = partial(_choose_next_step, later_steps, nodes, may_return=may_return)
+        choose_step = partial(
+            _choose_next_due_step, later_steps, nodes, may_return_to_respond=may_return
+        )
         builder.add_conditional_edges(name, choose_step, [*later_steps, *end_nodes])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
@@ -190,22 +192,24 @@ def _wrap_part_so_that_its_messages_are_not_streamed(part: Part) -> Runnable[Any
     return RunnableLambda(blocking(updating), awaiting(updating))
 
 
-def _choose_next_step(
-    steps: Sequence[str], nodes: dict[str, Part], state: Any, *, may_return: bool = False
+def _choose_next_due_step(
+    steps: Sequence[str], nodes: dict[str, Part], state: Any, *, may_return_to_respond: bool = False
 ) -> str:
     """Return the name of the next node.
 
     The next node is the first element of `steps` that is not skipped. A summary node is skipped if
     no summary is due, because each node costs a checkpoint. If no step remains, the next node is
-    END. With `may_return=True`, the next node is `respond` instead of END if the model has not yet
-    responded to the latest tool results.
+    END. With `may_return_to_respond=True`, the next node is `respond` instead of END if the
+    model has not yet responded to the latest tool results.
     """
     due_steps = (
         step
         for step in steps
         if not isinstance(part := nodes[step], Summarize) or part.is_due(state)
     )
-    is_unanswered = may_return and isinstance(next(reversed(state["messages"]), None), ToolMessage)
+    is_unanswered = may_return_to_respond and isinstance(
+        next(reversed(state["messages"]), None), ToolMessage
+    )
     return next(due_steps, "respond" if is_unanswered else END)
 
 
@@ -216,7 +220,7 @@ def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state
     """
     summaries = (part for part in nodes.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)
-    return _choose_next_step(steps, nodes, state) if is_due else "respond"
+    return _choose_next_due_step(steps, nodes, state) if is_due else "respond"
 
 
 # Servers that load the graphs in `langgraph.json` import `graph`, and attach their own

@@ -150,7 +150,7 @@ class LanggraphFile:
             TimeToLive(ttl.default_ttl, ttl.strategy == "keep_latest")
             if ttl and ttl.default_ttl
             else None,
-            _check_origins(sections.http.cors if sections.http else None, path),
+            _validate_cors_origins(sections.http.cors if sections.http else None, path),
             tuple(sections.iter_names_of_ignored_keys()),
             sections,
         )
@@ -333,7 +333,7 @@ def _import_file(file: Path) -> ModuleType:
     return module
 
 
-def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
+def _validate_cors_origins(cors: _Cors | None, config_path: str | Path) -> tuple[str, ...]:
     """Return the origins allowed by an `http.cors` section.
 
     Each allowed origin must be exact: wildcards and patterns are rejected.
@@ -352,8 +352,8 @@ def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
     ):
         if value is not None:
             raise ConfigurationError(
-                f"http.cors.{name} in {str(path)!r} is {value!r}, which is not allowed, because "
-                f"{_CORS_REASON}"
+                f"http.cors.{name} in {str(config_path)!r} is {value!r}, which is not allowed, "
+                f"because {_CORS_REASON}"
             )
     return tuple(cors.allow_origins)
 

@@ -79,7 +79,7 @@ def is_single_review(value: Any) -> bool:
     return isinstance(value, Mapping) and value.get("type") == "tool_approval"
 
 
-def build_answer(question: Mapping[str, Any], decisions: Sequence[dict[str, Any]]) -> Any:
+def build_review_answer(question: Mapping[str, Any], decisions: Sequence[dict[str, Any]]) -> Any:
     """Build the answer to an interrupt about tool calls.
 
     `decisions` contains one decision for each call, in the order of the calls.
@@ -87,14 +87,14 @@ def build_answer(question: Mapping[str, Any], decisions: Sequence[dict[str, Any]
     return decisions[0] if is_single_review(question["value"]) else {"decisions": [*decisions]}
 
 
-def build_decision(
-    call: ToolReview, number: int, kind: Any, *, args: Any = None, message: str = ""
+def build_review_decision(
+    call: ToolReview, call_number: int, kind: Any, *, args: Any = None, message: str = ""
 ) -> dict[str, Any]:
     """Build the decision about a call.
 
     Args:
         call: The call.
-        number: The number of the call in the question, counted from 1.
+        call_number: The number of the call in the question, counted from 1.
         kind: The decision.
         args: The new arguments, for `edit`.
         message: The message to the model, for `reject` and `respond`.
@@ -102,7 +102,7 @@ def build_decision(
     Raises:
         ConfigurationError: The decision is not allowed, or the arguments are not an object.
     """
-    call_name = f"tool call {number} ({call.name!r})"
+    call_name = f"tool call {call_number} ({call.name!r})"
     if kind not in call.allowed:
         raise ConfigurationError(
             f"the decision on {call_name} is {kind!r}; expected one of {', '.join(call.allowed)}"

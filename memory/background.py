@@ -342,7 +342,7 @@ class Background:
             logger.warning(
                 "threads without %s are not extracted: %d; pass this value to their runs by "
                 "context= or in configurable",
-                " or ".join(self.extraction.namespace.names),
+                " or ".join(self.extraction.namespace.placeholder_names),
                 count,
             )
 

@@ -23,7 +23,11 @@ from perdure.memory.options import check_choice, check_instance, check_whole_num
 from perdure.memory.quotation import render_section, select_fitting_indices_and_count_tokens
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, render_memory_line
-from perdure.memory.run_config import Clock, make_clock, read_thread_and_checkpoint_id_of_run
+from perdure.memory.run_config import (
+    Clock,
+    parse_clock_option,
+    read_thread_and_checkpoint_id_of_run,
+)
 from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summary
 from perdure.memory.system_messages import read_system_text
 from perdure.memory.tokens import Countable, TokenCounter
@@ -331,7 +335,7 @@ class UseMemories(MessagesNode):
         options = kinds, limit, max_tokens, min_score, all_below
         self._search = MemorySearch(namespace, *options, namespaces=namespaces)
         self._store = None if store is None else StoreAdapter(store).store
-        self._as_of = make_clock("as_of", as_of)
+        self._as_of = parse_clock_option("as_of", as_of)
         self._following: list[MessagesNode] = []
 
     def copy_for_view_with_following_parts(self, following_parts: Sequence[MessagesNode]) -> Self:

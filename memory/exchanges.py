@@ -31,8 +31,8 @@ from perdure.memory.tool_calls import (
     find_tool_calls,
     list_call_ids,
     list_call_ids_of_results,
-    remove_result_blocks,
-    rewrite_calls,
+    remove_stray_result_blocks,
+    rewrite_tool_calls,
 )
 
 Purpose = Literal["request", "window", "state"]
@@ -154,7 +154,7 @@ def _group_turn_into_inseparable_units(
             is_end = is_newest and group is grouper.groups[-1] and step is group[-1]
             unit += step.build_messages_that_providers_accept(purpose, is_end)
         first = group[0]
-        is_blank = get_role(first.message) == "human" and not first.stray_ids
+        is_blank = get_role(first.message) == "human" and not first.stray_result_call_ids
         if unit:
             units.append(tuple(unit))
         elif is_blank and first.message is turn[0] and not lacks_question:
@@ -215,12 +215,14 @@ def _has_only_plain_text_and_tool_calls(message: Any, message_role: Role) -> boo
 class _MessageWithResults:
     """A message, together with the results of its tool calls."""
 
-    __slots__ = ("calls", "message", "result_messages", "results", "stray_ids")
+    __slots__ = ("calls", "message", "result_messages", "results", "stray_result_call_ids")
 
-    def __init__(self, message: BaseMessage, calls: list[Call], stray_ids: list[str]) -> None:
+    def __init__(
+        self, message: BaseMessage, calls: list[Call], stray_result_call_ids: list[str]
+    ) -> None:
         self.message, self.calls = message, calls
         # Call ids of the tool results in this message whose calls are not in the same turn.
-        self.stray_ids = stray_ids
+        self.stray_result_call_ids = stray_result_call_ids
         # Maps the index of a tool call in `calls` to the message that contains the call's result.
         self.results: dict[int, BaseMessage] = {}
         # The messages in `results`, without duplicates. AI messages are left out, because each of
@@ -244,10 +246,10 @@ class _MessageWithResults:
         counting its tool results.
         """
         message, calls = self.message, self.calls
-        if not calls and not self.stray_ids:
+        if not calls and not self.stray_result_call_ids:
             return [message] if has_visible_content(message) else []
         missing = [n for n in range(len(calls)) if n not in self.results]
-        if not missing and not self.stray_ids and _are_all_in_tool_calls(calls):
+        if not missing and not self.stray_result_call_ids and _are_all_in_tool_calls(calls):
             return [message, *self.result_messages]
         is_waiting = is_at_end_of_conversation and any(
             calls[n].kind not in ("server", "unparsed") for n in missing
@@ -274,7 +276,7 @@ class _MessageWithResults:
         """
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
-            changed = remove_result_blocks(message, self.stray_ids)
+            changed = remove_stray_result_blocks(message, self.stray_result_call_ids)
             return [changed] if has_visible_content(changed) else []
         removed, new_ids = set[int](), dict[int, str]()
         missing_results: list[BaseMessage] = []
@@ -296,8 +298,12 @@ class _MessageWithResults:
             seen.add(call_id)
             if n in positions_of_unanswered_calls:
                 missing_results.append(build_missing_result_message(call, call_id or ""))
-        changed = rewrite_calls(
-            message, calls, removed_positions=removed, new_ids=new_ids, stray_ids=self.stray_ids
+        changed = rewrite_tool_calls(
+            message,
+            calls,
+            removed_positions=removed,
+            new_ids=new_ids,
+            stray_result_call_ids=self.stray_result_call_ids,
         )
         results = self._replace_call_ids_of_results(new_ids) + missing_results
         is_empty = not results and not changed.tool_calls and not has_visible_content(changed)
@@ -358,7 +364,7 @@ class _TurnGrouper:
         result_ids = [] if kind == "chat" else list_call_ids_of_results(message)
         # Some providers put a tool call and its result into the same message.
         own = {call.id for call in calls}.intersection(result_ids)
-        group, stray_ids = self._attach_results_and_get_group_and_stray_ids(
+        group, stray_result_call_ids = self._attach_results_and_get_group_and_stray_ids(
             message, [u for u in result_ids if u not in own]
         )
         if kind in ("tool", "other") or (kind == "human" and group is not None):
@@ -366,7 +372,7 @@ class _TurnGrouper:
         if group is None:
             group = []
             self.groups.append(group)
-        step = _MessageWithResults(message, calls, stray_ids)
+        step = _MessageWithResults(message, calls, stray_result_call_ids)
         group.append(step)
         pending: dict[str, list[_PendingCall]] = {}
         for position, call in enumerate(calls):
@@ -389,7 +395,7 @@ class _TurnGrouper:
         blocks and match no call.
         """
         group: list[_MessageWithResults] | None = None
-        stray_ids: list[str] = []
+        stray_result_call_ids: list[str] = []
         for call_id in result_ids:
             if self._pending.get(call_id):
                 group, step, position = self._pending[call_id].pop(0)
@@ -397,8 +403,8 @@ class _TurnGrouper:
             elif isinstance(message, ToolMessage) and call_id not in self._pending:
                 self._strays.append(message)
             else:
-                stray_ids.append(call_id)
-        return group, stray_ids
+                stray_result_call_ids.append(call_id)
+        return group, stray_result_call_ids
 
     def attach_and_collect_late_results(self, late_results: dict[str, BaseMessage]) -> None:
         """Attach late results to calls of this turn, and collect results of earlier calls.

@@ -228,7 +228,7 @@ class Extraction:
         async def read_thread(watermark: Watermark) -> ThreadHistory:
             pipeline.loaded = await begin_loading_thread(self.saver, thread_id, self.messages_key)
             return await thread_messages.read_history(
-                self.saver, thread_id, self.messages_key, watermark.ids
+                self.saver, thread_id, self.messages_key, watermark.listed_message_ids
             )
 
         if anew:
@@ -346,7 +346,9 @@ class Pipeline:
         async def plan() -> ChangePlan:
             watermark = await self._read_watermark(thread_id)
             return ChangePlan(
-                [self._build_watermark_put(watermark.reset(), thread_id)] if watermark.count else []
+                [self._build_watermark_put(watermark.reset_to_unread(), thread_id)]
+                if watermark.count
+                else []
             )
 
         await plan_and_write_with_namespace_lock(self.scope.adapter, self.scope.namespace, plan)
@@ -405,7 +407,7 @@ def _build_batch(
     """Build a batch of messages for an extractor, including earlier messages as context."""
     first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
     context = history.messages[max(0, first - _CONTEXT_MESSAGES) : first]
-    edited = watermark.ids & {message.id for message in messages}
+    edited = watermark.listed_message_ids & {message.id for message in messages}
     return Batch(history.thread_id, history.checkpoint_id, messages, context, edited)
 
 
@@ -507,7 +509,7 @@ def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
     """
     if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
-    read_ids = watermark.ids
+    read_ids = watermark.listed_message_ids
     first_read = next((i for i, message in enumerate(messages) if message.id in read_ids), 0)
     return messages[max(0, first_read - _CONTEXT_MESSAGES) :]
 
@@ -696,7 +698,7 @@ class DueThreads:
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
             values = dict(head.metadata)
-        labels = read_label_values(values, self._extraction.namespace.names)
+        labels = read_label_values(values, self._extraction.namespace.placeholder_names)
         namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
@@ -748,7 +750,7 @@ class DueThreads:
             The namespace and the values that fill it in, or None if a value is missing or not
             allowed in a namespace.
         """
-        names = self._extraction.namespace.names
+        names = self._extraction.namespace.placeholder_names
         labels = read_label_values(head.metadata, names)
         if len(labels) < len(names):
             self._unassigned[head.thread_id] = head.updated_at

@@ -50,10 +50,15 @@ from perdure.memory.run_config import (
     Template,
     Versioned,
     get_graph_store,
-    make_clock,
+    parse_clock_option,
     read_thread_and_checkpoint_id_of_run,
 )
-from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_summary
+from perdure.memory.summary import (
+    ON_FAILURE,
+    OnFailure,
+    add_summary,
+    separate_summary_from_messages,
+)
 from perdure.memory.thread_messages import mark_messages_of_run, select_remembered_messages
 from perdure.stores.base import Provenance, PutItem
 
@@ -277,7 +282,7 @@ class UseInstructions(MessagesNode):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        self._as_of = make_clock("as_of", as_of)
+        self._as_of = parse_clock_option("as_of", as_of)
         check_instance("instructions", instructions, Instructions, "Instructions(store)")
         self._instructions = instructions
 
@@ -295,7 +300,7 @@ class UseInstructions(MessagesNode):
         system_messages = model_input.system_parts or (
             [model_input.system] if model_input.system else []
         )
-        summary, plain = remove_summary(system_messages)
+        summary, plain = separate_summary_from_messages(system_messages)
         system = next((message for message in plain if message.text == text), SystemMessage(text))
         return add_summary(replace(model_input, system=system, system_parts=()), summary)
 

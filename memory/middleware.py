@@ -228,7 +228,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             await call_method(learner, "invoke", state, get_config())
         if self._summaries:
             for part in self._get_summaries(get_config()):
-                part.schedule(state)
+                part.schedule_background_summary(state)
 
     before_model: Any = blocking(_summarize_state_before_model_if_due)
     abefore_model: Any = awaiting(_summarize_state_before_model_if_due)

@@ -362,7 +362,7 @@ class StoreAdapter:
             namespace,
             key,
             **self._build_no_refresh_options(),
-            **self._build_as_of_options(as_of),
+            **self._build_as_of_search_options(as_of),
         )
         if item is None:
             return None
@@ -402,7 +402,7 @@ class StoreAdapter:
         options = {
             n: v for n, v in search_options.items() if self.versioned or n in _COMMON_SEARCH_OPTIONS
         }
-        options |= self._build_no_refresh_options() | self._build_as_of_options(as_of)
+        options |= self._build_no_refresh_options() | self._build_as_of_search_options(as_of)
         items = await self.call("search", prefix, **options)
         self._remember_keys_of_items_with_time_to_live(items)
         return [
@@ -505,7 +505,7 @@ class StoreAdapter:
             if getattr(item, "expires_at", None) is not None
         )
 
-    def _build_as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
+    def _build_as_of_search_options(self, as_of: datetime | None) -> dict[str, Any]:
         """Return the `as_of` option for reading a store, or no options if `as_of` is None."""
         if as_of is None:
             return {}
@@ -589,19 +589,20 @@ def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
 def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:
     """Fill in a namespace template's placeholders for a run.
 
-    The filled-in namespace is checked by `check_filled_namespace`.
+    The filled-in namespace is checked by `check_namespace_is_not_reserved`.
     """
-    return check_filled_namespace(template, template.fill(config))
+    return check_namespace_is_not_reserved(template, template.fill(config))
 
 
 def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[Namespace]:
     """Fill in a template for a run. A team template yields one namespace per team."""
     return [
-        check_filled_namespace(template, namespace) for namespace in template.fill_for_teams(config)
+        check_namespace_is_not_reserved(template, namespace)
+        for namespace in template.fill_for_teams(config)
     ]
 
 
-def check_filled_namespace(template: Template, namespace: Namespace) -> Namespace:
+def check_namespace_is_not_reserved(template: Template, namespace: Namespace) -> Namespace:
     """Check the first label of a namespace filled in from a template, and return the namespace.
 
     Raises:

@@ -39,7 +39,7 @@ class Keep(dict[str, Any]):
 
     def __init__(self, start: int | None = None, end: int | None = None) -> None:
         super().__init__({"type": "keep", "from": start, "to": end})
-        _validate_keep_object(self)
+        _validate_keep_update(self)
 
     def __repr__(self) -> str:
         return f"Keep(start={self['from']!r}, end={self['to']!r})"
@@ -63,7 +63,7 @@ def messages(current_messages: Any, update: Any) -> Any:
     if not _has_keep(update):
         return _merge_messages(value, update)
     value = _merge_messages(value, [])
-    for part in _split_update_into_lists_and_keep_objects(update):
+    for part in _split_update_into_lists_and_keep_updates(update):
         if isinstance(part, Mapping):
             value = _select_messages_in_kept_range(list(value), part)
         else:
@@ -97,7 +97,7 @@ def keepable(reducer: Reducer = operator.add) -> ReducerAcceptingKeep:
         value = [] if current_list is None else current_list
         if not _has_keep(update):
             return reducer(value, update)
-        for part in _split_update_into_lists_and_keep_objects(update):
+        for part in _split_update_into_lists_and_keep_updates(update):
             value = (
                 list(value)[_to_slice(part)] if isinstance(part, Mapping) else reducer(value, part)
             )
@@ -148,16 +148,18 @@ def _has_keep(update: Any) -> bool:
     return _is_keep(update) or (isinstance(update, list) and any(map(_is_keep, update)))
 
 
-def _split_update_into_lists_and_keep_objects(update: Any) -> list[Any]:
+def _split_update_into_lists_and_keep_updates(
+    update: Any,
+) -> list[list[Any] | Mapping[str, Any]]:
     """Split an update into a sequence of `Keep` updates and lists of ordinary elements.
 
     The parts are returned in the order in which they appear in the update. All `Keep` updates are
     validated before any part of the update is applied.
     """
-    parts: list[Any] = []
+    parts: list[list[Any] | Mapping[str, Any]] = []
     for element in update if isinstance(update, list) else [update]:
         if _is_keep(element):
-            parts.append(_validate_keep_object(element))
+            parts.append(_validate_keep_update(element))
         elif parts and isinstance(parts[-1], list):
             parts[-1].append(element)
         else:
@@ -165,7 +167,7 @@ def _split_update_into_lists_and_keep_objects(update: Any) -> list[Any]:
     return parts
 
 
-def _validate_keep_object(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
+def _validate_keep_update(keep_update: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a `Keep` update. Raise InvalidUpdate if the update is not a valid `Keep`."""
     has_ints = all(
         keep_update.get(key) is None or type(keep_update[key]) is int for key in ("from", "to")

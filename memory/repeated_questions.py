@@ -119,7 +119,9 @@ def rank_answers_first_and_count_answers(
     is_asked = ends_with_question(query) or any(turn.role == ASKS for turn in roles)
     if answering == len(roles) or not (is_answered and is_asked):
         return list(ranking), answering
-    order = sorted(range(len(roles)), key=lambda number: _build_sort_key(number, roles, finder))
+    order = sorted(
+        range(len(roles)), key=lambda number: _build_memory_sort_key(number, roles, finder)
+    )
     ranks = sorted(rank for rank, _ in ranking)
     moved = [(rank, ranking[number][1]) for rank, number in zip(ranks, order, strict=True)]
     return moved, answering
@@ -141,7 +143,9 @@ class _SortKey(NamedTuple):
     position: int
 
 
-def _build_sort_key(position: int, roles: Sequence[_TurnRole], finder: _RoleFinder) -> _SortKey:
+def _build_memory_sort_key(
+    position: int, roles: Sequence[_TurnRole], finder: _RoleFinder
+) -> _SortKey:
     """Return the sort key of the memory at index `position` in the ranking.
 
     Sorting by these keys leaves a memory at its position in the ranking, moves it behind a memory

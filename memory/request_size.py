@@ -47,7 +47,9 @@ class RequestParts:
     model: str | None = None
     agent: Any = _ANY_AGENT
 
-    def count_tokens(self, system_message_tokens: int, request_overhead_tokens: float) -> int:
+    def count_tool_and_system_tokens(
+        self, system_message_tokens: int, request_overhead_tokens: float
+    ) -> int:
         """Return the token count of the request's tools, system prompt and system messages.
 
         `request_overhead_tokens` is the constant overhead, in tokens, that a counting function adds
@@ -57,7 +59,7 @@ class RequestParts:
         tools = max(self.tools, ceil(request_overhead_tokens))
         return max(tools + self.system + system_message_tokens, self.other)
 
-    def is_answer_of_agent(self, message: BaseMessage) -> bool:
+    def is_response_of_agent_and_model(self, message: BaseMessage) -> bool:
         """Return whether a message is a response from the agent `agent` and the model `model`."""
         if not isinstance(message, AIMessage):
             return False
@@ -142,10 +144,12 @@ def measure_request(
     if counter.counts_messages:
         return RequestSize(estimated, estimated)
     summary_tokens = counter.count_text(summary_section) if summary_section else 0
-    other = parts.count_tokens(system, counter.request_overhead_tokens) + summary_tokens
+    other = (
+        parts.count_tool_and_system_tokens(system, counter.request_overhead_tokens) + summary_tokens
+    )
     scale = counter.scale_to_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
-    start = _find_first_after_summary(messages, summary)
+    start = _find_first_position_after_summary(messages, summary)
     newest = _find_position_of_answer_with_usage(
         messages, range(len(messages) - 1, start - 1, -1), parts
     )
@@ -167,12 +171,12 @@ def _find_position_of_answer_with_usage(
     """Return the first of `positions` that holds a response with reported token usage, or None."""
     for position in positions:
         message = messages[position]
-        if parts.is_answer_of_agent(message) and read_request_tokens(message):
+        if parts.is_response_of_agent_and_model(message) and read_request_tokens(message):
             return position
     return None
 
 
-def _find_first_after_summary(messages: Messages, summary: Summary | None) -> int:
+def _find_first_position_after_summary(messages: Messages, summary: Summary | None) -> int:
     """Return the position after the last response whose request did not contain the summary yet.
 
     The token usage of requests that were sent before the summary existed still includes the

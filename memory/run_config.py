@@ -174,7 +174,7 @@ def read_thread_and_checkpoint_id_of_run(
     return str(thread), configurable.get("checkpoint_id")
 
 
-def make_clock(option_name: str, value: Clock | str | None) -> Clock:
+def parse_clock_option(option_name: str, value: Clock | str | None) -> Clock:
     """Convert an option value to a clock, a function that returns the point in time for a run.
 
     Args:
@@ -232,7 +232,7 @@ class Template:
             self._check_team_is_allowed_and_named(shared)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def placeholder_names(self) -> tuple[str, ...]:
         """The names of the template's placeholders.
 
         The values of the placeholders come from the run's context or config.
@@ -287,7 +287,7 @@ class Template:
                 "filled in: the message was sent by somebody who is not the user of the thread and "
                 "is not allowed to act for that user"
             )
-        names = [name for name in self.names if team is None or name != "team"]
+        names = [name for name in self.placeholder_names if team is None or name != "team"]
         values = read_values_of_run_context_or_config(names, config) if names else {}
         if team is not None:
             values["team"] = team
@@ -299,7 +299,7 @@ class Template:
     @property
     def is_personal(self) -> bool:
         """Whether memories stored under this template belong to a user or a team."""
-        return self.is_team or "user_id" in self.names
+        return self.is_team or "user_id" in self.placeholder_names
 
     def is_memory_disabled_for_run(self, config: RunnableConfig | None = None) -> bool:
         """Return whether the memories stored under this template are disabled for a run.

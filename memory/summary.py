@@ -58,8 +58,10 @@ from perdure.memory.summary_request import PROMPT as PROMPT
 from perdure.memory.summary_request import SummaryRequest
 from perdure.memory.summary_section import HEADING as HEADING
 from perdure.memory.summary_section import add_summary as add_summary
-from perdure.memory.summary_section import remove_summary as remove_summary
 from perdure.memory.summary_section import render_section
+from perdure.memory.summary_section import (
+    separate_summary_from_messages as separate_summary_from_messages,
+)
 from perdure.memory.summary_state import (
     SUMMARIZED,
     SUMMARY,
@@ -261,11 +263,11 @@ class Summarize(MessagesNode):
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
         """Write a new summary if one is due. Return the summary and the unsummarised messages."""
-        previous, rest = remove_summary(messages)
+        previous, rest = separate_summary_from_messages(messages)
         selection = (
             _NOTHING
             if self._failed.has_current_turn_failed(messages)
-            else self._select_for_summary(rest, previous)
+            else self._select_messages_if_trigger_reached(rest, previous)
         )
         text = await self._try_to_write_summary(previous, selection, messages, config)
         if text is not None:
@@ -293,9 +295,9 @@ class Summarize(MessagesNode):
                 return True
             if ends_with_answer(read_messages(state, self.messages_key)):
                 return False
-        return bool(self._select_from_state(state).messages)
+        return bool(self._select_messages_to_summarize(state).messages)
 
-    def schedule(self, state: Any) -> None:
+    def schedule_background_summary(self, state: Any) -> None:
         """Schedule a summary to be written after the current run, if one will soon be needed.
 
         A summary is scheduled only if the node has `background=True`, the graph is not a subgraph,
@@ -305,7 +307,11 @@ class Summarize(MessagesNode):
         if thread is None or self._background is None:
             return
         messages = read_messages(state, self.messages_key)
-        if self._copy_with_lower_trigger()._select_from_messages(messages, state).messages:
+        if (
+            self._copy_with_lower_trigger()
+            ._select_messages_despite_failed_summary(messages, state)
+            .messages
+        ):
             ids = (message.id for message in reversed(messages) if message.id is not None)
             newest = next(ids, None)
             self._background.schedule_summary(
@@ -363,7 +369,9 @@ class Summarize(MessagesNode):
             return False
         state = head.values
         messages = read_messages(state, self.messages_key)
-        selection = self._copy_with_lower_trigger()._select_from_messages(messages, state)
+        selection = self._copy_with_lower_trigger()._select_messages_despite_failed_summary(
+            messages, state
+        )
         if not selection.messages:
             return False
         previous = read_summary(read_channel(state, SUMMARY))
@@ -403,7 +411,7 @@ class Summarize(MessagesNode):
 
     def would_split_turn(self, state: Any) -> bool:
         """Return whether the node would summarise part of the newest turn."""
-        return bool(self._select_from_state(state).steps)
+        return bool(self._select_messages_to_summarize(state).steps)
 
     def stop_summarizing_in_current_turn(self, state: Any) -> None:
         """Prevent the node from summarising messages during the current turn.
@@ -427,10 +435,10 @@ class Summarize(MessagesNode):
         messages, thread = read_messages(state, self.messages_key), self._find_saved_thread()
         gone = [] if thread is None else self._list_messages_covered_by_summary(state)
         if thread is not None and ends_with_answer(messages):
-            self.schedule(state)
+            self.schedule_background_summary(state)
             selection, text = _NOTHING, None
         else:
-            selection = self._select_from_state(state)
+            selection = self._select_messages_to_summarize(state)
             check_messages_removable_by_id(
                 messages if selection.messages else (), self.messages_key
             )
@@ -547,19 +555,21 @@ class Summarize(MessagesNode):
             distinct,
         )
 
-    def _select_from_state(self, state: Any) -> Selection:
+    def _select_messages_to_summarize(self, state: Any) -> Selection:
         """Select the messages in a state that the node would summarise if it were called now."""
         messages = read_messages(state, self.messages_key)
         if self._failed.has_current_turn_failed(messages):
             return _NOTHING
-        return self._select_from_messages(messages, state)
+        return self._select_messages_despite_failed_summary(messages, state)
 
-    def _select_from_messages(self, messages: Messages, state: Any) -> Selection:
+    def _select_messages_despite_failed_summary(self, messages: Messages, state: Any) -> Selection:
         """Select the messages to summarise, even if a summary already failed during this turn."""
         summary = read_summary(read_channel(state, SUMMARY))
-        return self._select_for_summary(messages, summary, SummarizedMessages.from_state(state))
+        return self._select_messages_if_trigger_reached(
+            messages, summary, SummarizedMessages.from_state(state)
+        )
 
-    def _select_for_summary(
+    def _select_messages_if_trigger_reached(
         self,
         messages: Messages,
         summary: Summary | None,
@@ -616,7 +626,7 @@ class Summarize(MessagesNode):
                 cost[0] + len(unit),
                 cost[1] + self._count_messages_and_tokens(unit, max_kept_tokens)[1],
             )
-            if start < len(units) and self._exceeds_keep(*cost, max_kept_tokens):
+            if start < len(units) and self._exceeds_keep_limits(*cost, max_kept_tokens):
                 break
             start -= 1
         steps = [
@@ -663,13 +673,13 @@ class Summarize(MessagesNode):
             turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
             added = self._count_messages_and_tokens(turn_messages, max_kept_tokens)
             count, tokens = count + added[0], tokens + added[1]
-            if first_kept and self._exceeds_keep(count, tokens, max_kept_tokens):
+            if first_kept and self._exceeds_keep_limits(count, tokens, max_kept_tokens):
                 return first_kept
             first_kept = turn.start
         # The messages before the first human message form the oldest turn.
         oldest = _exclude_system_messages(messages[:first_kept])
         added = self._count_messages_and_tokens(oldest, max_kept_tokens)
-        is_over = self._exceeds_keep(count + added[0], tokens + added[1], max_kept_tokens)
+        is_over = self._exceeds_keep_limits(count + added[0], tokens + added[1], max_kept_tokens)
         return first_kept if is_over else 0
 
     def _count_messages_and_tokens(
@@ -684,7 +694,9 @@ class Summarize(MessagesNode):
             map(self.counter.count_message, members)
         ) if token_limit < inf else 0
 
-    def _exceeds_keep(self, message_count: int, token_count: int, max_kept_tokens: float) -> bool:
+    def _exceeds_keep_limits(
+        self, message_count: int, token_count: int, max_kept_tokens: float
+    ) -> bool:
         """Return whether the message count or the token count exceeds its limit.
 
         The message limit is `self.keep[0]`, and the token limit is `max_kept_tokens`.

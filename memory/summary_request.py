@@ -71,12 +71,12 @@ class SummaryRequest:
     def __post_init__(self) -> None:
         check_whole_number(
             "the number of tokens that summary_prompt leaves for the conversation",
-            self._tokens_for_conversation,
+            self._max_conversation_tokens,
             _MIN_ROOM,
         )
 
     @property
-    def _tokens_for_conversation(self) -> int:
+    def _max_conversation_tokens(self) -> int:
         """The number of tokens in a request available for the messages and the previous summary.
 
         The remaining tokens of the request are reserved for the prompt, the note and the
@@ -94,7 +94,7 @@ class SummaryRequest:
 
         `previous` is "" if no previous summary exists.
         """
-        room = self._tokens_for_conversation
+        room = self._max_conversation_tokens
         while texts:
             if self._count_tokens_with_line_break(previous) > room // 2:
                 texts, previous = [escape_delimiters(previous), *texts], ""

@@ -32,7 +32,9 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     # Parts of the summary come from users and tools, so it is presented to the model as quoted
     # data, not as instructions.
     section = render_section(summary)
-    without_summary = remove_summary([model_input.system])[1] if model_input.system else []
+    without_summary = (
+        separate_summary_from_messages([model_input.system])[1] if model_input.system else []
+    )
     content: Any = without_summary[0].content if without_summary else None
     system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
@@ -41,11 +43,13 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
     mark.pop("digests", None)
     return replace(
         model_input,
-        system=_replace_system_content(system, append_text_to_content(content, section), mark),
+        system=_replace_content_and_summary_mark(
+            system, append_text_to_content(content, section), mark
+        ),
     )
 
 
-def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
+def separate_summary_from_messages(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
     """Remove the summary that `add_summary` added from a list of messages.
 
     Return the removed summary, and the messages without it. The summary is None if no message
@@ -63,11 +67,13 @@ def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage
             continue
         summary = read_summary(mark)
         if isinstance(message, SystemMessage) and mark[INSTRUCTIONS] is not None:
-            rest.append(_replace_system_content(message, mark[INSTRUCTIONS], None))
+            rest.append(_replace_content_and_summary_mark(message, mark[INSTRUCTIONS], None))
     return summary, rest
 
 
-def _replace_system_content(system: BaseMessage, content: Any, summary_mark: Any) -> BaseMessage:
+def _replace_content_and_summary_mark(
+    system: BaseMessage, content: Any, summary_mark: Any
+) -> BaseMessage:
     """Return a copy of a system message with new content and a new summary mark.
 
     A summary mark is an entry in a message's additional_kwargs that describes the summary that the

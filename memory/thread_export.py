@@ -47,7 +47,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
         "messages": [],
     }
     if transcript is not None and transcript.lineages:
-        main, *others = _split_branches(transcript)
+        main, *others = _iter_branch_exports(transcript)
         export["messages"] = main["messages"]
         if transcript.is_lost or (transcript.values and not (main["messages"] or others)):
             fault = "has neither a stored value nor a history"
@@ -64,7 +64,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     return export
 
 
-def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
+def _iter_branch_exports(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
     """Yield each branch as a dict of its messages and `after`, the number of the preceding message.
 
     Exported messages are numbered from 1 in export order. `after` is 0 if the branch starts at the

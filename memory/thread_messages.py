@@ -235,7 +235,9 @@ async def read_history(
         UnknownThread: There is no such thread.
     """
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
-        return await _read_perdure_history(saver, thread_id, channel, ids_with_known_times)
+        return await _read_history_from_perdure_checkpointer(
+            saver, thread_id, channel, ids_with_known_times
+        )
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     head = await call_method(saver, "get_tuple", config)
     if head is None:
@@ -280,14 +282,14 @@ async def is_read_in_full(
         if are_read and len(messages) == len(tail) and tail[-1].position + 1 == watermark.count:
             return True
         return not watermark.find_unread(
-            await read_history(saver, thread_id, channel, watermark.ids)
+            await read_history(saver, thread_id, channel, watermark.listed_message_ids)
         )
     except PerdureError:
         return False
 
 
-async def _read_perdure_history(
-    saver: Any, thread_id: str, channel: str, timed_ids: Collection[str]
+async def _read_history_from_perdure_checkpointer(
+    saver: Any, thread_id: str, channel: str, ids_with_known_times: Collection[str]
 ) -> ThreadHistory:
     """Read all messages of a thread, dating each message by the checkpoint that added it."""
     infos = await _list_checkpoints(saver, thread_id, 1)
@@ -304,7 +306,9 @@ async def _read_perdure_history(
     messages = _select_latest_versions(
         zip(thread_messages, (item.seen is not False for item in items), strict=True)
     )
-    untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in timed_ids]
+    untimed = [
+        i for i, m in enumerate(messages) if m.at is None and m.id not in ids_with_known_times
+    ]
     count = len(messages) - min(untimed, default=len(messages))
     infos = (
         (await _list_checkpoints(saver, thread_id, _CHECKPOINTS_PER_MESSAGE * (count + 1)))
@@ -439,7 +443,7 @@ class Watermark:
     final: bool = False
 
     @property
-    def ids(self) -> frozenset[str]:
+    def listed_message_ids(self) -> frozenset[str]:
         """The ids of the messages listed in the watermark.
 
         A watermark lists only the most recent messages that the extractor has read.
@@ -529,7 +533,7 @@ class Watermark:
         failed = replace(self, attempts=attempts, failed_at=failed_at, failed_head=head_id)
         return replace(failed, error=error, final=final)
 
-    def reset(self) -> Watermark:
+    def reset_to_unread(self) -> Watermark:
         """Return a copy that records no messages as read, so that the whole thread is read again.
 
         Positions are not reused.
@@ -609,7 +613,7 @@ async def read_watermarks(
     return [empty if note is None else _decode_watermark(note) for note in notes]
 
 
-def build_put_clearing_watermark_failure(watermark_note: Item) -> PutItem:
+def build_put_clearing_extraction_failure(watermark_note: Item) -> PutItem:
     """Build the put operation that clears the extraction failure recorded in a stored watermark.
 
     The extraction is not retried until the thread's head changes. The next extraction then reads

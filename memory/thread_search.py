@@ -117,7 +117,7 @@ class ThreadHit:
         position = {"message": self.message_id} if has_message_id else {"position": self.position}
         return f"/ui/{page}?{urlencode({'id': self.thread_id, **position})}"
 
-    def excerpt(self, max_chars: int = 240) -> list[tuple[str, bool]]:
+    def split_excerpt_at_matches(self, max_chars: int = 240) -> list[tuple[str, bool]]:
         """Return the text around the first match as a list of (piece, is_match) pairs.
 
         `max_chars` is the maximum total length of the returned pieces in characters, excluding the
@@ -135,7 +135,9 @@ class ThreadHit:
     @property
     def marked(self) -> str:
         """The excerpt on one line, with matching words between double asterisks."""
-        pieces = (f"**{piece}**" if marked else piece for piece, marked in self.excerpt())
+        pieces = (
+            f"**{piece}**" if marked else piece for piece, marked in self.split_excerpt_at_matches()
+        )
         return " ".join("".join(pieces).split())
 
     def __str__(self) -> str:
@@ -175,7 +177,7 @@ class VisibleThreads:
         return owner if isinstance(owner, str) else None
 
 
-class _IndexStep(NamedTuple):
+class _ThreadIndexingStep(NamedTuple):
     """A part of a thread that is added to the transcript index in one transaction.
 
     Attributes:
@@ -263,7 +265,7 @@ class TranscriptSearch:
         progress: Progress | None = None,
     ) -> ThreadHits:
         """Search the visible threads; see `search_threads` for the arguments."""
-        unread = self._index_changed_threads(
+        unread = self._index_changed_threads_and_count_unindexed(
             visible, wait_s, progress or (lambda done, total: None)
         )
         return ThreadHits(self._find_hits(text, visible, limit), unread)
@@ -312,7 +314,7 @@ class TranscriptSearch:
 
     # -- indexing
 
-    def _index_changed_threads(
+    def _index_changed_threads_and_count_unindexed(
         self, visible: VisibleThreads, wait_s: float | None, progress: Progress
     ) -> int:
         """Index the visible threads that have changed, and return how many are not indexed yet.
@@ -346,12 +348,14 @@ class TranscriptSearch:
             if job := self._jobs.get(owner):
                 return job
             job = _IndexingJob(len(threads))
-            owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
+            thread_ids_and_owners = [
+                (id, thread.metadata.get("owner")) for id, thread in threads.items()
+            ]
 
             def index_and_remove_job() -> None:
                 """Index the owner's threads, then remove the finished indexing job from `_jobs`."""
                 try:
-                    self._index_threads(job, owners)
+                    self._index_threads_of_job(job, thread_ids_and_owners)
                 finally:
                     with self._lock:
                         del self._jobs[owner]
@@ -362,26 +366,30 @@ class TranscriptSearch:
             self._jobs[owner] = job
             return job
 
-    def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
+    def _index_threads_of_job(
+        self, job: _IndexingJob, thread_ids_and_owners: Sequence[tuple[str, Any]]
+    ) -> None:
         """Index threads, writing the index entries in several transactions.
 
         A thread is indexed in one or more steps. Each transaction writes the index entries of
         several indexing steps.
         """
-        steps = list[_IndexStep]()
-        for number, (thread_id, owner) in enumerate(owners, 1):
-            for step in self._iter_index_steps(thread_id, owner):
+        steps = list[_ThreadIndexingStep]()
+        for number, (thread_id, owner) in enumerate(thread_ids_and_owners, 1):
+            for step in self._iter_indexing_steps_of_thread(thread_id, owner):
                 steps.append(step)
                 if (
                     len(steps) >= _THREADS_PER_TRANSACTION
                     or sum(len(p.items) for p in steps) >= _MESSAGES_PER_TRANSACTION
                 ):
-                    self._write_index_steps(steps)
+                    self._index_messages_of_steps(steps)
                     steps, job.done_count = [], number
-        self._write_index_steps(steps)
+        self._index_messages_of_steps(steps)
         job.done_count = job.total
 
-    def _iter_index_steps(self, thread_id: str, owner: Any) -> Iterator[_IndexStep]:
+    def _iter_indexing_steps_of_thread(
+        self, thread_id: str, owner: Any
+    ) -> Iterator[_ThreadIndexingStep]:
         """Yield the steps that index a thread.
 
         If the thread cannot be read, a warning is logged, and the thread is treated as indexed
@@ -405,12 +413,12 @@ class TranscriptSearch:
             part, items = items[:_MESSAGES_PER_TRANSACTION], items[_MESSAGES_PER_TRANSACTION:]
             position = part[-1][0].position + 1 if part else before.get_indexed_position(path)
             after = before._replace(position=position, path=path)
-            yield _IndexStep(
+            yield _ThreadIndexingStep(
                 thread_id, before, after if not items else after._replace(version_token=-1), part
             )
             before = after if items else None
 
-    def _write_index_steps(self, steps: Sequence[_IndexStep]) -> None:
+    def _index_messages_of_steps(self, steps: Sequence[_ThreadIndexingStep]) -> None:
         """Write the index entries of several indexing steps in one transaction.
 
         The same transaction records how far each thread has been indexed.
@@ -418,7 +426,9 @@ class TranscriptSearch:
         if not steps:
             return
         advances = [step[:3] for step in steps]
-        puts = [self._parts.prepare_puts(self._iter_index_puts(step)) for step in steps]
+        puts = [
+            self._parts.prepare_puts(self._iter_puts_of_indexed_messages(step)) for step in steps
+        ]
 
         def flow() -> Flow[None]:
             are_advanced = yield from save_index_progress(self._sql, advances)
@@ -430,7 +440,7 @@ class TranscriptSearch:
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
-    def _iter_index_puts(self, step: _IndexStep) -> Iterator[PutItem]:
+    def _iter_puts_of_indexed_messages(self, step: _ThreadIndexingStep) -> Iterator[PutItem]:
         """Yield the write operations that add the messages of an indexing step to the index.
 
         Tool messages and system messages are skipped, as are messages with `{"remember": False}` in

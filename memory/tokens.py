@@ -86,18 +86,18 @@ class TokenCounter:
         """The fixed number of tokens that every request has in addition to its messages."""
         return ceil(self.count_tokens_excluding_messages(0))
 
-    def count_tokens_excluding_messages(self, tools: int) -> float:
+    def count_tokens_excluding_messages(self, tool_tokens: int) -> float:
         """Return the number of tokens of a request, excluding its messages.
 
-        `tools` is the number of tokens that the request's tools take.
+        `tool_tokens` is the number of tokens that the request's tools take.
 
         A custom counting function can add a fixed overhead to every request. In that case, the
-        result is the larger of the overhead and `tools`, because the overhead is assumed to include
-        the tools.
+        result is the larger of the overhead and `tool_tokens`, because the overhead is assumed to
+        include the tools.
         """
         if self._function is not None:
-            return max(self._function.request_overhead_tokens, tools)
-        return (0 if self.counts_messages else _REPLY) + self.bound_tool_tokens + tools
+            return max(self._function.request_overhead_tokens, tool_tokens)
+        return (0 if self.counts_messages else _REPLY) + self.bound_tool_tokens + tool_tokens
 
     @property
     def request_overhead_tokens(self) -> float:
@@ -164,17 +164,17 @@ class TokenCounter:
             return 0
         return sum(self.count_text(_JSON.encode(_build_tool_schema(tool))) for tool in tools)
 
-    def count_request(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
+    def count_request(self, messages: Sequence[BaseMessage], tool_tokens: int = 0) -> float:
         """Return the number of tokens of a request with the given messages.
 
-        `tools` is the number of tokens that the request's tools take.
+        `tool_tokens` is the number of tokens that the request's tools take.
         """
         if self._function is None:
-            return self.count_tokens_excluding_messages(tools) + sum(
+            return self.count_tokens_excluding_messages(tool_tokens) + sum(
                 map(self.count_message, messages)
             )
         counted = self._function.count_request(messages)
-        return counted + (max(0, tools - self.request_overhead_tokens) if tools else 0)
+        return counted + (max(0, tool_tokens - self.request_overhead_tokens) if tool_tokens else 0)
 
     def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
         """Return the number of tokens in a system prompt.

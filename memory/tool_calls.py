@@ -149,7 +149,7 @@ def list_call_ids_of_results(message: BaseMessage) -> list[str]:
     return [
         call_id
         for block in iter_content_blocks(message)
-        if (call_id := _find_result_id(block)) is not None
+        if (call_id := _find_call_id_of_result(block)) is not None
     ]
 
 
@@ -188,13 +188,13 @@ def unwrap_non_standard_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else block
 
 
-def rewrite_calls(
+def rewrite_tool_calls(
     message: AIMessage,
     calls: Sequence[Call],
     *,
     removed_positions: Collection[int] = (),
     new_ids: Mapping[int, str] | None = None,
-    stray_ids: Collection[str] = (),
+    stray_result_call_ids: Collection[str] = (),
 ) -> AIMessage:
     """Return a copy of an AI message with its tool calls in a form that providers accept.
 
@@ -208,7 +208,7 @@ def rewrite_calls(
         removed_positions: The positions in `calls` of the tool calls to remove. Each removed call
             that may have run is replaced by a sentence.
         new_ids: New ids of calls, by the position of the call in `calls`.
-        stray_ids: The ids of calls whose result blocks are removed from the content.
+        stray_result_call_ids: The ids of calls whose result blocks are removed from the content.
     """
     new_ids = new_ids or {}
     # The entries of the new `tool_calls` are stored under the key False, and the entries of the new
@@ -219,12 +219,12 @@ def rewrite_calls(
         if entry is not None:
             entry = {**entry, "id": new_ids[position]} if position in new_ids else entry
             entries[call.kind == "unparsed"].append(entry)
-    if not (removed_positions or new_ids or stray_ids) and len(entries[False]) == len(
+    if not (removed_positions or new_ids or stray_result_call_ids) and len(entries[False]) == len(
         message.tool_calls
     ):
         return message
     is_removed = _build_predicate_for_removed_content_blocks(
-        calls, removed_positions, new_ids, stray_ids
+        calls, removed_positions, new_ids, stray_result_call_ids
     )
     sentences = [
         f"[A call of {calls[position].name or 'a tool'} is left out; {NO_RESULT}.]"
@@ -254,20 +254,20 @@ def _build_predicate_for_removed_content_blocks(
     calls: Sequence[Call],
     removed_positions: Collection[int],
     new_ids: Mapping[int, str],
-    stray_ids: Collection[str],
+    stray_result_call_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Build a predicate that is True for the content blocks that `rewrite_calls` must remove."""
+    """Build a predicate that is True for content blocks that `rewrite_tool_calls` must remove."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
     # If a call is removed or gets a new id, remove its content block too. If the call still exists,
     # the provider's client rebuilds the block from `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
-        """Return whether `rewrite_calls` removes the content block `block`."""
+        """Return whether `rewrite_tool_calls` removes the content block `block`."""
         if not isinstance(block, dict):
             return False
         inner = unwrap_non_standard_block(block)
-        if id(inner) in removed_blocks or _find_result_id(inner) in stray_ids:
+        if id(inner) in removed_blocks or _find_call_id_of_result(inner) in stray_result_call_ids:
             return True
         call = _read_call_from_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
@@ -305,13 +305,15 @@ def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
     return f"call_{blake2b(source.encode(errors='replace'), digest_size=12).hexdigest()}"
 
 
-def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> BaseMessage:
-    """Return a copy of a message without the result blocks whose call ids are in `stray_ids`."""
+def remove_stray_result_blocks(
+    message: BaseMessage, stray_result_call_ids: Collection[str]
+) -> BaseMessage:
+    """Return a copy of a message without the result blocks of `stray_result_call_ids`."""
     content = [
         block
         for block in message.content
         if not isinstance(block, dict)
-        or _find_result_id(unwrap_non_standard_block(block)) not in stray_ids
+        or _find_call_id_of_result(unwrap_non_standard_block(block)) not in stray_result_call_ids
     ]
     return message.model_copy(update={"content": content})
 
@@ -359,7 +361,7 @@ def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
     return None
 
 
-def _find_result_id(block: Mapping[str, Any]) -> str | None:
+def _find_call_id_of_result(block: Mapping[str, Any]) -> str | None:
     """Return the id of the call that a tool result block belongs to, or None for other blocks."""
     kind = block.get("type")
     if not isinstance(kind, str):

@@ -137,7 +137,7 @@ _IGNORED_STEMS: Final = STOP_WORDS | {
 # messages.
 _SUMMARY_KEY: Final = "lc_source"
 
-Call = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
+ToolHandler = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
 # The set of word stems in each message, keyed by message index.
 Words = Mapping[int, set[str]]
 
@@ -328,7 +328,7 @@ class _MemoryTool(StructuredTool):
 
 
 def build_tool(
-    call: Call,
+    handler: ToolHandler,
     name: str,
     description: str,
     arguments: type[BaseModel],
@@ -336,16 +336,16 @@ def build_tool(
     *,
     tool_class: type[StructuredTool] = _MemoryTool,
 ) -> BaseTool:
-    """Build a tool whose calls are handled by the function `call`.
+    """Build a tool whose calls are handled by the function `handler`.
 
-    The return value of `call` is the tool result that the model receives.
+    The return value of `handler` is the tool result that the model receives.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
     validation error is reported to the model in a `ToolMessage`. Errors of other types are raised.
 
     Args:
-        call: The function that does the work. The function receives the model's arguments and the
-            messages of the run.
+        handler: The function that does the work. The function receives the model's arguments and
+            the messages of the run.
         name: The name of the tool.
         description: Tells the model when to use the tool.
         arguments: The schema of the arguments.
@@ -386,12 +386,12 @@ def build_tool(
     def call_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
-        return run(call(tool_arguments, build_attribution(runtime, config)))
+        return run(handler(tool_arguments, build_attribution(runtime, config)))
 
     async def acall_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
-        return await arun(call(tool_arguments, build_attribution(runtime, config)))
+        return await arun(handler(tool_arguments, build_attribution(runtime, config)))
 
     def describe_wrong_arguments(exc: Any) -> str:
         faults = describe_validation_errors(exc)

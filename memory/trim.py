@@ -276,7 +276,7 @@ class Trim(MessagesNode):
             line = count_message_tokens(
                 add_omitted_steps_line(required[0], window.left_out)
             ) - count_message_tokens(required[0])
-            shortened = _shorten_to_fit(required, room - line, count_message_tokens)
+            shortened = _shorten_messages_to_fit(required, room - line, count_message_tokens)
             shortened = shortened and [
                 add_omitted_steps_line(shortened[0], window.left_out),
                 *shortened[1:],
@@ -284,7 +284,7 @@ class Trim(MessagesNode):
         if shortened is None and window.excess <= 0:
             return replace(model_input, turns=iter(window.turns))
         if shortened is None and self.allow_partial:
-            shortened = _shorten_to_fit(required, room, count_message_tokens)
+            shortened = _shorten_messages_to_fit(required, room, count_message_tokens)
         if shortened is None:
             parts = [*iter_system_message_tokens(model_input, count_message_tokens)]
             parts += [
@@ -538,30 +538,33 @@ def _count_unit_tokens(units: list[Unit], measure: Measure) -> float:
     return sum(measure(message) for unit in units for message in unit)
 
 
-def _shorten_to_fit(
+def _shorten_messages_to_fit(
     messages: list[BaseMessage],
     max_tokens: float,
     measure: Measure,
-    fixed: frozenset[int] = frozenset(),
+    fixed_positions: frozenset[int] = frozenset(),
 ) -> list[BaseMessage] | None:
     """Shorten messages to `max_tokens` tokens in total.
 
     Return None if the shortened messages still have too many tokens.
 
     Each message gets an equal share of `max_tokens`, and is shortened if it exceeds its share.
-    Tokens left unused by short messages are shared among the longer ones. `fixed` contains the
-    indices of messages that must not be shortened.
+    Tokens left unused by short messages are shared among the longer ones. `fixed_positions`
+    contains the indices of messages that must not be shortened.
     """
     result, room = list(messages), max_tokens
-    # Allot tokens to the messages in `fixed` first, then to the other messages from shortest to
-    # longest, so that longer messages can use the tokens that shorter ones leave unused.
-    order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
+    # Allot tokens to the messages at `fixed_positions` first, then to the other messages from
+    # shortest to longest, so that longer messages can use the tokens that shorter ones leave
+    # unused.
+    order = sorted(range(len(result)), key=lambda i: (i not in fixed_positions, measure(result[i])))
     for finished, position in enumerate(order):
         share = room // (len(order) - finished)
-        if measure(result[position]) > share and position not in fixed:
+        if measure(result[position]) > share and position not in fixed_positions:
             shorter = _shorten_message(result[position], share, measure)
             if shorter is None:
-                return _shorten_to_fit(messages, max_tokens, measure, fixed | {position})
+                return _shorten_messages_to_fit(
+                    messages, max_tokens, measure, fixed_positions | {position}
+                )
             result[position] = shorter
         room -= measure(result[position])
     return result if room >= 0 else None

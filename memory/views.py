@@ -111,7 +111,7 @@ class RecordViews(BaseCallbackHandler):
             "view": {
                 "node": call_metadata.get("langgraph_node"),
                 "model": model,
-                "tools": _create_counter(model).count_tools(tools) if tools else 0,
+                "tools": _create_token_counter(model).count_tools(tools) if tools else 0,
                 "run_id": str(run_id),
                 "key": self._key,
             },
@@ -190,8 +190,11 @@ class ModelView:
         access to this property counts the tokens again.
         """
         totals: dict[str, int] = {}
-        counter = _create_counter(self.model).scale_to_usage(self.messages)
-        for part, tokens in (*_iter_part_tokens(self.messages, counter), ("tools", self.tools)):
+        counter = _create_token_counter(self.model).scale_to_usage(self.messages)
+        for part, tokens in (
+            *_iter_part_names_with_token_counts(self.messages, counter),
+            ("tools", self.tools),
+        ):
             totals[part] = totals.get(part, 0) + tokens
         return {part: tokens for part, tokens in totals.items() if tokens}
 
@@ -225,7 +228,7 @@ async def _list_views(
         return [checkpoint async for checkpoint in saver.alist(config, **options)]
 
     checkpoints = await Effect(lambda: list(saver.list(config, **options)), list_checkpoints)
-    return [_read_view(checkpoint) for checkpoint in reversed(checkpoints)]
+    return [_convert_checkpoint_to_model_view(checkpoint) for checkpoint in reversed(checkpoints)]
 
 
 views, aviews = blocking(_list_views), awaiting(_list_views)
@@ -240,7 +243,7 @@ def _build_config(thread_id: str, **more: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS_NAMESPACE, **more}}
 
 
-def _read_view(stored_checkpoint: CheckpointTuple) -> ModelView:
+def _convert_checkpoint_to_model_view(stored_checkpoint: CheckpointTuple) -> ModelView:
     """Convert a checkpoint that stores a view to a `ModelView`."""
     checkpoint, metadata = stored_checkpoint.checkpoint, stored_checkpoint.metadata
     details: Any = metadata["view"]  # type: ignore[typeddict-item]
@@ -298,7 +301,7 @@ def _replace_long_binary_data(value: Any, key: Any = None) -> Any:
     return f"[{len(value):,} characters left out]" if is_long else value
 
 
-def _create_counter(model: str | None) -> TokenCounter:
+def _create_token_counter(model: str | None) -> TokenCounter:
     """Return the token counter for a model.
 
     The counter estimates tokens if the encoding of the model is unknown.
@@ -309,7 +312,7 @@ def _create_counter(model: str | None) -> TokenCounter:
         return token_counter().with_calibration_for_model(model)
 
 
-def _iter_part_tokens(
+def _iter_part_names_with_token_counts(
     messages: Sequence[BaseMessage], counter: TokenCounter
 ) -> Iterator[tuple[str, int]]:
     """Yield a (name, token count) tuple for each part of each message."""

@@ -20,7 +20,7 @@ from perdure.checkpointers import Retention, ThreadInfo
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
 from perdure.memory.records import QUARANTINE, RESERVED_LABEL, WATERMARKS
-from perdure.memory.thread_messages import build_put_clearing_watermark_failure
+from perdure.memory.thread_messages import build_put_clearing_extraction_failure
 from perdure.settings import Rules
 from perdure.stores import StoredItem, VersionRetention
 from perdure.stores.base import Namespace
@@ -299,7 +299,7 @@ class _RetentionPass:
             # it was read. In this case, the updated record is kept.
             with suppress(VersionConflict):
                 if not self.dry_run:
-                    self.store.batch([build_put_clearing_watermark_failure(note)])
+                    self.store.batch([build_put_clearing_extraction_failure(note)])
                 ids.append(note.value.get("thread_id", note.key))
         yield Removal("failed extractions", len(ids), 0, tuple(sorted(ids)))
 

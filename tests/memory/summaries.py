@@ -20,7 +20,7 @@ from perdure.memory.summary import (
     Summary,
     SummaryState,
     add_summary,
-    remove_summary,
+    separate_summary_from_messages,
     summarize,
 )
 from perdure.memory.tokens import token_counter
@@ -78,7 +78,9 @@ def build_chat_graph(
 
 def present_messages(messages: Any, summary: Summary | None) -> list[Any]:
     """Return the messages as the model gets them with a summary."""
-    return add_summary(ModelInput.from_messages(remove_summary(messages)[1]), summary).to_messages()
+    return add_summary(
+        ModelInput.from_messages(separate_summary_from_messages(messages)[1]), summary
+    ).to_messages()
 
 
 def without_digests(summary: Any) -> dict[str, Any]:

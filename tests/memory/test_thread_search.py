@@ -492,13 +492,13 @@ def test_thread_deleted_while_it_is_indexed_is_not_kept(
     """The thread is deleted between the read of the thread and the write of the index."""
     store_conversation(database.saver, "t", texts=[f"the {SECRET} horse"])
     store_conversation(database.saver, "u", texts=["the horse stays"])
-    write = TranscriptSearch._write_index_steps
+    write = TranscriptSearch._index_messages_of_steps
 
     def delete_thread_then_write(search: TranscriptSearch, steps: Any) -> None:
         database.saver.delete_thread("t")
         write(search, steps)
 
-    monkeypatch.setattr(TranscriptSearch, "_write_index_steps", delete_thread_then_write)
+    monkeypatch.setattr(TranscriptSearch, "_index_messages_of_steps", delete_thread_then_write)
     assert database.search("horse") == ["u"]
     assert len(database.read_index_keys()) == 1
 
@@ -508,7 +508,7 @@ def test_thread_that_continues_while_it_is_indexed_counts_as_unread(
 ) -> None:
     """A later search finds the new messages."""
     store_conversation(database.saver, "t", texts=["the horse"])
-    said, write = ["the horse"], TranscriptSearch._write_index_steps
+    said, write = ["the horse"], TranscriptSearch._index_messages_of_steps
 
     def add_message_then_write(search: TranscriptSearch, steps: Any) -> None:
         said.append(f"the canoe {len(said)}")
@@ -516,7 +516,7 @@ def test_thread_that_continues_while_it_is_indexed_counts_as_unread(
         write(search, steps)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TranscriptSearch, "_write_index_steps", add_message_then_write)
+        patch.setattr(TranscriptSearch, "_index_messages_of_steps", add_message_then_write)
         hits = search_threads(database.saver, database.store, "horse")
     assert ([hit.thread_id for hit in hits], hits.unread) == (["t"], 1)
     assert search_threads(database.saver, database.store, "canoe").unread == 0
@@ -532,7 +532,7 @@ def test_finished_and_failed_index_jobs_are_not_kept_in_memory(
 
     store_conversation(database.saver, "t", texts=["the horse"], user_id="eve")
     with monkeypatch.context() as patch:
-        patch.setattr(TranscriptSearch, "_write_index_steps", fail)
+        patch.setattr(TranscriptSearch, "_index_messages_of_steps", fail)
         with pytest.raises(OSError, match="the disk is full"):
             database.search("horse", user="eve")
     for user in ("ann", "bob"):

@@ -70,7 +70,9 @@ def test_message_search_can_be_turned_off(settings: Settings) -> None:
 def test_threads_page_reloads_while_threads_are_being_indexed(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TranscriptSearch, "_index_changed_threads", lambda *_: 1_234)
+    monkeypatch.setattr(
+        TranscriptSearch, "_index_changed_threads_and_count_unindexed", lambda *_: 1_234
+    )
     page = client.get("/ui/threads?q=canoe", headers=HTML)
     assert page.headers["refresh"] == "2"
     assert "1,234 threads are still being indexed" in page.text

@@ -162,11 +162,11 @@ def answer(
             "--db"
         )
     if url is not None:
-        thread_id, question_id, resume_value, outcome = _answer_on_server(
+        thread_id, question_id, resume_value, outcome = _answer_question_on_server(
             url, thread, user_answer, graph
         )
     else:
-        thread_id, question_id, resume_value, outcome = _answer_locally(
+        thread_id, question_id, resume_value, outcome = _answer_question_in_database(
             db, graphs, thread, user_answer, graph
         )
     result = {
@@ -194,16 +194,19 @@ def _refuse_answer(text: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def _choose_question_id_and_build_answer(
-    questions: Sequence[Mapping[str, Any]], user_answer: _Answer, thread_id: str, description: str
-) -> tuple[Any, Any]:
+def _choose_question_id_and_build_resume_value(
+    questions: Sequence[Mapping[str, Any]],
+    user_answer: _Answer,
+    thread_id: str,
+    status_description: str,
+) -> tuple[str | None, Any]:
     """Choose one of a thread's open questions, and build the value that resumes the run.
 
     Args:
         questions: The open questions, each with `id`, `value` and optionally `response_schema`.
         user_answer: The answer, as the user typed it.
         thread_id: The thread, for error messages.
-        description: The status of the thread in words, for error messages.
+        status_description: The status of the thread in words, for error messages.
 
     Returns:
         The id of the question, and the value to resume with.
@@ -214,7 +217,8 @@ def _choose_question_id_and_build_answer(
     """
     if not questions:
         _refuse_answer(
-            f"the thread {thread_id!r} is not waiting for an answer; it {description or 'is idle'}"
+            f"the thread {thread_id!r} is not waiting for an answer; it "
+            f"{status_description or 'is idle'}"
         )
     if user_answer.number is None and len(questions) > 1:
         numbered = (
@@ -250,7 +254,12 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
     Raises:
         ConfigurationError: The question does not allow the answer, or JSON cannot be parsed.
     """
-    from perdure.graphs.questions import build_answer, build_decision, find_reviews, parse_json
+    from perdure.graphs.questions import (
+        build_review_answer,
+        build_review_decision,
+        find_reviews,
+        parse_json,
+    )
 
     calls, (action, value, json_text, _) = find_reviews(question), user_answer
     if json_text is not None:
@@ -269,7 +278,7 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
                 "call"
             )
         decisions = [
-            build_decision(
+            build_review_decision(
                 call,
                 number,
                 decision.get("type"),
@@ -278,7 +287,7 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
             )
             for number, (call, decision) in enumerate(zip(calls, inputs, strict=True), 1)
         ]
-        return build_answer(question, decisions)
+        return build_review_answer(question, decisions)
     if not calls:
         if action != "respond" or value is None:
             raise ConfigurationError(
@@ -303,16 +312,16 @@ def _build_resume_value(question: Mapping[str, Any], user_answer: _Answer) -> An
         )
     args = parse_json(value or "", "the value of edit") if action == "edit" else None
     decisions = [
-        build_decision(call, number, action, args=args, message=value or "")
+        build_review_decision(call, number, action, args=args, message=value or "")
         for number, call in enumerate(calls, 1)
     ]
-    return build_answer(question, decisions)
+    return build_review_answer(question, decisions)
 
 
 # -- in this process
 
 
-def _answer_locally(
+def _answer_question_in_database(
     db: str | None, graphs: str | None, id_or_prefix: str, user_answer: _Answer, graph: str | None
 ) -> _AnsweredQuestion:
     """Answer the question of an interrupted run, and resume the run in this process."""
@@ -357,12 +366,15 @@ async def _resume_run(
             | {"response_schema": getattr(interrupt, "response_schema", None)}
             for interrupt in head.status.interrupts
         ]
-        question_id, resume_value = _choose_question_id_and_build_answer(
+        question_id, resume_value = _choose_question_id_and_build_resume_value(
             questions, user_answer, thread_id, describe_status(head.status)
         )
         name = _choose_graph_name(head, [*served], graph_name)
         person = await asyncio.to_thread(_find_user_id_or_owner_of_thread, saver, head)
-        config: Any = {**_build_run_config(head, person), "callbacks": [record_views(saver)]}
+        config: Any = {
+            **_build_config_of_resumed_run(head, person),
+            "callbacks": [record_views(saver)],
+        }
         parts: Any = (name, saver, database.store, config)
         async with served.open_graph(*parts, access="threads.create_run") as graph:
             unknown = {task.node for task in head.status.tasks} - {*graph.nodes, ""}
@@ -375,7 +387,7 @@ async def _resume_run(
                 resume=resume_value if question_id is None else {question_id: resume_value}
             )
             options: dict[str, Any] = {
-                "context": _build_context_with_person(graph, person),
+                "context": _build_context_with_user_id(graph, person),
                 "durability": "sync",
             }
             try:
@@ -443,9 +455,9 @@ def _choose_graph_name(head: ThreadHead, graph_names: Sequence[str], chosen: str
     return name
 
 
-def _build_run_config(head: ThreadHead, person: Any) -> Any:
+def _build_config_of_resumed_run(head: ThreadHead, user_id: Any) -> dict[str, Any]:
     """Build the config for a run that continues a thread and uses the given person's memories."""
-    user = {} if person is None else {"user_id": person}
+    user = {} if user_id is None else {"user_id": user_id}
     metadata = {key: value for key, value in head.metadata.items() if key in _INHERITED_METADATA}
     return {"configurable": {"thread_id": head.thread_id, **user}, "metadata": metadata}
 
@@ -466,14 +478,14 @@ def _find_user_id_or_owner_of_thread(saver: Checkpointer, head: ThreadHead) -> A
     return head.metadata.get("owner")
 
 
-def _build_context_with_person(graph: Any, person: Any) -> Any:
+def _build_context_with_user_id(graph: Any, user_id: Any) -> dict[str, Any] | None:
     """Build the context of a resumed run, including the given person's id.
 
     Return None if the graph's context schema has no field `user_id`.
     """
     schema = getattr(graph, "context_schema", None)
     fields = {**getattr(schema, "__annotations__", {}), **getattr(schema, "model_fields", {})}
-    return {"user_id": person} if person is not None and "user_id" in fields else None
+    return {"user_id": user_id} if user_id is not None and "user_id" in fields else None
 
 
 def _get_last_model_text(values: Any) -> str | None:
@@ -490,7 +502,7 @@ def _get_last_model_text(values: Any) -> str | None:
 # -- on a server
 
 
-def _answer_on_server(
+def _answer_question_on_server(
     url: str, thread_id: str, user_answer: _Answer, graph: str | None
 ) -> _AnsweredQuestion:
     """Send the answer to a server, which resumes the run. The server takes the thread's lock."""
@@ -501,7 +513,7 @@ def _answer_on_server(
         ]
         descriptions = {"busy": "has an active run", "error": "has a failed run"}
         description = descriptions.get(thread["status"], "")
-        question_id, resume_value = _choose_question_id_and_build_answer(
+        question_id, resume_value = _choose_question_id_and_build_resume_value(
             [] if description else questions, user_answer, thread_id, description
         )
         metadata: Mapping[str, Any] = thread["metadata"] or {}

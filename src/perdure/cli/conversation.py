@@ -234,17 +234,17 @@ def build_conversation_without_messages(
     export_id: object,
     export: Mapping[str, Any],
     export_field_by_own_field: Mapping[str, str],
-    *id_sources: object,
+    *fallback_id_sources: object,
 ) -> Conversation:
     """Build a conversation without messages.
 
     Args:
         export_id: The id of the conversation. If the name is not a text, an id is derived from
-            `id_sources`.
+            `fallback_id_sources`.
         export: The JSON object of the conversation.
         export_field_by_own_field: For each field of `IMPORTED_KEYS`, the name of the field in the
             export.
-        id_sources: Values from which an id is derived.
+        fallback_id_sources: Values from which an id is derived.
     """
     metadata: dict[str, Any] = {}
     for own_name, export_name in export_field_by_own_field.items():
@@ -258,7 +258,7 @@ def build_conversation_without_messages(
     id = (
         export_id
         if isinstance(export_id, str) and export_id
-        else derive_id("conversation", *id_sources)
+        else derive_id("conversation", *fallback_id_sources)
     )
     if len(id.encode("utf-8", "replace")) > _MAX_ID_BYTES:
         id = derive_id("conversation", id)

@@ -52,8 +52,8 @@ def copy(
                 new.store.create_index(path)
 
     with (
-        open_database_to_copy(source, _read_key_file(from_key_file)) as old,
-        open_database(target, create=True, key=_read_key_file(to_key_file)) as new,
+        open_database_to_copy(source, _read_encryption_key_file(from_key_file)) as old,
+        open_database(target, create=True, key=_read_encryption_key_file(to_key_file)) as new,
         print_progress_on_interrupt(lambda: f"{format_count(row_count, 'row')} copied so far"),
         progress_bar("copying", "row") as show,
     ):
@@ -76,7 +76,7 @@ def copy(
     print_result(database_copy.row_counts, json, f"copied and compared: {', '.join(counts)}")
 
 
-def _read_key_file(path: Path | None) -> str | None:
+def _read_encryption_key_file(path: Path | None) -> str | None:
     """Read an encryption key from a file, or return None if `path` is None.
 
     Raises:

@@ -102,7 +102,7 @@ def history(
             for number, item in enumerate(items):
                 if number or title:
                     print_text()
-                for part in (render_heading(item), *render_item_lines(item.value)):
+                for part in (render_heading(item), *render_channel_item_lines(item.value)):
                     print_text(*part)
     else:
         print_note(f"the channel {channel!r} of the thread {thread_id!r} is empty")
@@ -177,7 +177,7 @@ def render_heading(item: HistoryItem) -> OutputLine:
     return OutputLine(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 
 
-def render_item_lines(value: Any) -> Iterator[OutputLine]:
+def render_channel_item_lines(value: Any) -> Iterator[OutputLine]:
     """Yield the output lines for one channel item, such as a message.
 
     The lines of the content come first. A content block without text is represented by its type
@@ -308,10 +308,12 @@ def show(
         return
     with page_output(pager=not no_pager):
         heading = escape_controls(f"{thread_id}  {format_line(title)}".strip())
-        print_unwrapped_tree(_build_tree(heading, describe_status(head.status), checkpoints))
+        print_unwrapped_tree(
+            _build_checkpoint_tree(heading, describe_status(head.status), checkpoints)
+        )
 
 
-def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) -> Tree:
+def _build_checkpoint_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) -> Tree:
     """Build the tree of a thread's checkpoints, with one branch for each subgraph.
 
     Args:
@@ -344,7 +346,7 @@ def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Chi
     pending = [(tree, root, len(roots) > 1) for root in roots]
     while pending:
         parent_node, info, is_fork = pending.pop(0)
-        node = parent_node.add(_render_checkpoint(info, "fork " if is_fork else ""))
+        node = parent_node.add(_render_checkpoint_line(info, "fork " if is_fork else ""))
         successors = children.get((info.checkpoint_ns, info.checkpoint_id), [])
         if len(successors) == 1:
             pending.insert(0, (node if is_fork else parent_node, successors[0], False))
@@ -352,7 +354,7 @@ def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Chi
             pending += [(node, child, True) for child in successors]
 
 
-def _render_checkpoint(info: CheckpointInfo, mark: str) -> Text:
+def _render_checkpoint_line(info: CheckpointInfo, line_prefix: str) -> Text:
     """Return a checkpoint's line in the tree: id, step, source and number of messages."""
     from rich.text import Text
 
@@ -360,7 +362,7 @@ def _render_checkpoint(info: CheckpointInfo, mark: str) -> Text:
     # to identify the checkpoint.
     short_id = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
-    text = format_line(f"{mark}{short_id} · step {step} ({source})", None)
+    text = format_line(f"{line_prefix}{short_id} · step {step} ({source})", None)
     if "messages" in info.counts:
         text += f", {format_count(info.counts['messages'], 'message')}"
     return Text(f"{text} ← head", "bold green") if info.is_head else Text(text)

@@ -123,7 +123,7 @@ def import_(
 
     names = _parse_renames(renamed or [])
     report = ConversationsReport()
-    reader = _FilesReader(report)
+    reader = _ConversationFilesReader(report)
     databases = [name for name in files if is_dsn(name)]
     with (
         treat_termination_signals_as_ctrl_c(),
@@ -132,9 +132,9 @@ def import_(
     ):
         for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
             copied = Path(folder) / str(number)
-            with show_status(f"reading {path}"), _open_seekable(path, copied) as source:
+            with show_status(f"reading {path}"), _open_seekable_file(path, copied) as source:
                 if source is None or not _starts_with(source, _SQLITE):
-                    reader.read(path, source)
+                    reader.read_file_or_folder(path, source)
                 else:
                     databases.append(str(copied if copied.exists() else path))
         if databases and prefix:
@@ -201,7 +201,9 @@ def export(
             "select the threads in exactly one way: pass thread ids, --all or --user"
         )
     if user is not None:
-        _export_person(check_user("--user", user, "give the name of the person"), owners, db)
+        _export_data_of_person(
+            check_user("--user", user, "give the name of the person"), owners, db
+        )
         return
     if owners is not None:
         raise ConfigurationError(f"--owners {owners} can only be used with --user; remove --owners")
@@ -216,14 +218,14 @@ def export(
                 update_bar(number / len(ids), number)
 
 
-def _export_person(user: str, owners: str | None, db: str | None) -> None:
+def _export_data_of_person(user: str, owner_kind: str | None, db: str | None) -> None:
     """Write the archive of a person. Exit with code 1 if there is no data for the person."""
     from perdure.errors import UnknownPerson
     from perdure.people import export as export_person
 
     with open_database(db, allow_read_only=True) as file:
         try:
-            by_owner = None if owners is None else owners == "people"
+            by_owner = None if owner_kind is None else owner_kind == "people"
             lines = export_person(user, file.saver, file.store, owners_are_people=by_owner)
         except UnknownPerson as exc:
             print_note(f"perdure: {exc}")
@@ -265,10 +267,10 @@ def _parse_renames(renamed: list[str]) -> dict[str, str]:
 
 
 @contextmanager
-def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
+def _open_seekable_file(path: Path, copy_path: Path) -> Iterator[IO[bytes] | None]:
     """Open a file for reading more than once. Yield None if the path is a folder.
 
-    A pipe can be read only once. Its content is therefore copied to the file `copied`, and that
+    A pipe can be read only once. Its content is therefore copied to the file `copy_path`, and that
     file is opened instead.
     """
     try:
@@ -279,7 +281,7 @@ def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
             with path.open("rb") as file:
                 yield file
         else:
-            with copied.open("w+b") as file:
+            with copy_path.open("w+b") as file:
                 _copy_pipe_to_file(path, file)
                 yield file
     except OSError as exc:
@@ -308,14 +310,14 @@ def _copy_chunks(source: Any, into: IO[bytes]) -> None:
         into.write(chunk)
 
 
-def _starts_with(source: IO[bytes], mark: bytes) -> bool:
-    """Return whether a file starts with the bytes in `mark`, and rewind the file."""
-    first = source.read(len(mark))
+def _starts_with(source: IO[bytes], prefix: bytes) -> bool:
+    """Return whether a file starts with the bytes in `prefix`, and rewind the file."""
+    first = source.read(len(prefix))
     source.seek(0)
-    return first == mark
+    return first == prefix
 
 
-class _FilesReader:
+class _ConversationFilesReader:
     """Reads the files of one import.
 
     Attributes:
@@ -353,7 +355,7 @@ class _FilesReader:
         """Yield one archive for each file that `perdure export --user` wrote."""
         yield from (parts.archive for parts in self._files if parts.archive.is_archive)
 
-    def read(self, path: Path, source: IO[bytes] | None) -> None:
+    def read_file_or_folder(self, path: Path, source: IO[bytes] | None) -> None:
         """Read a file or a folder.
 
         Raise ImportFailed if the file or folder contains nothing to import.
@@ -361,13 +363,11 @@ class _FilesReader:
         label = "stdin" if path == Path("-") else str(path)
         is_any, reason, location = False, "", ""
         try:
-            for name, data in _iter_files(path, label, source, self._report):
+            for name, data in _iter_conversation_files(path, label, source, self._report):
                 location = "" if name == label else f"{name!r}, "
                 text = data.decode(jsonlib.detect_encoding(data))
-                has_conversation, problem = self._read_conversations_or_find_reason(
-                    name, label, text, location
-                )
-                is_any, reason = is_any or has_conversation, reason or problem
+                problem = self._read_conversations_or_explain_failure(name, label, text, location)
+                is_any, reason = is_any or problem is None, reason or problem or ""
         except zipfile.BadZipFile as exc:
             raise ImportFailed(f"{label!r} cannot be unpacked: {exc}") from exc
         except UnicodeDecodeError as exc:
@@ -380,14 +380,13 @@ class _FilesReader:
                 "shared link; a JSONL file of messages; a database of LangGraph or perdure"
             )
 
-    def _read_conversations_or_find_reason(
+    def _read_conversations_or_explain_failure(
         self, file_name: str, source_label: str, text: str, location: str
-    ) -> tuple[bool, str]:
-        """Read the text of a file.
+    ) -> str | None:
+        """Read the conversations in the text of a file.
 
-        Returns:
-            Whether the text contains a conversation, and the reason if it does not. An unknown
-            reason is "".
+        Return None if the text contains a conversation. Otherwise, return the reason why it does
+        not, or "" if the reason is unknown.
         """
         from perdure.cli.conversation import MalformedPart, Problem, iter_numbered_json_values
         from perdure.cli.import_agents import SessionsReader
@@ -409,22 +408,22 @@ class _FilesReader:
                     raise _build_no_conversation_error(value)
                 is_any = True
             except MalformedPart as exc:
-                reason = reason or _explain_failure(exc, location)
+                reason = reason or _explain_missing_conversations(exc, location)
                 self._report.skipped.append(Problem(str(exc), f"{file_name}, {number}"))
-        return is_any, reason
+        return None if is_any else reason
 
 
-def _explain_failure(problem: MalformedPart, location: str) -> str:
-    """Explain why a file contains no conversations, based on the error `problem`.
+def _explain_missing_conversations(error: MalformedPart, location: str) -> str:
+    """Explain why a file contains no conversations, based on `error`.
 
     Return "" if the reason is unknown.
     """
-    cause = problem.__cause__
+    cause = error.__cause__
     if isinstance(cause, jsonlib.JSONDecodeError):
         return f"is not valid JSON: {location}line {cause.lineno}, column {cause.colno}"
-    if str(problem) == _NO_CONVERSATION:
+    if str(error) == _NO_CONVERSATION:
         return ""
-    reason = str(problem)
+    reason = str(error)
     if reason.startswith(_LINK_LIST_PROBLEM):
         return reason
     return f"contains no conversations: {location}{reason}"
@@ -443,14 +442,14 @@ def _build_no_conversation_error(value: Any) -> MalformedPart:
     return MalformedPart(_NO_CONVERSATION)
 
 
-def _iter_files(
-    path: Path, label: str, source: IO[bytes] | None, report: ConversationsReport
+def _iter_conversation_files(
+    path: Path, display_name: str, source: IO[bytes] | None, report: ConversationsReport
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each file that may contain conversations.
 
     Args:
         path: The path of a file, a ZIP or a folder.
-        label: The name of the file in messages.
+        display_name: The name of the file in messages.
         source: The open file, or None for a folder.
         report: Counts the files that are skipped.
     """
@@ -460,7 +459,7 @@ def _iter_files(
             yield name, (path / name).read_bytes()
         for name in filter(_CLAUDE_ZIP.search, names):
             with (path / name).open("rb") as file:
-                yield from _iter_files(path / name, name, file, report)
+                yield from _iter_conversation_files(path / name, name, file, report)
     elif _starts_with(source, b"PK"):
         with zipfile.ZipFile(source) as archive:
             for name in _select_conversation_file_names(sorted(archive.namelist()), report):
@@ -484,7 +483,7 @@ def _iter_files(
                     raise zipfile.BadZipFile(f"{name!r}: {reason}") from exc
                 yield name, data
     else:
-        yield label, source.read()
+        yield display_name, source.read()
 
 
 def _select_conversation_file_names(
@@ -522,7 +521,7 @@ class _FileParts(NamedTuple):
     file: str
     lines: JsonLinesReader
     sessions: SessionsReader
-    reader: _FilesReader
+    reader: _ConversationFilesReader
     archive: ArchiveLines
 
 

@@ -91,7 +91,7 @@ def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
         _parse_decision(call, index, form) for index, call in enumerate(find_tool_reviews(question))
     ]
     if decisions:
-        return questions.build_answer(question, decisions)
+        return questions.build_review_answer(question, decisions)
     text = _normalize_newlines(form.get("answer", ""))
     return text if form.get("how") == "text" else questions.parse_json(text, "the answer")
 
@@ -111,7 +111,9 @@ def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) 
     if kind in call.allowed:
         text = form.get(f"args-{call_index}", call.arguments_json)
         args = questions.parse_json(text, f"the arguments of {call_label}")
-    decision = questions.build_decision(call, call_index + 1, kind, args=args, message=message)
+    decision = questions.build_review_decision(
+        call, call_index + 1, kind, args=args, message=message
+    )
     if kind != "edit" and args != json.loads(call.arguments_json):
         raise ConfigurationError(
             f"the arguments of {call_label} were changed, but the decision is {kind!r}; "

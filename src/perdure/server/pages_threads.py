@@ -99,7 +99,7 @@ async def show_threads(
             **asdict(hit),
             "title": truncate_and_count_omitted(hit.title, _MAX_TITLE_CHARS)[0],
             "link": hit.link,
-            "excerpt": hit.excerpt(),
+            "excerpt": hit.split_excerpt_at_matches(),
             "text": truncate_and_count_omitted(hit.text, MAX_TEXT_CHARS)[0],
         }
         for hit in hits
