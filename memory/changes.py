@@ -103,7 +103,7 @@ rank.
 """
 MemoryInput = str | Mapping[str, Any] | BaseModel
 """A memory's text, or its text and fields as a dict or as an instance of the schema."""
-Replacement = Literal["updated", "superseded"]
+ReplacementKind = Literal["updated", "superseded"]
 TEXT: Final = "text"
 NO_TOMBSTONE_REASON: Final = "the store has no room for a tombstone, so it may be extracted again"
 # length of a generated key, in characters; keys are short because models have to copy them
@@ -111,7 +111,7 @@ _KEY_LENGTH: Final = 9
 # alphabet for generated keys, without letters and digits that look alike
 _KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-Change = Addition | Revision
+ProposedChange = Addition | Revision
 CurrentMemories = Mapping[str, Memory]
 """The stored memories that a plan concerns, by key."""
 
@@ -220,8 +220,8 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
         The puts, and an outcome for each proposed change.
     """
     additions, unchanged = await _filter_out_known_episodes(proposal.additions, scope)
-    changes: list[Change] = [*additions, *proposal.revisions]
-    counter_puts = (
+    changes: list[ProposedChange] = [*additions, *proposal.revisions]
+    puts_of_change_counter = (
         (await build_puts_that_increment_change_counter(scope.adapter, scope.namespace))
         if changes
         else []
@@ -235,7 +235,7 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
     ]
     # In a versioned store, a namespace without a change counter contains no facts. A store without
     # versions has no change counters, so assume that the namespace contains facts.
-    has_facts = not counter_puts or bool(counter_puts[0].if_version)
+    has_facts = not puts_of_change_counter or bool(puts_of_change_counter[0].if_version)
     end_dates = (
         (await _find_turn_end_dates_by_message_id(permitted, current, scope)) if has_facts else {}
     )
@@ -251,7 +251,7 @@ async def plan_proposed_changes(proposal: Proposal, gate: Gate, scope: Scope) ->
     if (deletions.puts or admitted.puts) and not (adds_events and not proposal.revisions):
         # A change that only adds turns and episodes does not increment the change counter, because
         # new turns and episodes cannot conflict with other changes.
-        parts.append(ChangePlan(counter_puts))
+        parts.append(ChangePlan(puts_of_change_counter))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
         # Keep only the first put operation for each key. A key can have several puts, because each
@@ -290,7 +290,7 @@ async def _filter_out_known_episodes(
 
 
 async def _read_stored_memories_by_changed_key(
-    scope: Scope, changes: Sequence[Change]
+    scope: Scope, changes: Sequence[ProposedChange]
 ) -> dict[str, Memory]:
     """Return the stored memories that the changes refer to, keyed by memory key."""
     keys = dict.fromkeys(change.key for change in changes)
@@ -341,7 +341,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 
 
 async def _find_turn_end_dates_by_message_id(
-    changes: Sequence[Change], current: CurrentMemories, scope: Scope
+    changes: Sequence[ProposedChange], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
     """Return the end dates of new turns whose facts have been superseded, as a dict by message id.
 
@@ -361,7 +361,7 @@ async def _find_turn_end_dates_by_message_id(
 
 
 async def plan_changes_that_gate_admits(
-    changes: Sequence[Change],
+    changes: Sequence[ProposedChange],
     current: CurrentMemories,
     turn_end_dates_by_message_id: dict[str, str],
     gate: Gate,
@@ -440,7 +440,7 @@ async def plan_changes_that_gate_admits(
     )
 
 
-def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
+def _build_candidate(proposed: ProposedChange, current: CurrentMemories) -> Candidate:
     """Return the candidate of a change.
 
     A revision's candidate inherits the kind of the memory that it revises.
@@ -451,7 +451,11 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
 
 
 def _plan_replacement_put_and_outcome(
-    proposed: Change, put: PutItem, memory: Memory, end_date: datetime, admitted_outcome: Outcome
+    proposed: ProposedChange,
+    put: PutItem,
+    memory: Memory,
+    end_date: datetime,
+    admitted_outcome: Outcome,
 ) -> tuple[list[PutItem], Outcome]:
     """Build the put that overwrites a stored memory with an admitted change.
 
@@ -494,7 +498,7 @@ def _add_end_date_to_new_turn(
     return replace(put, value={**value, UNTIL_FIELD: end_date})
 
 
-def _choose_end_date(proposed_change: Change, superseded_memory: Memory) -> datetime:
+def _choose_end_date(proposed_change: ProposedChange, superseded_memory: Memory) -> datetime:
     """Return the time at which a superseded memory ceased to be true.
 
     If `proposed_change` is a revision with an end date, that end date is returned. Otherwise, the
@@ -546,7 +550,7 @@ class MemoryWriter:
         memory: MemoryInput,
         provenance: Provenance,
         key: str | None = None,
-        on_conflict: Replacement | None = None,
+        on_conflict: ReplacementKind | None = None,
     ) -> Outcome:
         """Add a memory.
 
@@ -570,7 +574,7 @@ class MemoryWriter:
 
             If `memory_key` belongs to a stored memory, the plan changes that memory.
             """
-            counter_puts = await build_puts_that_increment_change_counter(
+            puts_of_change_counter = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace
             )
             existing = await self.adapter.get(self.namespace, memory_key)
@@ -578,7 +582,7 @@ class MemoryWriter:
                 addition = Addition(
                     memory_key, self._build_explicit_candidate(value, self.kind, provenance)
                 )
-                return await self._plan_change(addition, None, counter_puts)
+                return await self._plan_change(addition, None, puts_of_change_counter)
             if get_content_fields(existing.value) == value:
                 return ChangePlan(outcomes=[Outcome("unchanged", memory_key, UNCHANGED_REASON)])
             if on_conflict is None:
@@ -587,7 +591,7 @@ class MemoryWriter:
                     "use a different key, or supersede that memory"
                 )
             return await self._plan_revision(
-                existing, memory, provenance, on_conflict, None, counter_puts
+                existing, memory, provenance, on_conflict, None, puts_of_change_counter
             )
 
         return await self._write_change(plan)
@@ -597,7 +601,7 @@ class MemoryWriter:
         key: str,
         memory: MemoryInput,
         provenance: Provenance,
-        change: Replacement,
+        replacement_kind: ReplacementKind,
         ended_at: datetime | None = None,
         if_version: int | None = None,
     ) -> Outcome:
@@ -607,7 +611,7 @@ class MemoryWriter:
             key: The key of the memory.
             memory: The new text, or text and fields. Fields that are missing keep their values.
             provenance: Where the new text comes from.
-            change: Whether the previous text was wrong (`"updated"`) or true until now
+            replacement_kind: Whether the previous text was wrong (`"updated"`) or true until now
                 (`"superseded"`).
             ended_at: Until when the previous text was true, or None if that is not known.
             if_version: The version that the memory must have, or None for any version.
@@ -620,7 +624,7 @@ class MemoryWriter:
 
         async def plan() -> ChangePlan:
             """Check the memory's version, then build the write plan that replaces the memory."""
-            counter_puts = await build_puts_that_increment_change_counter(
+            puts_of_change_counter = await build_puts_that_increment_change_counter(
                 self.adapter, self.namespace
             )
             previous = await self._get_existing(key)
@@ -630,7 +634,7 @@ class MemoryWriter:
                     "read it again before you change it"
                 )
             return await self._plan_revision(
-                previous, memory, provenance, change, ended_at, counter_puts
+                previous, memory, provenance, replacement_kind, ended_at, puts_of_change_counter
             )
 
         return await self._write_change(plan)
@@ -704,9 +708,9 @@ class MemoryWriter:
         previous: Memory,
         memory: MemoryInput,
         provenance: Provenance,
-        change: Replacement,
+        replacement_kind: ReplacementKind,
         ended_at: datetime | None,
-        counter_puts: Sequence[PutItem],
+        puts_of_change_counter: Sequence[PutItem],
     ) -> ChangePlan:
         """Build the plan for replacing a memory's text and fields.
 
@@ -717,11 +721,16 @@ class MemoryWriter:
             return ChangePlan(outcomes=[Outcome("unchanged", previous.key, UNCHANGED_REASON)])
         candidate = self._build_explicit_candidate(value, previous.kind, provenance)
         return await self._plan_change(
-            Revision(previous.key, change, candidate, ended_at), previous, counter_puts
+            Revision(previous.key, replacement_kind, candidate, ended_at),
+            previous,
+            puts_of_change_counter,
         )
 
     async def _plan_change(
-        self, change: Change, previous: Memory | None, puts_of_change_counter: Sequence[PutItem]
+        self,
+        change: ProposedChange,
+        previous: Memory | None,
+        puts_of_change_counter: Sequence[PutItem],
     ) -> ChangePlan:
         """Have the gate judge a change, and build its write plan.
 

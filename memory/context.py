@@ -361,7 +361,7 @@ class UseMemories(MessagesNode):
             possible, turns = tee(turns)
             filled_input = self._add(replace(model_input, turns=possible), _ONE_TOKEN * max_tokens)
             try:
-                shown_ids = await self._find_shown_ids(filled_input, state, config)
+                shown_ids = await self._find_shown_message_ids(filled_input, state, config)
             except BudgetExceeded:
                 # The tokens reserved for the memories do not fit in the token budget of a later
                 # part of the view. Halve the reservation and try again.
@@ -375,7 +375,7 @@ class UseMemories(MessagesNode):
                 replace(model_input, turns=possible), render_section("memories", lines)
             )
             try:
-                await self._find_shown_ids(filled_input, state, config)
+                await self._find_shown_message_ids(filled_input, state, config)
                 break
             # The memories take up more tokens than estimated and exceed the token budget of a later
             # part of the view. Drop the last memory and try again.
@@ -386,7 +386,7 @@ class UseMemories(MessagesNode):
 
     transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
 
-    async def _find_shown_ids(
+    async def _find_shown_message_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
         """Return the ids of the messages that remain after the later parts of the view have run.

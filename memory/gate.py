@@ -21,10 +21,10 @@ from perdure.memory.records import (
     TOMBSTONES,
     TURN,
     Candidate,
-    Change,
     ChangePlan,
     Memory,
     Outcome,
+    OutcomeChange,
     StoreAdapter,
     Verdict,
     build_filter_for_memories_with_previous_text,
@@ -200,9 +200,9 @@ class Gate:
     ) -> None:
         for name, treatment in (("secrets", secrets), ("contacts", contacts)):
             check_choice(name, treatment, get_args(Treatment))
-        self.checks: Sequence[Check] = _check_function_list("checks", checks)
+        self.checks: Sequence[Check] = _check_list_of_functions("checks", checks)
         self.sensitive = SensitiveDataRules(
-            secrets, contacts, _check_function_list("detectors", detectors)
+            secrets, contacts, _check_list_of_functions("detectors", detectors)
         )
 
     async def judge(
@@ -321,7 +321,7 @@ async def judge_candidates_and_plan_puts(
     verdicts = await gate.judge(candidates, adapter, namespace, keys=candidate_keys, thread=thread)
     puts, outcomes = list[PutItem](), list[Outcome]()
     for candidate, key, verdict in zip(candidates, candidate_keys, verdicts, strict=True):
-        change: Change = "refused" if verdict.same_as is None else "unchanged"
+        change: OutcomeChange = "refused" if verdict.same_as is None else "unchanged"
         outcome_key = verdict.same_as
         if verdict.action == "keep":
             fields = candidate.fields if verdict.fields is None else verdict.fields
@@ -637,7 +637,7 @@ def _run_custom_check(
     )
 
 
-def _check_function_list(option_name: str, functions: Any) -> tuple[Any, ...]:
+def _check_list_of_functions(option_name: str, functions: Any) -> tuple[Any, ...]:
     """Check that the value of an option is a list of functions, and return it as a tuple."""
     for function in check_instance(option_name, functions, (list, tuple), "a list of functions"):
         check_instance(option_name, function, Callable, "a function")  # type: ignore[arg-type]

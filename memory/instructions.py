@@ -62,7 +62,7 @@ from perdure.memory.summary import (
 from perdure.memory.thread_messages import mark_messages_of_run, select_remembered_messages
 from perdure.stores.base import Provenance, PutItem
 
-Change = Literal["set", "update", "rollback"]
+ChangeKind = Literal["set", "update", "rollback"]
 # maximum length of instructions written by a model, in characters
 MAX_LEARNED_CHARS: Final = 20_000
 
@@ -85,7 +85,7 @@ class InstructionsVersion:
     text: str
     version: int = 0
     diff: str = ""
-    change: Change | None = None
+    change: ChangeKind | None = None
     valid_from: datetime | None = None
     valid_to: datetime | None = None
     thread_id: str | None = None
@@ -179,7 +179,7 @@ class Instructions:
         self,
         handle: ItemHandle,
         build_new_text: Callable[[str], Operation[str]],
-        change: Change,
+        change_kind: ChangeKind,
         max_tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
         """Rewrite the instructions, and return the current version read back from the store.
@@ -189,7 +189,7 @@ class Instructions:
             build_new_text: The function that returns the new text for the current text. If another
                 run writes a version before the new text is stored, the function is called again
                 with the text of that version.
-            change: The kind of change that is stored with the version.
+            change_kind: The kind of change that is stored with the version.
             max_tries: The maximum number of attempts.
 
         Raises:
@@ -201,7 +201,7 @@ class Instructions:
             text = await build_new_text(previous.text)
             same = text == previous.text
             return ChangePlan(
-                [] if same else [build_instructions_put(handle, previous, text, change)]
+                [] if same else [build_instructions_put(handle, previous, text, change_kind)]
             )
 
         await plan_and_write_with_retries(handle.adapter, plan_write, max_tries)
@@ -209,18 +209,18 @@ class Instructions:
         return await self.read_version(handle)
 
     async def _write_text(
-        self, text: str, change: Change, config: RunnableConfig | None
+        self, text: str, change_kind: ChangeKind, config: RunnableConfig | None
     ) -> InstructionsVersion:
         """Store a text as a new version, and return the version that is then current."""
 
         async def return_text(previous: str) -> str:
             return text
 
-        return await self.rewrite_text(self.get_item_handle(config), return_text, change)
+        return await self.rewrite_text(self.get_item_handle(config), return_text, change_kind)
 
 
 def build_instructions_put(
-    handle: ItemHandle, previous: InstructionsVersion, text: str, change: Change
+    handle: ItemHandle, previous: InstructionsVersion, text: str, change_kind: ChangeKind
 ) -> PutItem:
     """Build the put operation that replaces the previous version with one that has a new text.
 
@@ -229,7 +229,7 @@ def build_instructions_put(
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
     diff = "\n".join(list(lines)[2:])  # without the two header lines
     # Only the text of the instructions is indexed for search, not the diff.
-    value = {INSTRUCTIONS: text, "diff": diff, "change": change}
+    value = {INSTRUCTIONS: text, "diff": diff, "change": change_kind}
     return handle.build_put(value, INSTRUCTIONS, previous.version)
 
 

@@ -253,7 +253,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return adjusted_view
 
 
-def _get_agent_key_and_name(config: RunnableConfig) -> tuple[Any, str | None]:
+def _get_agent_key_and_name(
+    config: RunnableConfig,
+) -> tuple[tuple[tuple[str, ...], Any], str | None]:
     """Return the running agent's key and name.
 
     The key distinguishes agents that share one middleware instance.

@@ -537,7 +537,7 @@ class ModelExtractor:
             turns = await self.turns.propose_changes(batch, scope)
         if not any(message.text and message.role != "system" for message in batch.messages):
             return turns
-        context = await self._read_prompt_context(batch, scope)
+        context = await self._read_memories_profiles_and_instructions(batch, scope)
         answer, usage = await self._request_answer_and_usage(batch, context, scope)
         memories = build_memory_proposal(answer, batch, context.memories)
         patches, arguments = _group_changes_by_profile(answer, context.profiles), (batch, scope)
@@ -556,7 +556,9 @@ class ModelExtractor:
             usage,
         )
 
-    async def _read_prompt_context(self, batch: Batch, scope: Scope) -> _PromptContext:
+    async def _read_memories_profiles_and_instructions(
+        self, batch: Batch, scope: Scope
+    ) -> _PromptContext:
         """Read the memories, profiles and instructions to include in the prompt."""
         similar_facts = await self._find_similar_facts(batch, scope)
         profiles, instructions = [], ""

@@ -229,7 +229,7 @@ class DocumentLeaf(NamedTuple):
     value: Any
 
     @property
-    def label_for_detectors(self) -> str:
+    def label_from_path(self) -> str:
         """A label for the leaf's value, made up of the field names on the path to the leaf.
 
         Secret detectors check the label and the value together.
@@ -241,7 +241,7 @@ class DocumentLeaf(NamedTuple):
         return f"{' '.join(names).replace('_', ' ')}: "
 
     @property
-    def text(self) -> str:
+    def value_as_text(self) -> str:
         """The leaf's value as text, used for search and by the gate.
 
         The text is "" if the value is null or an empty string, list or object.
@@ -284,8 +284,8 @@ def render_search_text(document: Document) -> str:
     """Render a document as searchable text with one line per field, such as `likes: tea, figs`."""
     lines: dict[str, list[str]] = {}
     for leaf in iter_document_leaves(document):
-        if leaf.text:
-            lines.setdefault(leaf.label_for_detectors, []).append(leaf.text)
+        if leaf.value_as_text:
+            lines.setdefault(leaf.label_from_path, []).append(leaf.value_as_text)
     return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
 
 
@@ -333,7 +333,7 @@ def _describe_validation_error(error: Any) -> str:
     return f"{path!r}: {error['msg']}{received}"
 
 
-Change = Callable[[Document], Document]
+DocumentTransform = Callable[[Document], Document]
 _KIND: Final = "profile"
 _DOCUMENT: Final = "document"
 
@@ -558,7 +558,7 @@ class Profile(Generic[M]):
         return puts
 
     async def _write_change(
-        self, operation: str, change: Change, config: RunnableConfig | None
+        self, operation: str, transform_document: DocumentTransform, config: RunnableConfig | None
     ) -> M:
         """Apply a change to the stored profile, save the result, and return the new profile."""
         handle = self.get_item_handle(config)
@@ -570,7 +570,7 @@ class Profile(Generic[M]):
             nonlocal profile
             state = await self.read_state(handle)
             puts, profile = await self._plan_change_and_get_profile(
-                handle, state, operation, change
+                handle, state, operation, transform_document
             )
             return ChangePlan(puts)
 
@@ -578,11 +578,15 @@ class Profile(Generic[M]):
         return profile
 
     async def _plan_change_and_get_profile(
-        self, handle: ItemHandle, state: ProfileState[M], operation: str, change: Change
+        self,
+        handle: ItemHandle,
+        state: ProfileState[M],
+        operation: str,
+        transform_document: DocumentTransform,
     ) -> tuple[Sequence[PutItem], M]:
         """Return the put operations that save a profile change, and the resulting profile."""
         try:
-            new_document = change(state.document)
+            new_document = transform_document(state.document)
         # Redact secrets in the error message, because it can contain field names that have not been
         # checked for secrets.
         except InvalidPatch as exc:
@@ -590,13 +594,13 @@ class Profile(Generic[M]):
         # Values that are already stored are not checked again, even if their index in a list has
         # changed.
         stored = {
-            (leaf.label_for_detectors, repr(leaf.value))
+            (leaf.label_from_path, repr(leaf.value))
             for leaf in iter_document_leaves(state.document)
         }
         leaves = [
             leaf
             for leaf in iter_document_leaves(new_document)
-            if (leaf.label_for_detectors, repr(leaf.value)) not in stored
+            if (leaf.label_from_path, repr(leaf.value)) not in stored
         ]
         values = await _check_leaves_and_get_values_to_store(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
@@ -638,7 +642,7 @@ async def _check_leaves_and_get_values_to_store(
     """
     candidates = [_build_candidate_of_profile_value(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
-    filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
+    filled_indices = [i for i, leaf in enumerate(leaves) if leaf.value_as_text]
     answers = await gate.apply_checks(
         [candidates[i] for i in filled_indices], [verdicts[i] for i in filled_indices]
     )
@@ -657,8 +661,8 @@ def _get_leaf_value_to_store(leaf: DocumentLeaf, verdict: Verdict, gate: Gate) -
     if verdict.action == "keep":
         if verdict.text is None:
             return leaf.value
-        if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label_for_detectors):
-            return verdict.text.removeprefix(leaf.label_for_detectors)
+        if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label_from_path):
+            return verdict.text.removeprefix(leaf.label_from_path)
     path = ""
     # If a detector failed while checking the leaf's value, omit the leaf's path from the error
     # message. Redacting the path would call the same detector, which would fail again.
@@ -680,7 +684,7 @@ def _build_candidate_of_profile_value(leaf: DocumentLeaf, handle: ItemHandle) ->
     """Build a gate candidate from a profile leaf's label and value."""
     # Email addresses and phone numbers are kept if the application writes them to the profile, or
     # if a user's message contains them.
-    text, explicit = leaf.label_for_detectors + leaf.text, handle.user_texts is None
+    text, explicit = leaf.label_from_path + leaf.value_as_text, handle.user_texts is None
     if handle.user_texts is not None:
         messages = [_normalize_letters(message) for message in handle.user_texts]
         contacts = (

@@ -97,7 +97,7 @@ def read_tool_output(
         """Return the result of the tool call `tool_call_id`, or one page of a long result."""
         call_id = values["tool_call_id"].strip()
         config = ensure_config(attribution.config)
-        saver = checkpointer or _find_perdure_checkpointer(config)
+        saver = checkpointer or _find_perdure_checkpointer_of_run(config)
         result = await _find_tool_result(saver, config, channel, call_id, attribution.messages)
         if result is None:
             raise ToolException(
@@ -109,7 +109,7 @@ def read_tool_output(
     return build_tool(read_result, name, description, arguments, channel, tool_class=_ReadTool)
 
 
-def _find_perdure_checkpointer(config: RunnableConfig) -> Any:
+def _find_perdure_checkpointer_of_run(config: RunnableConfig) -> Any:
     """Return the perdure checkpointer of the graph that runs the tool, or None."""
     # Import the module lazily to reduce startup time. A run that uses a perdure checkpointer has
     # already imported it.

@@ -40,7 +40,9 @@ EVENT_KINDS: Final = (TURN, EPISODE)
 """Kinds of memories that record events. Two events with equal texts are stored as two memories."""
 Role = Literal["user", "assistant", "tool", "system"]
 Action = Literal["keep", "quarantine", "refuse"]
-Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"]
+OutcomeChange = Literal[
+    "added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"
+]
 RESERVED_LABEL: Final = tombstones.ROOT
 """The first label of the namespaces in which perdure keeps its own notes about memories."""
 QUARANTINE: Final = tombstones.QUARANTINE
@@ -182,7 +184,7 @@ class Outcome:
         check: The name of the gate's check that decided, or "".
     """
 
-    change: Change
+    change: OutcomeChange
     key: str | None = None
     reason: str = ""
     check: str = ""
