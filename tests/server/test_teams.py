@@ -491,16 +491,20 @@ def test_backend_that_acts_for_person_uses_teams_of_person(office: Office) -> No
 
 
 TEAM_CHOICES: list[tuple[Sender, Person, list[str]]] = [
-    (Sender("ann", teams=["red", "blue"]), Person("ann", True), ["blue", "red"]),
-    (Sender("ann", teams=["red", "gone"]), Person("ann", True), ["red"]),
-    (Sender("bob", teams=["red"]), Person("ann", True), ["red"]),
-    (Sender("bob", teams=["red"]), Person("ann", False), []),
-    (Sender("red", teams=[]), Person("ann", True), []),
-    (Sender("root", may_act=True), Person("ann", True), ["blue", "red"]),
-    (Sender("desk", "ann", True, teams=["red", "blue"]), Person("ann", True), ["blue", "red"]),
-    (Sender("desk", "ann", True, teams=["red", "blue"]), Person("bob", True), ["red"]),
-    (Sender("ann", teams=["red", "blue"]), Person("", False), []),
-    (Sender("ann", teams=["red", "blue"]), Person("nobody", True), []),
+    (Sender("ann", teams=["red", "blue"]), Person("ann", True, True), ["blue", "red"]),
+    (Sender("ann", teams=["red", "gone"]), Person("ann", True, True), ["red"]),
+    (Sender("bob", teams=["red"]), Person("ann", True, False), ["red"]),
+    (Sender("bob", teams=["red"]), Person("ann", False, False), []),
+    (Sender("red", teams=[]), Person("ann", True, False), []),
+    (Sender("root", may_act=True), Person("ann", True, True), ["blue", "red"]),
+    (
+        Sender("desk", "ann", True, teams=["red", "blue"]),
+        Person("ann", True, True),
+        ["blue", "red"],
+    ),
+    (Sender("desk", "ann", True, teams=["red", "blue"]), Person("bob", True, False), ["red"]),
+    (Sender("ann", teams=["red", "blue"]), Person("", False, True), []),
+    (Sender("ann", teams=["red", "blue"]), Person("nobody", True, False), []),
 ]
 
 
