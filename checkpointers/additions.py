@@ -43,7 +43,11 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.put import SplitValue, TaskWrites, ValueToStore
-from perdure.checkpointers.records import build_row_key, compute_content_hash, item_associated_data
+from perdure.checkpointers.records import (
+    build_item_associated_data,
+    build_row_key,
+    compute_item_hash,
+)
 from perdure.checkpointers.values import pack
 from perdure.storage.database import Watch
 from perdure.storage.encryption import Seal
@@ -197,9 +201,7 @@ class Additions:
                 position = None if change.is_new else log.find_item_position(item)
                 if position is None:
                     position = log.assign_next_position(item)
-                    self._add_row(
-                        log, position, compute_content_hash(self.seal, log.key, item), item
-                    )
+                    self._add_row(log, position, compute_item_hash(self.seal, log.key, item), item)
                     self.items.append((log, position, item))
                 self.positions_by_item[channel, item] = position
             change_positions.append(position)
@@ -288,16 +290,14 @@ class Additions:
                     position = self.positions_by_item[log.name, part] = log.assign_next_position(
                         part
                     )
-                    self._add_row(
-                        log, position, compute_content_hash(self.seal, log.key, part), part
-                    )
+                    self._add_row(log, position, compute_item_hash(self.seal, log.key, part), part)
                     self.items.append((log, position, part))
                 part = position, position + 1
             ranges.append(part)
         return join_adjacent_ranges(ranges)
 
     def _add_row(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
-        body = self.seal.seal(data, item_associated_data(self.thread_id, log.name, position))
+        body = self.seal.seal(data, build_item_associated_data(self.thread_id, log.name, position))
         stored_at = self.item_times.get((log.name, data), self.stored_at)
         self._rows.append((build_row_key(log.key, position), hashed, stored_at, body))
 

@@ -35,7 +35,7 @@ class AssistantRow(NamedTuple):
     content: dict[str, Any]
 
 
-def assistant_associated_data(assistant_id: str, version: int) -> AssociatedData:
+def build_assistant_associated_data(assistant_id: str, version: int) -> AssociatedData:
     """Return the associated data that binds the ciphertext of an assistant version to its row."""
     return ("assistant", assistant_id, version)
 
@@ -110,7 +110,7 @@ class AssistantTable(ServerTable):
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
     ) -> list[Statement]:
         """Build the statements that insert a version of an assistant and mark it as the latest."""
-        associated_data = assistant_associated_data(assistant_id, version)
+        associated_data = build_assistant_associated_data(assistant_id, version)
         sealed = self._seal.seal(json.dumps(content).encode(), associated_data)
         return [
             self._sql("add_version", assistant_id, version, now, sealed),
@@ -123,6 +123,6 @@ class AssistantTable(ServerTable):
     def _decrypt_row(self, row: Row) -> AssistantRow:
         assistant_id, version, created_at, latest_since, sealed, *_ = row
         content = json.loads(
-            self._seal.unseal(sealed, assistant_associated_data(assistant_id, version))
+            self._seal.unseal(sealed, build_assistant_associated_data(assistant_id, version))
         )
         return AssistantRow(assistant_id, version, created_at, latest_since, content)

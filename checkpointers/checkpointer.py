@@ -363,7 +363,7 @@ class Checkpointer(CheckpointSaver):
 
     def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
         """Return the `limit` largest threads and the number of threads created per month."""
-        largest = self.database.read(lambda: self._threads.list_largest(limit))
+        largest = self.database.read(lambda: self._threads.list_largest_threads(limit))
         days = self.database.read(lambda: fetch_rows(self._sql["count_threads_by_day"]))
         return ThreadUsage(tuple(largest), sum_by_month(days))
 

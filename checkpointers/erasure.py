@@ -75,12 +75,12 @@ from perdure.checkpointers.removal import (
     Remover,
     TextSet,
     ValueContext,
-    hash_message,
+    hash_message_type_id_and_content,
     is_task_without_result,
     split_remaining_and_removed_tasks_by_index,
 )
 from perdure.checkpointers.reports import ErasureReport
-from perdure.checkpointers.said import drop_thread_index
+from perdure.checkpointers.said import drop_transcript_index_of_thread
 from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import NO_LIMIT, Flow, Row
@@ -149,12 +149,12 @@ def _erase_messages(
     yield eraser.additions.build_statements()
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
-    yield from drop_thread_index(reader.sql, rows[0][0])
+    yield from drop_transcript_index_of_thread(reader.sql, rows[0][0])
     yield from eraser.remove_quotations_from_thread_list_entry()
     yield from maintenance.database.request_scrub_of_deleted_rows()
     hashes = sorted(
         {
-            hash_message(reader.seal.hash_key, message)
+            hash_message_type_id_and_content(reader.seal.hash_key, message)
             for message in eraser.remover.removed_messages.values()
         }
     )
@@ -196,7 +196,7 @@ def _erase_thread(
                 _, stored = decrypt_position_and_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
-                    hashes.add(hash_message(reader.seal.hash_key, value))
+                    hashes.add(hash_message_type_id_and_content(reader.seal.hash_key, value))
     report = yield from maintenance.delete_thread(thread_id)
     yield from maintenance.database.request_scrub_of_deleted_rows()
     counts = report.checkpoints, report.items

@@ -43,7 +43,7 @@ from perdure.checkpointers.records import (
     encrypt_checkpoint,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
-from perdure.checkpointers.said import drop_thread_index
+from perdure.checkpointers.said import drop_transcript_index_of_thread
 from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
@@ -145,7 +145,7 @@ class Maintenance:
         for key in checkpoint_keys:
             rows = yield self.sql("checkpoint_row", key)
             ids += [decode_stored_id(row[1]) or "" for row in rows]
-        yield from self.reader.removals.add_rollback(thread_id, ids)
+        yield from self.reader.removals.add_rollback_record(thread_id, ids)
 
     def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         """Delete threads, or only their old checkpoints; see `Checkpointer.prune`."""
@@ -288,7 +288,7 @@ class Maintenance:
             yield self.sql("drop_items", *build_row_key_range(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread_key)
-        yield from drop_thread_index(self.sql, thread_key)
+        yield from drop_transcript_index_of_thread(self.sql, thread_key)
         if not with_runs:
             return PruneReport(checkpoints, items, 1, size)
         run_rows = yield self.sql("drop_runs", thread_key)
@@ -403,7 +403,7 @@ class Maintenance:
         if not dry_run:
             yield self.sql("mark_rows_removed", thread_key)
         if items and not dry_run:
-            yield from drop_thread_index(self.sql, thread_key)
+            yield from drop_transcript_index_of_thread(self.sql, thread_key)
         if not dry_run and any(checkpoint.is_head for _, checkpoint in candidates):
             yield from self.rebuild_outdated_list_entry_of_thread(
                 thread_id, may_metadata_be_deleted=True

@@ -18,7 +18,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from perdure.checkpointers.assistants import assistant_associated_data
+from perdure.checkpointers.assistants import build_assistant_associated_data
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.erasure import erase_messages_or_thread
 from perdure.checkpointers.labels import CALLER
@@ -203,7 +203,7 @@ class PersonRows:
         assistant_ids = []
         for assistant_id, version, _, _, content, *_ in self._read_rows("latest_versions"):
             with suppress(CorruptRecord):
-                row_place = assistant_associated_data(assistant_id, version)
+                row_place = build_assistant_associated_data(assistant_id, version)
                 fields = json.loads(self._seal.unseal(content, row_place))
                 if (fields.get("metadata") or {}).get("owner") == self.user:
                     assistant_ids.append(str(assistant_id))

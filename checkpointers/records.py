@@ -121,12 +121,12 @@ def compute_item_and_alias_position_ranges(
     return [(0, next_item), (ALIASES, next_alias)]
 
 
-def item_associated_data(thread_id: str, channel: str, position: int) -> AssociatedData:
+def build_item_associated_data(thread_id: str, channel: str, position: int) -> AssociatedData:
     """Return the associated data that binds an encrypted item to its log position."""
     return ("item", thread_id, channel, position)
 
 
-def compute_content_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
+def compute_item_hash(seal: Seal, log_key: int, stored_item: bytes) -> int:
     """Return a hash of an item's content, for finding equal items in the same log.
 
     The upper bits are taken from the log key, so that hashes from the same log are adjacent in the
@@ -199,7 +199,9 @@ def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
 # -- checkpoints, pending writes and items
 
 
-def checkpoint_associated_data(thread_id: str, checkpoint_ns: str, row: Row) -> AssociatedData:
+def build_checkpoint_associated_data(
+    thread_id: str, checkpoint_ns: str, row: Row
+) -> AssociatedData:
     """Return the associated data that binds a checkpoint's body to the other columns of the row.
 
     Args:
@@ -249,7 +251,7 @@ def encrypt_checkpoint(
         parts.append(snapshot.run_started_at)
     row_with_ids = row[0], snapshot.checkpoint_id, snapshot.parent_id, *row[3:5]
     return seal.seal(
-        pack(parts), checkpoint_associated_data(thread_id, checkpoint_ns, row_with_ids)
+        pack(parts), build_checkpoint_associated_data(thread_id, checkpoint_ns, row_with_ids)
     )
 
 
@@ -266,7 +268,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
     """
     key, packed_id, packed_parent, run_start, put_at, body = row
     checkpoint_id, parent_id = decode_stored_id(packed_id) or "", decode_stored_id(packed_parent)
-    associated_data = checkpoint_associated_data(
+    associated_data = build_checkpoint_associated_data(
         thread_id, checkpoint_ns, (key, checkpoint_id, parent_id, run_start, put_at)
     )
     fields, versions, versions_seen, references, transcript, *rest = _decrypt_and_unpack(
@@ -338,7 +340,7 @@ def decrypt_position_and_item(
 ) -> tuple[int, bytes]:
     """Decrypt an item from the columns of its row, and return its position and its content."""
     position = item_key & 0xFFFFFFFF
-    return position, seal.unseal(body, item_associated_data(thread_id, channel, position))
+    return position, seal.unseal(body, build_item_associated_data(thread_id, channel, position))
 
 
 # -- the list entry of a thread: its title and the metadata that lists show
@@ -550,7 +552,7 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
     live, (created_at, updated_at, *sealed, not_before) = LiveRun(*row[:9]), row[9:]
     about, error, request = [
         None if data is None else json.loads(seal.unseal(data, associated_data))
-        for data, associated_data in zip(sealed, _run_associated_data(live), strict=True)
+        for data, associated_data in zip(sealed, _build_run_associated_data(live), strict=True)
     ]
     return RunRow(live, created_at, updated_at, about, error, request, not_before)
 
@@ -562,7 +564,7 @@ def encrypt_run_details_error_and_request(
     return [
         None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
         for part, associated_data in zip(
-            details_error_and_request, _run_associated_data(run), strict=True
+            details_error_and_request, _build_run_associated_data(run), strict=True
         )
     ]
 
@@ -590,7 +592,7 @@ def decrypt_batch_of_events(
     )
 
 
-def _run_associated_data(live: LiveRun) -> list[AssociatedData]:
+def _build_run_associated_data(live: LiveRun) -> list[AssociatedData]:
     return [(name, live.thread_id, live.run_id) for name in ("about", "error", "request")]
 
 

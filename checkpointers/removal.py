@@ -511,12 +511,12 @@ def _iter_strings(value: Any) -> Iterator[str]:
             yield from _iter_strings(part)
 
 
-def hash_message(key: bytes, message: BaseMessage) -> str:
+def hash_message_type_id_and_content(hash_key: bytes, message: BaseMessage) -> str:
     """Return the BLAKE2b-256 hash (RFC 7693) of a message's type, id and content as JSON."""
     content = [message.type, message.id, message.content]
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=repr)
     data = text.encode(errors="surrogatepass")
-    return hashlib.blake2b(data, digest_size=32, key=key).hexdigest()
+    return hashlib.blake2b(data, digest_size=32, key=hash_key).hexdigest()
 
 
 # -- tasks

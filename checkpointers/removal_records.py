@@ -135,7 +135,7 @@ class RemovalRecords:
 
     # -- hashes
 
-    def hash_thread(self, thread_id: str) -> bytes:
+    def hash_thread_id(self, thread_id: str) -> bytes:
         """Return the hash of a thread id.
 
         The `removals` table stores the hash of a thread id instead of the id itself.
@@ -175,7 +175,7 @@ class RemovalRecords:
 
     def read_newest_number(self, thread_id: str) -> Flow[int]:
         """Return the sequence number of a thread's latest removal record, or 0 if there is none."""
-        ((number,),) = yield self.sql("last_removal", self.hash_thread(thread_id))
+        ((number,),) = yield self.sql("last_removal", self.hash_thread_id(thread_id))
         return int(number or 0)
 
     def count_removals(self, thread_id: str) -> Flow[int]:
@@ -186,12 +186,12 @@ class RemovalRecords:
 
     def read_records_since(self, thread_id: str, after_number: int) -> Flow[list[RemovalRecord]]:
         """Return a thread's removal records numbered above `after_number`, in ascending order."""
-        thread = self.hash_thread(thread_id)
+        thread = self.hash_thread_id(thread_id)
         rows = yield self.sql("removals_since", thread, after_number)
         records = []
         for record_number, body in rows:
             checkpoints, texts = unpack(
-                self.seal.unseal(body, record_associated_data(thread, record_number))
+                self.seal.unseal(body, build_removal_record_associated_data(thread, record_number))
             )
             ids = None if checkpoints is None else frozenset(_split_hashes(checkpoints))
             records.append(RemovalRecord(ids, texts))
@@ -211,7 +211,7 @@ class RemovalRecords:
             The number of the record. If the row of the thread is kept, the caller must store the
             number in that row with the statement `note_removal`.
         """
-        thread, now = self.hash_thread(thread_id), time.time()
+        thread, now = self.hash_thread_id(thread_id), time.time()
         last_number = yield from self.read_newest_number(thread_id)
         number: int = max(last_number, (yield from self.count_removals(thread_id))) + 1
         hashes = None
@@ -220,7 +220,8 @@ class RemovalRecords:
                 sorted({self.hash_text("checkpoint", uid) for uid in deleted_checkpoint_ids})
             )
         body = self.seal.seal(
-            pack([hashes, self.hash_texts(texts_by_kind)]), record_associated_data(thread, number)
+            pack([hashes, self.hash_texts(texts_by_kind)]),
+            build_removal_record_associated_data(thread, number),
         )
         yield [
             self.sql("drop_removals", now - RECORD_RETENTION_DAYS * 86400),
@@ -228,7 +229,7 @@ class RemovalRecords:
         ]
         return number
 
-    def add_rollback(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
+    def add_rollback_record(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
         """Record that the checkpoints of a rolled-back run were removed and must not be imported.
 
         A rollback does not update the removal number in the thread's row, so the requests of other
@@ -251,10 +252,10 @@ class RemovalRecords:
         self, thread_id: str, texts_by_kind: Mapping[str, Iterable[str]]
     ) -> Flow[None]:
         """Add text hashes to a thread's latest removal record, skipping those it already has."""
-        thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts_by_kind)
+        thread, hashes = self.hash_thread_id(thread_id), self.hash_texts(texts_by_kind)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
-            associated_data = record_associated_data(thread, number)
+            associated_data = build_removal_record_associated_data(thread, number)
             checkpoints, stored_hashes = unpack(self.seal.unseal(body, associated_data))
             merged = {
                 kind: sorted({*stored_hashes.get(kind, ()), *new_hashes})
@@ -330,18 +331,22 @@ class RemovalRecords:
         return RemovalNumberAtLoad(number, is_from_local_run=True)
 
 
-def record_associated_data(thread: bytes, number: int) -> AssociatedData:
+def build_removal_record_associated_data(thread: bytes, number: int) -> AssociatedData:
     """Return the associated data that binds an encrypted removal record to its row."""
     return "removal", thread.hex(), number
 
 
-def split_into_prefix_hash_text_hash_and_length(element: bytes) -> tuple[bytes, bytes, int]:
+def split_into_prefix_hash_text_hash_and_length(removal_element: bytes) -> tuple[bytes, bytes, int]:
     """Split an element of a removal record into its prefix hash, text hash and text length.
 
     The prefix hash covers the first `PREFIX_CHARS` characters of the text. Only elements whose kind
     is in `SUBSTRING_KINDS` can be split. Elements of all other kinds consist of a single hash.
     """
-    start, whole, length = element[:_HASH_BYTES], element[_HASH_BYTES:-4], element[-4:]
+    start, whole, length = (
+        removal_element[:_HASH_BYTES],
+        removal_element[_HASH_BYTES:-4],
+        removal_element[-4:],
+    )
     return start, whole, int.from_bytes(length)
 
 

@@ -178,7 +178,7 @@ def save_index_progress(
         # The thread was reassigned to another user, whose messages are indexed in another
         # namespace.
         if before.path not in (None, after.path):
-            yield from drop_thread_index(sql, before.thread_key)
+            yield from drop_transcript_index_of_thread(sql, before.thread_key)
     new_rows = [
         (progress.thread_key, progress.version_token, progress.position, progress.path)
         for _, _, progress in compress(ids_with_old_and_new_progress, is_saved)
@@ -192,11 +192,11 @@ def drop_and_count_transcript_indexes(sql: NamedSQL, max_threads: int) -> Flow[i
     """Remove up to `max_threads` threads from the transcript index, and return the count."""
     rows = yield sql("some_indexed_threads", max_threads)
     for (thread_key,) in rows:
-        yield from drop_thread_index(sql, thread_key)
+        yield from drop_transcript_index_of_thread(sql, thread_key)
     return len(rows)
 
 
-def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
+def drop_transcript_index_of_thread(sql: NamedSQL, thread_key: int) -> Flow[None]:
     """Remove a thread from the transcript index.
 
     The caller must have updated the thread's row in the `threads` table in the same transaction.

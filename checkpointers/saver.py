@@ -167,8 +167,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             if self._reader.is_head_cached(address)
             else None
         )
-        checkpoint = self._find_cached_tuple(address, epoch) or self._read(
-            lambda: self._read_tuple(address, config)
+        checkpoint = self._find_cached_checkpoint_tuple(address, epoch) or self._read(
+            lambda: self._read_checkpoint_tuple(address, config)
         )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._remember_loaded_removal(config, checkpoint)
@@ -184,12 +184,12 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             epoch = self.database.get_epoch_of_writes_by_others(self._watch)
             if epoch is None:
                 epoch = await self.database.wait_for_epoch_of_writes_by_others(self._watch)
-            checkpoint = self._find_cached_tuple(address, epoch)
+            checkpoint = self._find_cached_checkpoint_tuple(address, epoch)
         else:
             checkpoint = None
         if checkpoint is None:
             checkpoint = await self.database.run_in_thread(
-                lambda: self._read(lambda: self._read_tuple(address, config))
+                lambda: self._read(lambda: self._read_checkpoint_tuple(address, config))
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._remember_loaded_removal(config, checkpoint)
@@ -198,14 +198,18 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             marker.record_loaded_checkpoint(checkpoint)
         return checkpoint
 
-    def _find_cached_tuple(self, address: Address, epoch: object | None) -> CheckpointTuple | None:
+    def _find_cached_checkpoint_tuple(
+        self, address: Address, epoch: object | None
+    ) -> CheckpointTuple | None:
         """Return the cached head, or None if it is no longer valid in the given epoch."""
         if epoch is None:
             return None
         with collector_paused():
             return self._reader.build_tuple_from_cache(address, epoch)
 
-    def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
+    def _read_checkpoint_tuple(
+        self, address: Address, config: RunnableConfig
+    ) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint.
 
         If the config requests a checkpoint by id and that checkpoint is not a head, record its

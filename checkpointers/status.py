@@ -105,7 +105,7 @@ def build_thread_status(
                 due[_PULL + task] = ""
     return ThreadStatus(
         tuple(
-            _build_task(path, node, tasks.get(path), by_task.get(tasks.get(path, ""), []))
+            _build_thread_task(path, node, tasks.get(path), by_task.get(tasks.get(path, ""), []))
             for path, node in due.items()
         )
     )
@@ -199,7 +199,9 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _build_task(path: str, node: str, task_id: str | None, writes: list[TaskWrite]) -> ThreadTask:
+def _build_thread_task(
+    path: str, node: str, task_id: str | None, writes: list[TaskWrite]
+) -> ThreadTask:
     """Build a `ThreadTask` from a task's path, node and pending writes."""
     interrupts: list[Any] = []
     for write in writes:

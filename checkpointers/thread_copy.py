@@ -42,10 +42,11 @@ from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.record_checks import MALFORMED, check_thread_records_well_formed
 from perdure.checkpointers.records import (
     ClientMetadata,
+    build_item_associated_data,
     build_row_key,
     build_row_key_range,
-    compute_content_hash,
     compute_item_and_alias_position_ranges,
+    compute_item_hash,
     compute_metadata_tags,
     decrypt_client_metadata,
     encode_id_for_storage,
@@ -53,7 +54,6 @@ from perdure.checkpointers.records import (
     encrypt_client_metadata_and_search_keys,
     encrypt_thread_list_entry_and_build_search_keys,
     encrypt_writes,
-    item_associated_data,
     select_lineage,
 )
 from perdure.checkpointers.reports import ImportReport
@@ -168,7 +168,7 @@ def write_thread_and_get_key(
         updated_at,
         newest_removal,
     )
-    yield reader.sql("new_thread", *row, reader.removals.hash_thread(target_id))
+    yield reader.sql("new_thread", *row, reader.removals.hash_thread_id(target_id))
     if records.title is not None or records.listed_metadata is not None:
         listed_metadata = (
             None
@@ -242,12 +242,10 @@ class _ThreadWriter:
                     start = end
                     for position, stored in page:
                         item_hash = (
-                            compute_content_hash(self.seal, key, stored)
-                            if position < ALIASES
-                            else 0
+                            compute_item_hash(self.seal, key, stored) if position < ALIASES else 0
                         )
                         body = self.seal.seal(
-                            stored, item_associated_data(self.target_id, name, position)
+                            stored, build_item_associated_data(self.target_id, name, position)
                         )
                         rows.append(
                             (build_row_key(key, position), item_hash, times[position], body)

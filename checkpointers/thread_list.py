@@ -332,9 +332,11 @@ class ThreadList:
         if incomplete_rows:
             head_list = yield from self._saver._threads.read_heads(incomplete_rows)
             heads = {head.thread_id: head for head in head_list}
-        return [self._build_thread(row, *list_entries[row[0]], heads.get(row[1])) for row in rows]
+        return [
+            self._build_listed_thread(row, *list_entries[row[0]], heads.get(row[1])) for row in rows
+        ]
 
-    def _build_thread(
+    def _build_listed_thread(
         self, row: Row, title: Any, encoded_metadata: bytes | None, head: ThreadHead | None
     ) -> ListedThread:
         """Build a thread from its row.
@@ -402,7 +404,7 @@ class ThreadList:
             thread.key = unused_keys.pop()
             thread.newest_removal = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
-            insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
+            insert = self._sql("new_thread", *row, removals.hash_thread_id(thread_id))
             # The new thread has no head yet, so store no title and an empty set of search keys.
             set_title = self._sql("set_list_entry", None, b"", thread.key)
             sealed = encrypt_client_metadata_and_search_keys(self._seal, thread_id, client)

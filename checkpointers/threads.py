@@ -316,7 +316,7 @@ class ThreadReader:
             threads.append((yield from self._build_thread_info(row)))
         return threads
 
-    def list_largest(self, limit: int) -> Flow[list[ThreadInfo]]:
+    def list_largest_threads(self, limit: int) -> Flow[list[ThreadInfo]]:
         """Return the threads that use the most bytes, largest first; see `Checkpointer.usage`."""
         rows, threads = (yield self.sql("largest_threads", limit)), []
         for row in rows:

@@ -59,7 +59,7 @@ class FormerCheckpoint(NamedTuple):
     tasks: Mapping[str, FormerWrites]
 
 
-async def undo_writes(
+async def undo_writes_to_checkpoint(
     saver: Checkpointer, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> None:
     """Restore a checkpoint's pending writes to an earlier state, in one transaction.

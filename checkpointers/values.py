@@ -631,7 +631,7 @@ def _decode_by_langgraph(code: int, data: bytes) -> Any:
 
 
 def _call_class_with_stored_arguments(
-    cls: Any, call_form: int, stored_arguments: Any, rest: list[Any]
+    cls: Any, call_form: int, stored_arguments: Any, further_parts: list[Any]
 ) -> Any:
     """Build an object by calling its class with the payload. The class must be trusted."""
     if call_form == _SINGLE:
@@ -646,8 +646,10 @@ def _call_class_with_stored_arguments(
             return cls(stored_arguments[0])
         return cls(*stored_arguments)
     if call_form == _METHOD:
-        if rest != ["fromisoformat"]:
-            raise ValueError(f"the stored value calls the method {rest!r}, which is not allowed")
+        if further_parts != ["fromisoformat"]:
+            raise ValueError(
+                f"the stored value calls the method {further_parts!r}, which is not allowed"
+            )
         return cls.fromisoformat(stored_arguments)
     if call_form != _MODEL:
         return cls(**stored_arguments)

@@ -54,8 +54,8 @@ from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     build_row_key,
     collect_transcript_ranges_to_store,
-    compute_content_hash,
     compute_item_and_alias_position_ranges,
+    compute_item_hash,
     compute_metadata_tags,
     decrypt_listed_title_and_encoded_metadata,
     decrypt_writes,
@@ -259,7 +259,7 @@ class CheckpointWriter:
         head: Head,
         parent: Snapshot | None,
         replaced: Snapshot | None = None,
-        keys: list[int] | None = None,
+        allocated_keys: list[int] | None = None,
     ) -> PlannedTransaction | _UncachedRequirements:
         """Build the write plan for a checkpoint, including the new head of its namespace.
 
@@ -270,9 +270,10 @@ class CheckpointWriter:
                 must be created.
             parent: The parent of the checkpoint, or None.
             replaced: The stored checkpoint with the same id, which is replaced, or None.
-            keys: Keys for the rows that are created, if they were read from the database. If `keys`
-                is given, the stored items whose hashes equal those of new items must have been
-                loaded. If `keys` is None, the reserved keys of this process are used.
+            allocated_keys: Keys for the rows that are created, if they were read from the database.
+                If `allocated_keys` is given, the stored items whose hashes equal those of new items
+                must have been loaded. If `allocated_keys` is None, the reserved keys of this
+                process are used.
 
         Returns:
             The transaction, or the data that must be read first.
@@ -284,27 +285,27 @@ class CheckpointWriter:
         missing_parts = self._list_row_keys_and_log_items_missing_in_cache(
             thread, head, values_to_store
         )
-        if keys is None and not missing_parts.hashes:
-            keys = self.cache.keys.take_reserved_row_keys(missing_parts.key_count)
-        if keys is None:
+        if allocated_keys is None and not missing_parts.hashes:
+            allocated_keys = self.cache.keys.take_reserved_row_keys(missing_parts.key_count)
+        if allocated_keys is None:
             return missing_parts
         version_token, now = random.getrandbits(62), time.time()
         if replaced is None:
             statements = [
                 self._build_statement_that_fails_if_cache_is_stale(
-                    put, thread, head, keys, version_token, now
+                    put, thread, head, allocated_keys, version_token, now
                 )
             ]
             thread.last_seq += 1
         else:
             statements = self._build_last_activity_update_if_due(thread)
         if not head.namespace_key:
-            head.namespace_key = keys.pop()
+            head.namespace_key = allocated_keys.pop()
             statements.append(
                 self.sql("new_namespace", head.namespace_key, thread.key, checkpoint_ns)
             )
         for channel in missing_parts.logs:
-            log = thread.get_or_add_log(keys.pop(), channel)
+            log = thread.get_or_add_log(allocated_keys.pop(), channel)
             statements.append(self.sql("new_log", log.key, thread.key, channel))
 
         stored_at = min(now, put.created_at)
@@ -369,7 +370,7 @@ class CheckpointWriter:
                 logs.append(channel)
             elif not value.is_log_complete:
                 new_items = (part for part in value.parts if isinstance(part, bytes))
-                hashes += [compute_content_hash(self.seal, log.key, item) for item in new_items]
+                hashes += [compute_item_hash(self.seal, log.key, item) for item in new_items]
         return _UncachedRequirements(
             (not thread.key) + (not head.namespace_key) + len(logs), logs, hashes
         )
@@ -379,7 +380,7 @@ class CheckpointWriter:
         put: CheckpointPut,
         thread: Thread,
         head: Head,
-        keys: list[int],
+        allocated_keys: list[int],
         version_token: int,
         now: float,
     ) -> Statement:
@@ -389,9 +390,9 @@ class CheckpointWriter:
         """
         (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
-            thread.key, thread.updated_at = keys.pop(), now
+            thread.key, thread.updated_at = allocated_keys.pop(), now
             row = thread.key, thread_id, seq, version_token, now, now, thread.newest_removal
-            return self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
+            return self.sql("new_thread", *row, self.removals.hash_thread_id(thread_id))
         expected, checkpoint_id = (
             (thread.key, thread.version_token),
             encode_id_for_storage(put.checkpoint["id"]),
@@ -875,7 +876,7 @@ class CheckpointWriter:
         else:
             key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
-            yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
+            yield self.sql("new_thread", *row, self.removals.hash_thread_id(thread_id))
         # When creating a namespace, mark the thread as changed, so that a concurrent put that would
         # create the same namespace fails and is planned again.
         if namespace_key is None:

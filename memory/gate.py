@@ -35,7 +35,7 @@ from perdure.memory.records import (
 from perdure.memory.sameness import is_text_stating_same_fact
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.normal_form import hash_normal_form
-from perdure.stores.tombstones import hash_message
+from perdure.stores.tombstones import hash_thread_and_message_id
 
 if TYPE_CHECKING:
     from perdure.memory.loaded_thread import LoadedThread
@@ -78,7 +78,7 @@ def build_message_tombstone_keys(provenance: Provenance | None) -> list[str]:
     """Return the tombstone keys for the source messages that a provenance lists."""
     if provenance is None:
         return []
-    return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
+    return [hash_thread_and_message_id(provenance.thread_id, id) for id in provenance.message_ids]
 
 
 async def find_tombstones(

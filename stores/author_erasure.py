@@ -14,9 +14,9 @@ from perdure.stores.base import Namespace, Receipt
 from perdure.stores.namespaces import decode_namespace_path, prefix_range
 from perdure.stores.parts import StoreParts
 from perdure.stores.reading import (
+    build_provenance_associated_data,
+    build_value_associated_data,
     from_microseconds,
-    provenance_associated_data,
-    value_associated_data,
 )
 from perdure.stores.tombstones import AUTHOR, PREVIOUS, UNNAMED
 from perdure.stores.values import encode_value_as_json
@@ -131,9 +131,12 @@ def _remove_author_from_version(
     encoded_provenance = None
     if provenance:
         encoded_provenance = records.encode_text(
-            json.dumps(provenance, ensure_ascii=False), provenance_associated_data(*row_key)
+            json.dumps(provenance, ensure_ascii=False), build_provenance_associated_data(*row_key)
         )
-    encoded, size = records.encode_text(text, value_associated_data(*row_key)), len(text.encode())
+    encoded, size = (
+        records.encode_text(text, build_value_associated_data(*row_key)),
+        len(text.encode()),
+    )
     if row[6] is None:
         yield parts.sql("rewrite_item", encoded, encoded_provenance, size, row[0])
         yield parts.sql("add_bytes", size - len(old_text.encode()), row[1])

@@ -150,15 +150,17 @@ def _init_langchain_embedder(model_id: str) -> Embeddings:
         ) from exc
 
 
-def _find_model_name(spec: Any) -> str:
+def _find_model_name(embedder_spec: Any) -> str:
     """Return the name under which the store records an embedding model."""
-    if isinstance(spec, str):
-        return spec
-    if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
-        return spec.name
-    definition = spec if hasattr(spec, "__qualname__") else type(spec)
+    if isinstance(embedder_spec, str):
+        return embedder_spec
+    if isinstance(embedder_spec, Embedder) and not isinstance(embedder_spec, Embeddings):
+        return embedder_spec.name
+    definition = embedder_spec if hasattr(embedder_spec, "__qualname__") else type(embedder_spec)
     name = f"{definition.__module__}.{definition.__qualname__}"
-    models = (getattr(spec, attribute, None) for attribute in ("model", "model_name", "model_id"))
+    models = (
+        getattr(embedder_spec, attribute, None) for attribute in ("model", "model_name", "model_id")
+    )
     model = next((model for model in models if isinstance(model, str)), None)
     return name if model is None else f"{name}:{model}"
 
@@ -368,7 +370,7 @@ class CheckedEmbedder:
                 answer = function.acall(argument)
             if inspect.isawaitable(answer):
                 future = asyncio.run_coroutine_threadsafe(
-                    _wrap_awaitable_in_coroutine(answer), _get_embedding_loop()
+                    _wrap_awaitable_in_coroutine(answer), _get_embedding_event_loop()
                 )
                 answer = wait_for_outcome(future, self._timeout_s)
             return self._check_returned_vectors(function, texts, answer)
@@ -413,7 +415,7 @@ async def _wrap_awaitable_in_coroutine(awaitable: Awaitable[Any]) -> Any:
 _loop_lock = threading.Lock()
 
 
-def _get_embedding_loop() -> asyncio.AbstractEventLoop:
+def _get_embedding_event_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop that runs async models for blocking callers. Start it if needed."""
     with _loop_lock:
         # A forked process needs its own event loop, because OS threads do not survive a fork.

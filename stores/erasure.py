@@ -156,7 +156,7 @@ def _erase_messages_by_thread(
 def _build_receipt(
     parts: StoreParts,
     erased: _RowsToErase,
-    threads: Collection[str],
+    thread_ids: Collection[str],
     erased_message_count: int,
     *,
     is_scrubbed: bool,
@@ -172,7 +172,7 @@ def _build_receipt(
         messages=erased_message_count,
         keys=tuple((decode_namespace_path(path[len(parts.root) :]), key) for path, key in keys),
         hashes=tuple(sorted(erased.hashes)),
-        threads=tuple(sorted({*erased.messages, *threads})),
+        threads=tuple(sorted({*erased.messages, *thread_ids})),
         at=from_microseconds(parts.now()),
         clean=is_scrubbed,
         cancelled=cancelled,

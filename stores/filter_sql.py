@@ -70,7 +70,7 @@ class Condition(NamedTuple):
 _UNKNOWN = Condition("TRUE")
 
 
-def build_condition(
+def build_filter_condition(
     filter: Filter, location: JSONLocation, indexed_paths: Collection[str] = ()
 ) -> Condition:
     """Build a condition that is true for every row that a filter matches, and for few others.
@@ -340,13 +340,13 @@ class JSONLocation(NamedTuple):
             )
         return self._build_sql_comparison("BETWEEN ? AND ?", low, high)
 
-    def _build_sql_comparison(self, comparison: str, *params: str | float | None) -> Condition:
+    def _build_sql_comparison(self, sql_comparison: str, *params: str | float | None) -> Condition:
         """Return an SQL condition that compares the value with the given parameters."""
         # SQLite's `json_extract` returns 1 for the JSON value `true`, and returns arrays as JSON
         # text.
         if self.expression:
-            return Condition(f"{self.expression} {comparison}", params)
-        text = f"json_extract({self.column}, ?) {comparison}"
+            return Condition(f"{self.expression} {sql_comparison}", params)
+        text = f"json_extract({self.column}, ?) {sql_comparison}"
         return join_conditions_with_or([Condition(text, (path, *params)) for path in self.paths])
 
 

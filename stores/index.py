@@ -227,10 +227,10 @@ class NamespaceIndex:
             self._recent_vectors.append(vectors)
             self._recent_owners += [row_index] * (len(vectors) // self.model.vector_bytes)
 
-    def remove_items(self, ids: Ints) -> None:
+    def remove_items(self, item_ids: Ints) -> None:
         """Remove the items with these ids."""
-        self.rows["alive"] &= ~np.isin(self.rows["id"], ids)
-        if self._sample is not None and np.isin(self._sample.ids, ids).any():
+        self.rows["alive"] &= ~np.isin(self.rows["id"], item_ids)
+        if self._sample is not None and np.isin(self._sample.ids, item_ids).any():
             # Discard the measured vector separation, because it was measured on rows that have now
             # been removed. Every process must obtain the same measurement for the same rows.
             self._sample = None
@@ -341,26 +341,26 @@ class NamespaceIndex:
 
     # -- expiry
 
-    def find_ids_expiring_between(self, after: int, until: int) -> list[int]:
-        """Return the ids of the items that expire after `after` and no later than `until`.
+    def find_item_ids_expiring_between(self, after_us: int, until_us: int) -> list[int]:
+        """Return the ids of the items that expire after `after_us` and no later than `until_us`.
 
         The expiry times cached in the index are compared. An item's expiry time in the database may
         be later, because reading an item can restart its TTL.
         """
-        if self._is_view_valid(after) and self._is_view_valid(until):
+        if self._is_view_valid(after_us) and self._is_view_valid(until_us):
             return []
         rows = self.rows
-        is_expiring = rows["alive"] & (rows["expires"] > after) & (rows["expires"] <= until)
+        is_expiring = rows["alive"] & (rows["expires"] > after_us) & (rows["expires"] <= until_us)
         return list(rows["id"][is_expiring].tolist())
 
     def _is_view_valid(self, now: int) -> bool:
         """Return whether a view is cached and still valid at the time `now`."""
         return self._view is not None and self._view_bounds[0] <= now < self._view_bounds[1]
 
-    def update_expiries(self, expiries: Mapping[int, int]) -> None:
-        """Set a new expiry time for each item whose id is in `expiries`."""
-        for row, number in self._find_rows_by_id(expiries):
-            self.rows["expires"][row] = expiries[number]
+    def update_expiries(self, expiry_by_item_id: Mapping[int, int]) -> None:
+        """Set a new expiry time for each item whose id is in `expiry_by_item_id`."""
+        for row, number in self._find_rows_by_id(expiry_by_item_id):
+            self.rows["expires"][row] = expiry_by_item_id[number]
         self._view = None
 
     # -- views

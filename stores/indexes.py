@@ -607,7 +607,7 @@ class Indexes:
         refreshes these items again.
         """
         since = min(cached.expired_until, now)  # the clock may have stepped back
-        if expiring := index.find_ids_expiring_between(since, until):
+        if expiring := index.find_item_ids_expiring_between(since, until):
             index.update_expiries(dict((yield self.sql("expiries", json.dumps(expiring)))))
         cached.expired_until = now
 

@@ -24,9 +24,9 @@ from perdure.stores.namespaces import (
 )
 from perdure.stores.reading import (
     RecordCodec,
-    provenance_associated_data,
+    build_provenance_associated_data,
+    build_value_associated_data,
     provenance_to_json,
-    value_associated_data,
 )
 from perdure.stores.text import ANALYZER, ends_with_question, tokenize
 from perdure.stores.values import (
@@ -537,12 +537,12 @@ class ItemWriter:
         if put.provenance:
             provenance = self.records.encode_text(
                 json.dumps(put.provenance, ensure_ascii=False),
-                provenance_associated_data(put.path, put.key, version),
+                build_provenance_associated_data(put.path, put.key, version),
             )
         size = len(text) if text.isascii() else len(text.encode())
         return (
             size,
-            self.records.encode_text(text, value_associated_data(put.path, put.key, version)),
+            self.records.encode_text(text, build_value_associated_data(put.path, put.key, version)),
             provenance,
         )
 

@@ -24,7 +24,7 @@ from perdure.storage.flow import (
     decode_text_or_bytes,
 )
 from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, StoredItem
-from perdure.stores.filter_sql import Condition, JSONLocation, build_condition
+from perdure.stores.filter_sql import Condition, JSONLocation, build_filter_condition
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import (
     decode_namespace_path,
@@ -165,7 +165,7 @@ class RecordCodec:
 
     def decode_row_text(self, row: Row) -> str:
         """Return the value in a row as JSON text."""
-        return self.decode_text(row[8], value_associated_data(row[1], row[2], row[3]))
+        return self.decode_text(row[8], build_value_associated_data(row[1], row[2], row[3]))
 
     def decode_row_value(self, row: Row) -> dict[str, Any]:
         """Return the value in a row."""
@@ -183,7 +183,7 @@ class RecordCodec:
             return {}
         try:
             return decode_json_value(
-                self.decode_text(stored, provenance_associated_data(path, key, version))
+                self.decode_text(stored, build_provenance_associated_data(path, key, version))
             )
         except ValueError as exc:
             raise CorruptRecord(
@@ -208,12 +208,12 @@ class RecordCodec:
         )
 
 
-def value_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
+def build_value_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
     """Return the associated data that binds an encrypted value to its row."""
     return ("value", path.decode(), key, version)
 
 
-def provenance_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
+def build_provenance_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
     """Return the associated data that binds encrypted provenance to its row."""
     return ("provenance", path.decode(), key, version)
 
@@ -367,7 +367,7 @@ class ItemReader:
         indexed_paths = (
             (yield from self.read_path_indexes()) if self.values.supports_indexes else []
         )
-        condition = build_condition(selection.filter, self.values, indexed_paths)
+        condition = build_filter_condition(selection.filter, self.values, indexed_paths)
         for path in condition.paths:
             index_hint = f'INDEXED BY "{build_json_path_index_name(path)}"'
             rows = yield self._build_select_current_items_statement(

@@ -67,7 +67,7 @@ def extract_item_text(value: Mapping[str, Any]) -> str:
     return to_prompt_json(value)
 
 
-def hash_message(thread_id: str | None, message_id: str) -> str:
+def hash_thread_and_message_id(thread_id: str | None, message_id: str) -> str:
     """Return the key of the tombstone for memories that were made from a message."""
     name = f"{thread_id or ''}\0{message_id}".encode("utf-8", "surrogatepass")
     return f"source:{blake2b(name, digest_size=16).hexdigest()}"
@@ -88,7 +88,7 @@ def compute_matching_tombstone_keys(
     if value.get("kind") == TURN:
         ids = source.get("message_ids")
         for message_id in ids if isinstance(ids, list | tuple) else ():
-            keys.add(hash_message(source.get("thread_id"), str(message_id)))
+            keys.add(hash_thread_and_message_id(source.get("thread_id"), str(message_id)))
     return keys
 
 

@@ -15,11 +15,11 @@ import pytest
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.manifest import ITEM, LIST, MAP
 from perdure.checkpointers.records import (
+    build_item_associated_data,
     build_row_key,
-    compute_content_hash,
+    compute_item_hash,
     decode_stored_id,
     encrypt_checkpoint,
-    item_associated_data,
 )
 from perdure.errors import CorruptRecord
 from perdure.graphs import chat_graph
@@ -151,8 +151,8 @@ def test_import_of_log_with_large_gap_needs_few_statements(
     ):
         seal = saver._reader.seal
         ((log,),) = conn.execute("SELECT log_key FROM logs WHERE channel = 'messages'")
-        body = seal.seal(b"\x11", item_associated_data("t", "messages", _FAR))
-        row = build_row_key(log, _FAR), compute_content_hash(seal, log, b"\x11"), 1.0, body
+        body = seal.seal(b"\x11", build_item_associated_data("t", "messages", _FAR))
+        row = build_row_key(log, _FAR), compute_item_hash(seal, log, b"\x11"), 1.0, body
         conn.execute(
             "INSERT INTO items (row_key, content_hash, stored_at, body) VALUES (?, ?, ?, ?)", row
         )

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from perdure.storage.flow import TextOrBytes
-from perdure.stores.filter_sql import JSONLocation, build_condition, build_index_expression
+from perdure.stores.filter_sql import JSONLocation, build_filter_condition, build_index_expression
 from perdure.stores.filters import Filter
 from perdure.stores.postgres import JSONBLocation
 from tests import postgres_server
@@ -32,7 +32,7 @@ def matching_ids(
     connection: sqlite3.Connection, filter: Filter, indexed: Collection[str] = ()
 ) -> set[int]:
     """Return the ids of the rows for which the filter's condition is true."""
-    condition = build_condition(filter, JSONLocation("i.value"), indexed)
+    condition = build_filter_condition(filter, JSONLocation("i.value"), indexed)
     query = f"SELECT id FROM items AS i WHERE {condition.text}"
     return {row[0] for row in connection.execute(query, condition.params)}
 
@@ -70,7 +70,7 @@ def postgres_matching_ids(
         for number, document in enumerate(pool)
         if _is_utf8_encodable(document)
     }
-    condition = build_condition(filter, JSONBLocation("i.value", ((),)))
+    condition = build_filter_condition(filter, JSONBLocation("i.value", ((),)))
     query = (
         "SELECT i.id FROM unnest(?1::bigint[], ?2::bytea[]) AS i (id, value) "
         f"WHERE {condition.with_numbered_parameters(3)}"

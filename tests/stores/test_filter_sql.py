@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import ConfigurationError
 from perdure.stores.filter_sql import (
     JSONLocation,
-    build_condition,
+    build_filter_condition,
     build_index_expression,
     check_index_path,
     find_indexable_paths,
@@ -107,7 +107,7 @@ def test_hostile_text_is_never_interpreted_as_syntax(
     ]
     for filter in filters:
         parsed = parse_filter(filter)
-        condition = build_condition(parsed, JSONLocation("value"))
+        condition = build_filter_condition(parsed, JSONLocation("value"))
 
         assert parsed.matches(document)
         assert not parsed.matches({"other": "x", "s": "", "k": {}})
@@ -141,7 +141,7 @@ def test_sqlite_uses_path_index_for_filter(filter: dict[str, Any], path: str) ->
     connection = make_items_table(pool)
     connection.execute(f"CREATE INDEX by_path ON items ({build_index_expression(path, 'value')})")
     parsed = parse_filter(filter)
-    condition = build_condition(parsed, JSONLocation("i.value"), [path])
+    condition = build_filter_condition(parsed, JSONLocation("i.value"), [path])
     query = f"EXPLAIN QUERY PLAN SELECT * FROM items AS i WHERE {condition.text}"
     plan = [row[3] for row in connection.execute(query, condition.params)]
     found_ids = matching_ids(connection, parsed, [path])
@@ -182,4 +182,4 @@ def test_index_on_path_that_is_not_plain_is_refused(path: Any) -> None:
     with pytest.raises(ConfigurationError, match="cannot index"):
         check_index_path(path)
     with pytest.raises(ConfigurationError):
-        build_condition(parse_filter({"a": 1}), JSONLocation("value"), [path])
+        build_filter_condition(parse_filter({"a": 1}), JSONLocation("value"), [path])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidFilter
-from perdure.stores.filter_sql import JSONLocation, build_condition
+from perdure.stores.filter_sql import JSONLocation, build_filter_condition
 from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse_filter
 from tests.stores.filter_oracle import matches_filter
 from tests.stores.filter_rows import EvaluateFilter
@@ -235,7 +235,7 @@ def test_parsed_filter_is_a_copy_with_plain_json_types() -> None:
     filter: dict[str, Any] = {"k": Kind.NOTE, "r": {"$in": (Rank.HIGH,)}, "l": {"$eq": [1]}}
     parsed = parse_filter(copy.copy(filter))
     filter["l"]["$eq"].append(2)
-    condition = build_condition(
+    condition = build_filter_condition(
         parse_filter({"k": Kind.NOTE, "r": Rank.HIGH}), JSONLocation("value")
     )
 

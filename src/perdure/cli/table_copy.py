@@ -18,21 +18,21 @@ from itertools import accumulate, chain
 from typing import Any, ClassVar, Final, NamedTuple
 
 from perdure.checkpointers import owner_record
-from perdure.checkpointers.assistants import assistant_associated_data
+from perdure.checkpointers.assistants import build_assistant_associated_data
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
+    build_checkpoint_associated_data,
     build_client_search_keys,
+    build_item_associated_data,
     build_thread_search_keys,
-    checkpoint_associated_data,
-    compute_content_hash,
+    compute_item_hash,
     compute_metadata_tags,
     decode_stored_id,
     encode_id_for_storage,
-    item_associated_data,
 )
-from perdure.checkpointers.removal_records import record_associated_data
+from perdure.checkpointers.removal_records import build_removal_record_associated_data
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage.database import Database, split_script
@@ -297,7 +297,9 @@ class ThreadTables(Tables):
             # Content hashes depend on the encryption key, so compare only whether a row has a
             # nonzero hash. An alias, which is a row that refers to another item, has the hash 0.
             flag_positions=[3],
-            associated_data=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
+            associated_data=lambda row: [
+                build_item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)
+            ],
         ),
         Table(
             "checkpoints",
@@ -308,7 +310,7 @@ class ThreadTables(Tables):
             large_columns="body",
             id_positions=[4, 5],
             associated_data=lambda row: [
-                checkpoint_associated_data(row[0], row[1], (row[2], *row[4:8]))
+                build_checkpoint_associated_data(row[0], row[1], (row[2], *row[4:8]))
             ],
         ),
         Table(
@@ -328,7 +330,7 @@ class ThreadTables(Tables):
             "'a removal record'",
             key="removed_at, thread_hash",
             large_columns="body",
-            associated_data=lambda row: [record_associated_data(row[2], row[3])],
+            associated_data=lambda row: [build_removal_record_associated_data(row[2], row[3])],
         ),
         Table(
             "runs",
@@ -349,7 +351,7 @@ class ThreadTables(Tables):
             "'assistant ' || r.assistant_id",
             key="version, assistant_id",
             large_columns="content",
-            associated_data=lambda row: [assistant_associated_data(row[2], row[1])],
+            associated_data=lambda row: [build_assistant_associated_data(row[2], row[1])],
             max_key_part=_MAX_TEXT,
         ),
         Table(
@@ -396,9 +398,7 @@ class ThreadTables(Tables):
             )
             row = (*row[:-4], search_keys, client_search_keys, *row[-2:])
         if table.name == "items":
-            new_hash = (
-                compute_content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
-            )
+            new_hash = compute_item_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
             row = (*row[:3], new_hash, *row[4:])
         return super().encrypt_row(table, row)
 

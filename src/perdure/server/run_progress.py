@@ -26,7 +26,11 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.status import ASIDE_SUFFIX, FORMER_WRITES_CHANNEL, NULL_TASK
-from perdure.checkpointers.undo_writes import FormerCheckpoint, FormerWrites, undo_writes
+from perdure.checkpointers.undo_writes import (
+    FormerCheckpoint,
+    FormerWrites,
+    undo_writes_to_checkpoint,
+)
 from perdure.server.graphs import Graph
 from perdure.server.run import Run
 
@@ -127,7 +131,7 @@ async def undo_writes_of_run(saver: Checkpointer, run: Run) -> None:
                 if task == NULL_TASK and checkpoint.config == start[0].config
                 else None,
             )
-        await undo_writes(
+        await undo_writes_to_checkpoint(
             saver, run.thread_id, run.run_id, FormerCheckpoint(ns, checkpoint_id, former)
         )
 
