@@ -3,15 +3,18 @@
 On a server with an Auth file, the file's handlers set the owners of threads, and an owner can be an
 organisation. A row in the `settings` table records that a server with an Auth file has used the
 database. If this row does not exist, the `owner` of each thread is assumed to be a person, as on a
-server with API keys.
+server with API keys. A copy of the database, and a merge into another database, carry the record.
+Exported threads do not need it, because an import gives each of them a user.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.storage.flow import Flow, Statement, fetch_rows
+
+if TYPE_CHECKING:
+    from perdure.checkpointers.checkpointer import Checkpointer
 
 _FIND: Final = "SELECT value FROM settings WHERE name = 'owners'"
 _ADD: Final = "INSERT INTO settings (name, value) VALUES ('owners', ?) ON CONFLICT DO NOTHING"

@@ -38,6 +38,7 @@ from perdure.checkpointers.manifest import (
     iter_positions,
     join_adjacent_ranges,
 )
+from perdure.checkpointers.owner_record import add_organisations_mark, read_organisations_mark
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.record_checks import MALFORMED, check_thread_records_well_formed
 from perdure.checkpointers.records import (
@@ -539,6 +540,7 @@ class DatabaseImport:
             raise ConfigurationError(
                 f"two threads of {path} would have the id {new_id!r}; give them different new ids"
             )
+        self._copy_owner_record()
         report, refused = ImportReport(), list[str]()
         for thread_id in threads:
             if self.stopped.is_set():
@@ -574,6 +576,15 @@ class DatabaseImport:
                 f"with names={{'ID': 'NEW'}} or 'perdure import --as ID=NEW'"
             )
         return report
+
+    def _copy_owner_record(self) -> None:
+        """Record in the target that owners may be organisations if the source says so.
+
+        Call this method before the first thread is copied. Otherwise, organisations would count as
+        people after an interrupted import.
+        """
+        if self.source.database.read(read_organisations_mark):
+            self.target.database.write(add_organisations_mark)
 
     def _import_thread(self, thread_id: str, target: str) -> ImportReport | None:
         """Copy a thread from the source database to the target database.

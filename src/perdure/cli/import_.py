@@ -117,6 +117,7 @@ def import_(
     merged. Regenerated answers become branches. Threads that were imported before are not changed,
     so an import can be repeated. The exit code is 1 if there was nothing to import.
     """
+    from perdure.checkpointers.owner_record import may_owners_be_organisations
     from perdure.cli.import_report import ConversationsReport
     from perdure.cli.import_thread import ImportWriter
     from perdure.cli.sources import open_database_to_import
@@ -157,12 +158,14 @@ def import_(
             open_database(db, user, create=True, relaxed_durability=True) as file,
             interruption_note,
         ):
+            owners_were_people = not may_owners_be_organisations(file.saver)
             importing = ImportWriter(file, report, with_memories=not no_memories, later=later)
             for database in sources:
                 importing.import_database(database, names)
             importing.store_conversations(prefix, conversations)
             importing.store_texts(reader.texts)
             importing.store_archives(reader.iter_archives())
+            has_new_organisations = owners_were_people and may_owners_be_organisations(file.saver)
             if report.memories:
                 with show_status("indexing memories …"):
                     file.index_memories(report.by_user)
@@ -171,6 +174,12 @@ def import_(
     print_result({**vars(report), "skipped": skipped, "refused": refused}, json, str(report))
     if not json:
         report.print_notes()
+    if has_new_organisations:
+        print_note(
+            "the owners of imported threads may be organisations; threads of this database that "
+            "have an owner and no user no longer count as a person's, unless you pass "
+            "--owners people"
+        )
     if report.is_empty:
         raise typer.Exit(1)
 
