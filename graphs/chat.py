@@ -76,7 +76,7 @@ def chat_graph(
         for part in (select_messages.parts if select_messages else ())
         if isinstance(part, Summarize)
     ]
-    nodes = _name_parts([*learners, *summaries])
+    nodes = _assign_node_names([*learners, *summaries])
     chat_model_runnable: Runnable[Any, Any] = QuotingResponder()
     if model is not None:
         resolved_model = load_chat_model(model)
@@ -117,7 +117,7 @@ def chat_graph(
     may_return = bool(tools and summaries)
     end_nodes = ["respond", END] if may_return else [END]
     for number, (name, part) in enumerate(nodes.items(), 1):
-        builder.add_node(name, _wrap_part_so_that_its_messages_are_not_streamed(part))
+        builder.add_node(name, _wrap_part_without_streaming(part))
         later_steps = steps[number:]
         choose_step = partial(
             _choose_next_due_step, later_steps, nodes, may_return_to_respond=may_return
@@ -166,7 +166,7 @@ def memory_agent(
     )
 
 
-def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
+def _assign_node_names(parts: Sequence[Part]) -> dict[str, Part]:
     """Assign a unique node name to each memory part of a chat graph.
 
     Return the parts by node name.
@@ -178,7 +178,7 @@ def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
     return parts_by_name
 
 
-def _wrap_part_so_that_its_messages_are_not_streamed(part: Part) -> Runnable[Any, Any]:
+def _wrap_part_without_streaming(part: Part) -> Runnable[Any, Any]:
     """Wrap a memory part of a chat graph in a node that keeps its messages out of the stream.
 
     The node returns its update as a list of pairs instead of a dict, because LangGraph's

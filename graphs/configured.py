@@ -34,12 +34,12 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any
 
     If the settings name a model, the graph also summarises old messages.
     """
-    return build_memory_chat(_load_settings(), _choose_namespace(config))
+    return build_memory_chat(_load_settings(), _choose_memory_namespace(config))
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Build the memory agent, which trims the conversation in each model request."""
-    return build_memory_agent(_load_settings(), _choose_namespace(config))
+    return build_memory_agent(_load_settings(), _choose_memory_namespace(config))
 
 
 def build_memory_chat(
@@ -102,7 +102,7 @@ def _load_settings() -> settings.Settings:
     return settings.load(db=":memory:")  # loading the settings opens no database
 
 
-def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:
+def _choose_memory_namespace(config: RunnableConfig) -> tuple[str, ...]:
     """Return the namespace template for the memories of a run.
 
     If the run has no user, the user from the settings is used.

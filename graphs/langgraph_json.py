@@ -31,58 +31,60 @@ _CORS_REASON: Final = (
 )
 
 
-class _Section(BaseModel):
+class _ConfigSection(BaseModel):
     """A section of `langgraph.json`. JSON keys that are not declared as fields are ignored."""
 
     model_config = ConfigDict(extra="allow")
 
-    def iter_names_of_ignored_keys(self, prefix: str = "") -> Iterator[str]:
+    def iter_names_of_ignored_keys(self, key_prefix: str = "") -> Iterator[str]:
         """Yield the dotted names of all unknown keys, which are ignored."""
-        yield from (f"{prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT)
+        yield from (
+            f"{key_prefix}{name}" for name in self.model_extra or {} if name not in _NO_EFFECT
+        )
         for name in self.model_fields_set & type(self).model_fields.keys():
             value = getattr(self, name)
-            if isinstance(value, _Section):
-                yield from value.iter_names_of_ignored_keys(f"{prefix}{name}.")
+            if isinstance(value, _ConfigSection):
+                yield from value.iter_names_of_ignored_keys(f"{key_prefix}{name}.")
 
 
-class _ThreadTtl(_Section):
+class _ThreadTtl(_ConfigSection):
     strategy: Literal["delete", "keep_latest"] = "delete"
     default_ttl: _Minutes | None = None
 
 
-class _Checkpointer(_Section):
+class _Checkpointer(_ConfigSection):
     ttl: _ThreadTtl | None = None
 
 
-class _StoreTtl(_Section):
+class _StoreTtl(_ConfigSection):
     default_ttl: _Minutes | None = None
     refresh_on_read: bool | None = None
     sweep_interval_minutes: _Minutes | None = None
 
 
-class _StoreIndex(_Section):
+class _StoreIndex(_ConfigSection):
     embed: str
     dims: int | None = None
     fields: list[str] | None = None
 
 
-class _Store(_Section):
+class _Store(_ConfigSection):
     ttl: _StoreTtl | None = None
     index: _StoreIndex | None = None
 
 
-class _Cors(_Section):
+class _Cors(_ConfigSection):
     allow_origins: list[str] = []
     allow_origin_regex: str | None = None
     allow_credentials: bool = False
 
 
-class _Http(_Section):
+class _Http(_ConfigSection):
     app: str | None = None
     cors: _Cors | None = None
 
 
-class _Auth(_Section):
+class _Auth(_ConfigSection):
     path: str
 
 
@@ -90,7 +92,7 @@ class _Graph(BaseModel):
     path: str
 
 
-class _File(_Section):
+class _File(_ConfigSection):
     graphs: dict[str, str | _Graph]
     dependencies: list[str] = []
     env: dict[str, Any] | str = {}

@@ -32,7 +32,11 @@ from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summa
 from perdure.memory.system_messages import read_system_text
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.trim import build_budget_error, iter_system_message_tokens, select_turns
+from perdure.memory.trim import (
+    build_budget_error,
+    iter_system_message_names_with_token_counts,
+    select_turns,
+)
 from perdure.settings import SHOWN_LIMIT
 from perdure.stores.text import STOP_WORDS, tokenize_query
 from perdure.stores.values import to_prompt_json
@@ -163,7 +167,7 @@ class Assemble(MessagesNode):
 
         def count_excess_tokens(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()
-            return counter.count_request(messages, tools) + prompt - self.max_tokens
+            return counter.count_request_tokens(messages, tools) + prompt - self.max_tokens
 
         system, turns = find_largest_message_selection_within_budget(
             pack_with_reserve, count_excess_tokens, counter.request_overhead_tokens, self.max_tokens
@@ -205,7 +209,11 @@ class Assemble(MessagesNode):
         if window.excess > 0:
             costs: list[tuple[str, float]] = [("instructions", system)]
             if contents["instructions"] is None and model_input.system_parts:
-                costs = list(iter_system_message_tokens(model_input, counter.message_counter))
+                costs = list(
+                    iter_system_message_names_with_token_counts(
+                        model_input, counter.message_counter
+                    )
+                )
             costs += [("tools", tools), ("the newest messages", needed_tokens)]
             costs.append(("the request itself", fixed - tools))
             raise build_budget_error(self.max_tokens, costs, "shorten the instructions")

@@ -62,9 +62,9 @@ class CountingFunction:
         """Return the number of tokens that a message adds to a request."""
         if self.is_additive:
             return _check_and_convert_token_count(self._function(message))
-        return max(0, self.count_request([message]) - self.request_overhead_tokens)
+        return max(0, self.count_request_tokens([message]) - self.request_overhead_tokens)
 
-    def count_request(self, messages: Sequence[BaseMessage]) -> float:
+    def count_request_tokens(self, messages: Sequence[BaseMessage]) -> float:
         """Return the token count of a request that consists of `messages`.
 
         The count includes the tokens that the counting function adds to every request.
@@ -95,7 +95,7 @@ class CountingFunction:
     def _try_count_request(self, messages: list[BaseMessage]) -> float | None:
         """Return the token count of a request, or None if the counting function raises an error."""
         try:
-            return self.count_request(messages)
+            return self.count_request_tokens(messages)
         except Exception:
             return None
 

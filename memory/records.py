@@ -226,7 +226,7 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     return _render_memory_json(body, source, memory.valid_from, until, earlier_texts, date, team)
 
 
-def format_dates(memories: Sequence[Memory]) -> list[str | None]:
+def format_memory_dates(memories: Sequence[Memory]) -> list[str | None]:
     """Return a date for each memory, with the time of day if several memories share the date.
 
     If several memories have the same date, each of these dates includes the time of day (UTC). The
@@ -256,10 +256,10 @@ def find_end_of_validity(memory: Memory) -> datetime | None:
 
 
 def _render_memory_json(
-    body: Any,
+    text_or_fields: Any,
     provenance: Any,
     default_time: Any,
-    until: datetime | None = None,
+    true_until: datetime | None = None,
     earlier_texts: Sequence[Any] = (),
     date: str | None = None,
     team: str | None = None,
@@ -267,10 +267,10 @@ def _render_memory_json(
     """Render a memory as a single line of JSON that includes the memory's provenance.
 
     Args:
-        body: The text or the fields of the memory.
+        text_or_fields: The text or the fields of the memory.
         provenance: Its provenance, or None.
         default_time: The time to show if the provenance has none.
-        until: When the memory ceased to be true.
+        true_until: When the memory ceased to be true.
         earlier_texts: Superseded texts of the memory, each with its end date.
         date: The date to show instead of the day of the time.
         team: The team that the memory belongs to.
@@ -285,19 +285,19 @@ def _render_memory_json(
         actor = author or "a member of the team"
     # Omit the "said_by" field if the memory's text already begins with the speaker's name, as the
     # text of a turn does.
-    names_speaker = isinstance(body, str) and body.startswith(f"{actor}:")
+    names_speaker = isinstance(text_or_fields, str) and text_or_fields.startswith(f"{actor}:")
     details: Mapping[str, Any] = {
         "said_by": None if names_speaker else actor,
         "trust": None if trust == actor else trust,
         "on": date or _format_day(said_at),
-        "until": _format_day(until),
+        "until": _format_day(true_until),
         "thread": getattr(provenance, "thread_id", None),
         "before": earlier_texts,
         "team": team,
         "noted_for": None if author == actor else author,
     }
     return to_prompt_json(
-        {"memory": body, **{name: part for name, part in details.items() if part}}
+        {"memory": text_or_fields, **{name: part for name, part in details.items() if part}}
     )
 
 

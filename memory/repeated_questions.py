@@ -215,7 +215,7 @@ class _RoleFinder:
             return _TurnRole(ANSWERS, shared)
         if repeats and any(
             map(
-                self._has_informative_word_outside_query,
+                self._shares_query_word_and_adds_informative_word,
                 _list_statements_without_questions(sentences),
             )
         ):
@@ -272,7 +272,7 @@ class _RoleFinder:
             for word in rest
         )
 
-    def _has_informative_word_outside_query(self, clause: str) -> bool:
+    def _shares_query_word_and_adds_informative_word(self, clause: str) -> bool:
         """Return whether a clause shares a word with the query and adds an informative word.
 
         Words of the query do not count as informative.

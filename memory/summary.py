@@ -272,7 +272,7 @@ class Summarize(MessagesNode):
         text = await self._try_to_write_summary(previous, selection, messages, config)
         if text is not None:
             answers = self._get_messages_if_token_usage_is_needed(rest)
-            previous = extend_summary(previous, text, selection.messages, conversation=answers)
+            previous = extend_summary(previous, text, selection.messages, all_messages=answers)
             summarized = set(map(id, selection.messages))
             rest = [message for message in rest if id(message) not in summarized]
         return add_summary(ModelInput.from_messages(rest), previous).to_messages()

@@ -106,10 +106,10 @@ def read_summary(value: Any) -> Summary | None:
 
 def extend_summary(
     previous: Summary | None,
-    text: str,
+    summary_text: str,
     messages: Messages,
     summarized_ids: Iterable[str] = (),
-    conversation: Messages = (),
+    all_messages: Messages = (),
 ) -> Summary:
     """Build a new summary that covers `messages` in addition to the messages already covered.
 
@@ -117,22 +117,22 @@ def extend_summary(
 
     Args:
         previous: The previous summary, or None.
-        text: The text of the new summary.
+        summary_text: The text of the new summary.
         messages: The messages that the new summary covers and the previous one did not.
         summarized_ids: The ids of the messages that the previous summary covers.
-        conversation: All present messages. The token usage that they report belongs to requests
+        all_messages: All present messages. The token usage that they report belongs to requests
             without the new summary. The summary therefore stores the id of the newest answer among
             these messages, so that later usage can be distinguished.
     """
     again = {message.id for message in messages}.intersection(summarized_ids) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
-    summary = Summary(text=text, last=messages[-1].id, count=count)
+    summary = Summary(text=summary_text, last=messages[-1].id, count=count)
     digests = dict.fromkeys(_get_digests(previous))
     for message in messages:
         if message.id is not None and SHORTENED not in message.additional_kwargs:
             digests[_hash_id(message.id) + _hash_content(message)] = None
     summary["digests"] = [*digests][-_MAX_DIGESTS:]
-    answer = next(filter(read_request_tokens, reversed(conversation)), None)
+    answer = next(filter(read_request_tokens, reversed(all_messages)), None)
     if answer is not None:
         summary["answered"] = answer.id or ""
     return summary

@@ -290,7 +290,7 @@ class TranscriptSearch:
                     best.setdefault(source.thread_id, item)
             seen_threads |= best.keys()
             threads = self._find_visible_threads(visible, ids=[*best])
-            hits += [_build_hit(text, best[id], threads[id]) for id in best if id in threads]
+            hits += [_build_thread_hit(text, best[id], threads[id]) for id in best if id in threads]
             if len(items) < size:
                 break
             start, size = start + size, 4 * size
@@ -470,7 +470,7 @@ class TranscriptSearch:
                 yield PutItem((label,), key, value, provenance=source)
 
 
-def _build_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
+def _build_thread_hit(query: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
     """Build the search result for a thread from its best-matching index entry."""
     source, message_text = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(

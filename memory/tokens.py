@@ -72,7 +72,7 @@ class TokenCounter:
         scale: float = 1.0,
         model: str | None = None,
     ) -> None:
-        self._count_encoded = None if encoding is None else _load_encoding(encoding)
+        self._count_encoded = None if encoding is None else _load_token_counting_function(encoding)
         self.encoding = encoding if self._count_encoded else None
         # If the custom counting function is `len`, messages are counted instead of tokens.
         self.counts_messages = function is len
@@ -164,7 +164,7 @@ class TokenCounter:
             return 0
         return sum(self.count_text(_JSON.encode(_build_tool_schema(tool))) for tool in tools)
 
-    def count_request(self, messages: Sequence[BaseMessage], tool_tokens: int = 0) -> float:
+    def count_request_tokens(self, messages: Sequence[BaseMessage], tool_tokens: int = 0) -> float:
         """Return the number of tokens of a request with the given messages.
 
         `tool_tokens` is the number of tokens that the request's tools take.
@@ -173,7 +173,7 @@ class TokenCounter:
             return self.count_tokens_excluding_messages(tool_tokens) + sum(
                 map(self.count_message, messages)
             )
-        counted = self._function.count_request(messages)
+        counted = self._function.count_request_tokens(messages)
         return counted + (max(0, tool_tokens - self.request_overhead_tokens) if tool_tokens else 0)
 
     def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
@@ -300,7 +300,7 @@ def count_tokens(
 
     converted = convert_values_to_messages(messages, "the messages")
     fitted = token_counter(counter).scale_to_usage(converted)
-    return ceil(fitted.count_request(converted, fitted.count_tools(tools)))
+    return ceil(fitted.count_request_tokens(converted, fitted.count_tools(tools)))
 
 
 def context_window(model: str | Runnable[Any, Any]) -> int:
@@ -392,7 +392,7 @@ def _find_encoding_name(model: str) -> str | None:
 
 
 @cache
-def _load_encoding(encoding: str) -> Callable[[str], int] | None:
+def _load_token_counting_function(encoding_name: str) -> Callable[[str], int] | None:
     """Return a function that counts the tokens of a text using an OpenAI encoding.
 
     Return None if `bpe_openai`, the package that contains the encodings, is not installed. The
@@ -408,10 +408,10 @@ def _load_encoding(encoding: str) -> Callable[[str], int] | None:
             logging.getLogger("perdure").warning(
                 "tokens are estimated, not counted: the encoding %s is not installed. Expected "
                 "`pip install '.[tokens]'` in a checkout, or token_counter('approximate')",
-                encoding,
+                encoding_name,
             )
             return None
-        encode = bpe.get_encoding(encoding).encode_ordinary
+        encode = bpe.get_encoding(encoding_name).encode_ordinary
     # Cached token counts, keyed by the hash of the text so that the texts are not kept in memory.
     counts: dict[int, int] = {}
 

@@ -113,7 +113,7 @@ class ClearToolOutputs(MessagesNode):
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Return the model input with old, large tool results replaced by placeholders."""
-        return replace(model_input, turns=self._clear_results(model_input.turns))
+        return replace(model_input, turns=self._clear_large_tool_results(model_input.turns))
 
     async def _build_state_update(
         self, state: Any, config: RunnableConfig | None
@@ -122,7 +122,9 @@ class ClearToolOutputs(MessagesNode):
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
-            cleared = self._clear_results(ModelInput.from_messages(messages, purpose="state").turns)
+            cleared = self._clear_large_tool_results(
+                ModelInput.from_messages(messages, purpose="state").turns
+            )
             result = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
             lines = [message for message in result if id(message) not in present]
@@ -137,7 +139,7 @@ class ClearToolOutputs(MessagesNode):
         update = await build_effect_that_calls_function_in_thread(build_update)
         return {self.messages_key: update} if update else {}
 
-    def _clear_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+    def _clear_large_tool_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         """Yield the turns, newest first, with placeholders in place of old, large tool results."""
         result_count = 0
         newest = list(islice(turns, 1))
@@ -154,11 +156,11 @@ class ClearToolOutputs(MessagesNode):
                 for message in reversed(unit):
                     result_count += isinstance(message, ToolMessage)
                     stays = result_count <= self.keep or id(message) in unread
-                    messages.append(message if stays else self._clear_result(message))
+                    messages.append(message if stays else self._clear_large_tool_result(message))
                 units.append(tuple(reversed(messages)))
             yield turn._replace(units=units[::-1])
 
-    def _clear_result(self, message: BaseMessage) -> BaseMessage:
+    def _clear_large_tool_result(self, message: BaseMessage) -> BaseMessage:
         """Return a copy of a large tool result with its content replaced by a placeholder.
 
         Messages other than large tool results are returned unchanged.

@@ -53,7 +53,7 @@ from perdure.memory.records import (
     Memory,
     Outcome,
     Role,
-    format_dates,
+    format_memory_dates,
     get_adapter,
     render_memory_line,
 )
@@ -197,9 +197,11 @@ def manage_memory(
         # `build_writer` fails only if the developer made a mistake, so its error is raised instead
         # of being reported to the model.
         writer = chosen_collection.build_writer(config, by_model=True)
-        return await _execute_memory_action(writer, arguments, attribution)
+        return await _execute_manage_memory_call(writer, arguments, attribution)
 
-    arguments = _build_arguments_model(schema, has_team=team_collection is not None)
+    arguments = _build_manage_tool_arguments_model(
+        schema, has_team_argument=team_collection is not None
+    )
     return build_tool(manage, name, description, arguments, channel)
 
 
@@ -313,7 +315,7 @@ def quote_memories(memories: Sequence[Memory]) -> str:
     Each line contains the memory's date, with the UTC time added if several memories share the
     date.
     """
-    dates = format_dates(memories)
+    dates = format_memory_dates(memories)
     lines = [
         _render_memory_with_id(memory, date) for memory, date in zip(memories, dates, strict=True)
     ]
@@ -411,7 +413,9 @@ def build_tool(
     )
 
 
-def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) -> type[BaseModel]:
+def _build_manage_tool_arguments_model(
+    schema: type[BaseModel] | None, *, has_team_argument: bool
+) -> type[BaseModel]:
     """Build the schema of the arguments that the tool `manage_memory` accepts."""
     action = Annotated[
         ManageAction, BeforeValidator(_clean_action), Field(description=_ACTION_DESCRIPTION)
@@ -428,7 +432,7 @@ def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) ->
         ),
         "id": (str | None, Field(None, description=_ID_DESCRIPTION)),
     }
-    if has_team:
+    if has_team_argument:
         fields["team"] = (str | None, Field(None, description=_TEAM_DESCRIPTION))
     return create_model("ManageMemory", **fields)
 
@@ -449,7 +453,7 @@ def _parse_memory_argument_as_fields(memory: Any) -> Any:
     return parsed if isinstance(parsed, dict) else {TEXT: memory}
 
 
-async def _execute_memory_action(
+async def _execute_manage_memory_call(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> str:
     """Execute a `manage_memory` tool call, and return the response to the model.
@@ -469,7 +473,7 @@ async def _execute_memory_action(
             f"'{action}' needs the id of a memory. Search for the memory, and copy its id."
         )
     try:
-        outcome = await _write_memory_action(writer, action, key, memory, attribution)
+        outcome = await _create_replace_or_delete_memory(writer, action, key, memory, attribution)
     # Treat an invalid id from the model as an unknown id.
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
@@ -488,10 +492,10 @@ async def _execute_memory_action(
             f"Nothing was changed: the memory {outcome.key} already says this, and the memory "
             f"{key} still has its old text. Delete the memory {key} if that text is no longer true."
         )
-    return _describe_outcome(outcome)
+    return _describe_memory_change_outcome(outcome)
 
 
-def _describe_outcome(outcome: Outcome) -> str:
+def _describe_memory_change_outcome(outcome: Outcome) -> str:
     """Build the message that tells the model the outcome of a memory change.
 
     Raises:
@@ -512,7 +516,7 @@ def _describe_outcome(outcome: Outcome) -> str:
     return f"Done: the memory {outcome.key} is {change}.{note}"
 
 
-async def _write_memory_action(
+async def _create_replace_or_delete_memory(
     writer: MemoryWriter, action: ManageAction, key: str, memory: Any, attribution: Attribution
 ) -> Outcome:
     """Create, replace or delete a memory, as requested by a model.
@@ -532,9 +536,9 @@ async def _write_memory_action(
     if existing is None:
         raise build_unknown_memory_error(writer.namespace, key)
     is_from_user = existing.provenance is not None and existing.provenance.trust == "user"
-    stated_before = _list_texts(get_content_fields(existing.value)) if is_from_user else ()
+    stated_by_user = _list_texts(get_content_fields(existing.value)) if is_from_user else ()
     provenance = attribution.build_provenance(
-        _list_texts(writer.build_memory_value(memory, existing.value)), stated_before
+        _list_texts(writer.build_memory_value(memory, existing.value)), stated_by_user
     )
     return await writer.replace(key, memory, provenance, _CHANGE_BY_ACTION[action])
 
@@ -574,21 +578,21 @@ class Attribution:
     own_tools: Set[str] = _OWN_TOOLS
 
     def build_provenance(
-        self, texts: Iterable[str], stated_before: Iterable[str] = ()
+        self, texts: Iterable[str], texts_stated_by_user: Iterable[str] = ()
     ) -> Provenance:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
         The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`, depending on which
         messages contain the words of the memory. A word counts as the user's if it occurs in a
-        human message or in `stated_before`. The trust class is `"user"` if the number of the user's
-        words, minus the number of words found only in tool messages, is at least half the number of
-        words in the memory. If a memory does not meet the condition for `"user"`, its trust class
-        is `"tool"` if at least half of its words occur in tool messages, and `"assistant"`
-        otherwise.
+        human message or in `texts_stated_by_user`. The trust class is `"user"` if the number of
+        the user's words, minus the number of words found only in tool messages, is at least half
+        the number of words in the memory. If a memory does not meet the condition for `"user"`, its
+        trust class is `"tool"` if at least half of its words occur in tool messages, and
+        `"assistant"` otherwise.
 
         Args:
             texts: The texts of the memory.
-            stated_before: Texts that the user is known to have stated.
+            texts_stated_by_user: Texts that the user is known to have stated.
         """
         words = set().union(*map(_extract_stems, texts))
         by_user, by_tool = (
@@ -598,7 +602,9 @@ class Attribution:
         new_by_tool = {
             i: stems for i, stems in by_tool.items() if self.messages[i].name not in self.own_tools
         }
-        user_words = words & set().union(*by_user.values(), *map(_extract_stems, stated_before))
+        user_words = words & set().union(
+            *by_user.values(), *map(_extract_stems, texts_stated_by_user)
+        )
         tool_words = words & set().union(*by_tool.values())
         foreign_words = words & set().union(*new_by_tool.values()) - user_words
         trust: str = "assistant"

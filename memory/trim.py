@@ -175,7 +175,7 @@ class Trim(MessagesNode):
             if self.include_system:
                 rest += [message for message in messages if get_role(message) == "system"]
             update = build_update_from_current_to_target_messages(
-                _sort_as_in_state(rest, messages), messages, self.messages_key
+                _sort_by_order_in_state(rest, messages), messages, self.messages_key
             )
             return {self.messages_key: update} if update else {}
 
@@ -236,7 +236,9 @@ class Trim(MessagesNode):
 
         def count_excess(selection: tuple[ModelInput, list[Turn]]) -> float:
             messages = replace(selection[0], turns=iter(selection[1])).to_messages()
-            return self.counter.count_request(messages, self._tools) + self._prompt - self.size
+            return (
+                self.counter.count_request_tokens(messages, self._tools) + self._prompt - self.size
+            )
 
         if count_excess((model_input, turns)) <= 0:
             return replace(model_input, turns=iter(turns))
@@ -286,7 +288,9 @@ class Trim(MessagesNode):
         if shortened is None and self.allow_partial:
             shortened = _shorten_messages_to_fit(required, room, count_message_tokens)
         if shortened is None:
-            parts = [*iter_system_message_tokens(model_input, count_message_tokens)]
+            parts = [
+                *iter_system_message_names_with_token_counts(model_input, count_message_tokens)
+            ]
             parts += [
                 (f"{message.type} message", count_message_tokens(message)) for message in required
             ]
@@ -349,7 +353,7 @@ def _list_message_types_of_name_or_class(value: Any) -> set[str]:
     return {kind for kind, base in kinds if issubclass(value, base)}
 
 
-def iter_system_message_tokens(
+def iter_system_message_names_with_token_counts(
     model_input: ModelInput, measure: Measure
 ) -> Iterator[tuple[str, float]]:
     """Yield a (name, token count) tuple for each system message."""
@@ -368,15 +372,18 @@ def iter_system_message_tokens(
         yield "additions to the system messages", total
 
 
-def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
+def _sort_by_order_in_state(
+    selected_messages: list[BaseMessage], state_messages: Messages
+) -> list[BaseMessage]:
     """Sort selected messages as in the state.
 
     A modified copy of a message takes the place of the original.
     """
-    present, selected_ids = set(map(id, messages)), set(map(id, selected))
-    copies = {message.id: message for message in selected if id(message) not in present}
+    present, selected_ids = set(map(id, state_messages)), set(map(id, selected_messages))
+    copies = {message.id: message for message in selected_messages if id(message) not in present}
     ordered = (
-        m if id(m) in selected_ids else copies.get(m.id) for m in merge_duplicate_messages(messages)
+        m if id(m) in selected_ids else copies.get(m.id)
+        for m in merge_duplicate_messages(state_messages)
     )
     return [message for message in ordered if message is not None]
 

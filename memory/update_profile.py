@@ -85,7 +85,7 @@ class UpdateProfile(Learner):
         )
         self._keeps = check_choice("on_failure", on_failure, ON_FAILURE) == "keep"
 
-    async def _learn_from(
+    async def _update_profile_from_messages(
         self, messages: Messages, config: RunnableConfig | None = None
     ) -> ProfileUpdate:
         """Update the profile from the messages of a conversation.
@@ -120,13 +120,13 @@ class UpdateProfile(Learner):
             _LOG.warning("the profile was not updated: %s", exc)
             return ProfileUpdate(fault=str(exc))
 
-    learn, alearn = blocking(_learn_from), awaiting(_learn_from)
+    learn, alearn = blocking(_update_profile_from_messages), awaiting(_update_profile_from_messages)
 
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> ProfileUpdate:
         """Update the profile from the messages of a run."""
-        return await self._learn_from(messages, config)
+        return await self._update_profile_from_messages(messages, config)
 
     async def _ask_model_for_patch_and_write_profile(
         self, batch: Batch, scope: Scope
@@ -140,7 +140,7 @@ class UpdateProfile(Learner):
         for _ in range(_MAX_ATTEMPTS):
             proposal = await self._extractor.propose_changes(batch, scope)
             usage += proposal.usage
-            plan_update = partial(_plan_update, proposal, gate, scope, batch, loaded)
+            plan_update = partial(_plan_profile_update, proposal, gate, scope, batch, loaded)
             plan = await plan_and_write_with_retries(scope.adapter, plan_update)
             if not plan.puts and await has_erased_message(loaded, _list_messages(batch)):
                 present = {*map(id, await remove_erased_messages(loaded, _list_messages(batch)))}
@@ -160,7 +160,7 @@ def _list_messages(batch: Batch) -> list[BaseMessage]:
     return [part.message for part in batch.messages]
 
 
-async def _plan_update(
+async def _plan_profile_update(
     proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
 ) -> ChangePlan:
     """Build a write plan that applies all profile patches proposed by a model.

@@ -118,7 +118,10 @@ def test_threads_of_a_chat_are_not_listed_as_due(db: Path) -> None:
 
 def extract_facts() -> None:
     """Extract facts from all threads, as a worker does."""
-    with open_database(None) as file, Background(file.build_extraction(facts=True)) as background:
+    with (
+        open_database(None) as file,
+        Background(file.build_memory_extraction(extracts_facts=True)) as background,
+    ):
         background.flush(PATIENCE)
 
 

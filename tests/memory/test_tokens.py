@@ -266,9 +266,9 @@ def test_count_tools_refuses_other_values() -> None:
 @pytest.fixture
 def no_loaded_encoding() -> Iterator[None]:
     """Start and end with no loaded encoding and no logged warning."""
-    tokens._load_encoding.cache_clear()
+    tokens._load_token_counting_function.cache_clear()
     yield
-    tokens._load_encoding.cache_clear()
+    tokens._load_token_counting_function.cache_clear()
 
 
 def hide_packages(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -514,7 +514,7 @@ def test_omitting_messages_never_increases_scale(
 
 def count_without_cache(message: BaseMessage) -> int:
     """Return the tokens of a message by a counter without cached counts."""
-    tokens._load_encoding.cache_clear()
+    tokens._load_token_counting_function.cache_clear()
     return TokenCounter("o200k_base").count_message(message)
 
 
@@ -541,9 +541,9 @@ def test_second_count_tokenizes_only_new_messages(monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setitem(sys.modules, "bpe_openai", module)
     monkeypatch.setattr(tokens, "_MAX_CACHED_COUNTS", 300)
-    tokens._load_encoding.cache_clear()
+    tokens._load_token_counting_function.cache_clear()
     counter = TokenCounter("o200k_base")
-    tokens._load_encoding.cache_clear()
+    tokens._load_token_counting_function.cache_clear()
     talk: list[BaseMessage] = [HumanMessage(f"h{i}", id=f"{i}") for i in range(200)]
     count_request_tokens(counter, talk)
     counted.clear()

@@ -435,16 +435,19 @@ class _ThreadLock:
         await self._lock.__aexit__(*exc)
 
 
-def _choose_graph_name(head: ThreadHead, graph_names: Sequence[str], chosen: str | None) -> str:
+def _choose_graph_name(
+    head: ThreadHead, graph_names: Sequence[str], requested_name: str | None
+) -> str:
     """Return the name of the graph to run.
 
     Args:
         head: The head of the thread.
         graph_names: The graphs of the langgraph.json.
-        chosen: The graph that the user named, or None for the graph of the thread's last run.
+        requested_name: The graph that the user named, or None for the graph of the thread's last
+            run.
     """
     last = head.metadata.get("graph_id")
-    name = chosen or (
+    name = requested_name or (
         last if last in graph_names else graph_names[0] if len(graph_names) == 1 else None
     )
     if name is None:

@@ -370,20 +370,20 @@ class CommandDatabase:
         for user in users:
             self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
-    def build_extraction(self, *, facts: bool = False) -> Extraction:
+    def build_memory_extraction(self, *, extracts_facts: bool = False) -> Extraction:
         """Build the `Extraction` object, which extracts memories from threads.
 
         Args:
-            facts: Whether the configured model extracts facts. By default each turn becomes a
-                memory, without a model.
+            extracts_facts: Whether the configured model extracts facts. By default each turn
+                becomes a memory, without a model.
 
         Raises:
-            ConfigurationError: `facts` is True and no model is configured.
+            ConfigurationError: `extracts_facts` is True and no model is configured.
         """
         from perdure.memory.extraction import Extraction
         from perdure.memory.recall import NAMESPACE
 
-        extractor = self._build_model_extractor() if facts else None
+        extractor = self._build_model_extractor() if extracts_facts else None
         return Extraction(self.saver, self.store, extractor, namespace=NAMESPACE)
 
     def _build_model_extractor(self) -> Extractor:

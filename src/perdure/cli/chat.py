@@ -102,7 +102,7 @@ def chat(
         if not no_memory:
             _extract_memories(database)
             stack.callback(_extract_memories, database)
-        _resume_thread(session)
+        _print_last_messages_and_finish_turn(session)
         for text in [message] if message is not None else _iter_messages_typed_by_user(thread):
             update = {"messages": [{"role": "user", "content": text}]}
             session.run_turn(update, "Your message is stored; start the chat again for an answer")
@@ -271,7 +271,7 @@ class _ChatSession:
                 self.graph.update_state(self.config, removals, as_node="respond")
 
 
-def _resume_thread(session: _ChatSession) -> None:
+def _print_last_messages_and_finish_turn(session: _ChatSession) -> None:
     """Print the last messages of the thread, and finish an interrupted turn."""
     state = session.graph.get_state(session.config)
     if not state.created_at:

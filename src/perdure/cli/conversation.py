@@ -151,7 +151,7 @@ class Conversation:
         parent: str | None,
         created_at: float | None = None,
         *,
-        variant: bool = False,
+        is_variant: bool = False,
     ) -> str:
         """Add a message after its parent.
 
@@ -159,7 +159,7 @@ class Conversation:
             message: The message.
             parent: The key of the parent, or None for a first message.
             created_at: The time of the message, if the message itself has none.
-            variant: Whether the message may be another version of a message with the same id.
+            is_variant: Whether the message may be another version of a message with the same id.
 
         Returns:
             The key of the message in `nodes`. It is the id of the message, or a derived id for a
@@ -169,7 +169,7 @@ class Conversation:
         if created_at is None:
             created_at = get_creation_time(message)
         existing_node = self.nodes.get(key)
-        if variant and existing_node is not None and existing_node[:2] != (parent, message):
+        if is_variant and existing_node is not None and existing_node[:2] != (parent, message):
             # Derive the id of a variant from a hash of the whole message, because two messages with
             # the same id can differ in any field.
             key = derive_id(key, parent, repr(message))

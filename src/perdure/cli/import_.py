@@ -122,7 +122,7 @@ def import_(
     from perdure.cli.import_thread import ImportWriter
     from perdure.cli.sources import open_database_to_import
 
-    names = _parse_renames(renamed or [])
+    names = _parse_thread_id_renames(renamed or [])
     report = ConversationsReport()
     reader = _ConversationFilesReader(report)
     databases = [name for name in files if is_dsn(name)]
@@ -264,10 +264,10 @@ def treat_termination_signals_as_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _parse_renames(renamed: list[str]) -> dict[str, str]:
+def _parse_thread_id_renames(rename_options: list[str]) -> dict[str, str]:
     """Map old thread ids to new ones, from options such as `OLD=NEW`."""
     names = dict[str, str]()
-    for option in renamed:
+    for option in rename_options:
         old, _, new = option.partition("=")
         if not old or not new:
             raise ConfigurationError(f"--as is {option!r}; expected ID=NEW")
@@ -297,20 +297,20 @@ def _open_seekable_file(path: Path, copy_path: Path) -> Iterator[IO[bytes] | Non
         raise ImportFailed(f"{str(path)!r} cannot be read: {exc.strerror}") from exc
 
 
-def _copy_pipe_to_file(path: Path, into: IO[bytes]) -> None:
+def _copy_pipe_to_file(path: Path, target_file: IO[bytes]) -> None:
     """Copy stdin or a pipe to a file.
 
     Raises:
         ImportFailed: The path is a device.
     """
     if path == Path("-"):
-        _copy_chunks(sys.stdin.buffer, into)
+        _copy_chunks(sys.stdin.buffer, target_file)
     elif path.is_char_device() or path.is_block_device():
         raise ImportFailed(f"{str(path)!r} is a device; expected a file, a pipe or a folder")
     else:
         with path.open("rb") as pipe:
-            _copy_chunks(pipe, into)
-    into.seek(0)
+            _copy_chunks(pipe, target_file)
+    target_file.seek(0)
 
 
 def _copy_chunks(source: Any, into: IO[bytes]) -> None:

@@ -287,7 +287,7 @@ def _append_message_and_return_id_of_last_message(
     own_time = find_message_time(message_json)
     earlier_message_ids[
         thread.add_message(
-            message, parent_id, created_at if own_time is None else own_time, variant=is_variant
+            message, parent_id, created_at if own_time is None else own_time, is_variant=is_variant
         )
     ] = None
     thread.leaf = next(reversed(earlier_message_ids))

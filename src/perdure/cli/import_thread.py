@@ -86,7 +86,7 @@ class ImportWriter:
         self._later = with_memories and later
         report.user = file.user
         self._codec = Codec(file.saver.serde, file.saver.types)
-        self._extraction = file.build_extraction() if with_memories and not later else None
+        self._extraction = file.build_memory_extraction() if with_memories and not later else None
         report.memories = None if self._extraction is None else 0
 
     def store_conversations(self, prefix: str, conversations: list[Conversation]) -> None:

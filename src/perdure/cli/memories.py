@@ -308,7 +308,7 @@ def extract_due_threads(database: CommandDatabase) -> None:
     """Extract memories from messages in the user's threads that no worker has processed yet."""
     from perdure.memory.extraction import DueThreads, Pace
 
-    extraction = database.build_extraction()
+    extraction = database.build_memory_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
             # Skip threads that were deleted after the jobs were listed, and other programs' threads
@@ -514,7 +514,7 @@ def jobs(
     from perdure.memory.extraction import DueThreads, Pace
 
     with open_database(db, allow_read_only=not retry) as database:
-        extraction = database.build_extraction(facts=facts)
+        extraction = database.build_memory_extraction(extracts_facts=facts)
         due = DueThreads(extraction, Pace())
         for job in due.list_jobs() if retry else ():
             if job.state == "dead":

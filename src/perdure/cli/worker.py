@@ -84,7 +84,7 @@ def worker(
         delay, cron = defaults.delay_s if delay is None else delay, cron or defaults.cron
         facts = defaults.facts if facts is None else facts
         background = Background(
-            opened_database.build_extraction(facts=facts),
+            opened_database.build_memory_extraction(extracts_facts=facts),
             # Without a cron schedule, memories are extracted from a thread after it has been idle
             # for some time.
             pace=Pace(
