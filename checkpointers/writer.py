@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions, PlannedTransaction, cache_pending_writes
 from perdure.checkpointers.address import Address
@@ -67,6 +67,9 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.status import NULL_TASK, is_update_path
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
+
+if TYPE_CHECKING:
+    from perdure.checkpointers.stale_puts import StalePut
 
 # minimum time in seconds between two updates of a thread's last-activity time, to save writes
 ACTIVITY_PRECISION_S: Final = 0.1
@@ -659,7 +662,7 @@ class CheckpointWriter:
 
     def _build_stale_put_if_removals_are_newer(
         self, request: CheckpointPut | TaskWrites, newest_removal: int
-    ) -> Flow[Any]:
+    ) -> Flow[StalePut | None]:
         """Return a `StalePut` if data was removed since the request's state was loaded.
 
         Return None if no data has been removed since the request's state was loaded.
