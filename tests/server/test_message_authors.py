@@ -151,7 +151,14 @@ def send_input(desk: Desk, thread_id: str) -> None:
     desk.client("tom").runs.wait(thread_id, "desk", input=TOMS_NOTE)
 
 
+def go_to_node_with_note_and_stop_before_it(desk: Desk, thread_id: str) -> None:
+    target: Any = {"node": "quote", "input": {"note": TOMS_TEXT, "messages": []}}
+    options: Any = {"command": {"goto": [target]}, "interrupt_before": ["quote"]}
+    desk.client("tom").runs.wait(thread_id, "desk", **options)
+
+
 FILL_METHODS = [
+    go_to_node_with_note_and_stop_before_it,
     update_state,
     update_state_before_first_node,
     update_by_command,
@@ -388,6 +395,40 @@ def build_asking_graph() -> Any:
     builder.add_edge(START, "first").add_edge(START, "second")
     builder.add_edge(["first", "second"], "quote").add_edge("quote", "remember")
     return builder.compile()
+
+
+def build_graph_that_asks_in_subgraph() -> Any:
+    """Return a graph whose subgraph asks, and then makes a human message of its channel `note`."""
+
+    def quote(state: Any) -> dict[str, Any]:
+        note = state.get("note")
+        return {"messages": [HumanMessage(note, id="note")]} if note else {}
+
+    inner: Any = StateGraph(_build_state("reducer")).add_node("quote", quote)
+    inner.add_node("ask", lambda _: {"messages": [HumanMessage(interrupt("Which pet?"))]})
+    inner = inner.add_edge(START, "ask").add_edge("ask", "quote").compile()
+    outer: Any = StateGraph(_build_state("reducer")).add_node("inner", inner)
+    outer.add_node("remember", remember_turns())
+    return outer.add_edge(START, "inner").add_edge("inner", "remember").compile()
+
+
+def test_update_of_waiting_subgraph_by_colleague_is_not_remembered(
+    db: Settings,
+    access: AuthFileAccess,
+    model: Model,
+) -> None:
+    """The update stores a checkpoint of the subgraph only, and the person answers the question."""
+    with serve_desk(db, access, model, build_graph_that_asks_in_subgraph()) as desk:
+        thread_id, mia, tom = start_thread(desk), desk.client("mia"), desk.client("tom")
+        [task] = tom.threads.get_state(thread_id, subgraphs=True)["tasks"]
+        subgraph: Any = task["state"]
+        tom.threads.update_state(thread_id, TOMS_NOTE, checkpoint=subgraph["checkpoint"])
+        mia.runs.wait(thread_id, "desk", command={"resume": MIAS_TEXT})
+        state: Any = mia.threads.get_state(thread_id)["values"]
+
+        assert TOMS_TEXT in [message["content"] for message in state["messages"]]
+        memories = read_memories(desk, thread_id)
+        assert ("Kayak" in memories, "Otter" in memories) == (False, True)
 
 
 @pytest.mark.parametrize("answers_both", [False, True])
