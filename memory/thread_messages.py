@@ -473,10 +473,11 @@ class Watermark:
     def assign_thread_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Return the messages with their positions in the thread.
 
-        A message in the watermark's `known` list keeps the position recorded there. Messages before
-        the first message in `known` get lower positions, and messages after the last one get higher
-        positions. A message that lies between two messages in `known` is assigned the position of
-        the earlier one. The store orders items with the same position by age.
+        If the watermark's `known` list contains a message, the message keeps the position recorded
+        in the list. Messages before the first message in `known` get lower positions, and messages
+        after the last one get higher positions. A message that lies between two messages in `known`
+        is assigned the position of the earlier one. The store sorts items with the same position by
+        age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -534,24 +535,25 @@ class Watermark:
         return replace(failed, error=error, final=final)
 
     def reset_to_unread(self) -> Watermark:
-        """Return a copy that records no messages as read, so that the whole thread is read again.
+        """Return a copy with no messages recorded as read, so that the whole thread is read again.
 
         Positions are not reused.
         """
         return replace(self, known=(), count=0, checkpoint_id=None)
 
     def has_same_progress(self, other: Watermark) -> bool:
-        """Return whether two watermarks cover the same messages.
+        """Return whether two watermarks record the same messages as read.
 
         Versions of the note are ignored.
         """
         return (self.count, self.known) == (other.count, other.known)
 
     def build_put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """Build the `PutItem` that stores the watermark.
+        """Build the store operation that writes the watermark.
 
-        The watermark is stored as a note, which is an item in a namespace reserved by perdure. The
-        store rejects the put if the note was modified after the watermark was read.
+        The watermark is stored as a note, which is an item in a namespace that perdure reserves for
+        internal use. The store rejects the write if the note has been modified since the watermark
+        was read.
         """
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(
@@ -592,7 +594,7 @@ async def read_watermarks(
     watermark_keys: Sequence[tuple[Namespace, str]],
     extractor: str = TURN_EXTRACTOR,
 ) -> list[Watermark]:
-    """Read the watermarks of threads, in the order of `watermark_keys`.
+    """Read the watermarks of threads, and return them in the same order as `watermark_keys`.
 
     Args:
         adapter: The store.
@@ -614,10 +616,11 @@ async def read_watermarks(
 
 
 def build_put_clearing_extraction_failure(watermark_note: Item) -> PutItem:
-    """Build the put operation that clears the extraction failure recorded in a stored watermark.
+    """Build the put operation that removes a recorded extraction failure from a stored watermark.
 
-    The extraction is not retried until the thread's head changes. The next extraction then reads
-    the new messages and also the messages that the failed extraction did not read.
+    The failed extraction is not retried until the thread has a new head checkpoint. The next
+    extraction then reads both the new messages and the messages that the failed extraction should
+    have read.
     """
     watermark, (_, _, *namespace) = _decode_watermark(watermark_note), watermark_note.namespace
     reset_mark = watermark.advance((), watermark.failed_head)
@@ -639,8 +642,8 @@ def _build_watermark_key(extractor: str, thread_id: str) -> str:
 
 def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
     """Return whether a message has not been read yet or was edited after it was read."""
-    # A message does not count as edited if a node merely shortened it to save tokens after the
-    # extractor had read it.
+    # A message is not considered edited if a node has merely shortened it to save tokens since the
+    # extractor read it.
     return read_message is None or (
         read_message.digest != message.digest and not message.is_shortened
     )

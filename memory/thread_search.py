@@ -1,9 +1,9 @@
-"""Search threads by the words of their messages.
+"""Search threads for words in their messages.
 
 The messages that a search finds are never added to a prompt.
 
-The transcript index is stored in the same database as the threads, as items in separate tables.
-Each thread owner has a separate namespace in the index. Before it searches, a search indexes the
+The transcript index is stored in the same database as the threads, as items in separate tables. The
+index has a separate namespace for each thread owner. Each search first updates the index for the
 threads that are visible to the caller and have changed since they were last indexed. If messages
 are removed from a thread, the same transaction removes them from the index.
 """
@@ -63,9 +63,12 @@ from perdure.stores.text import (
 )
 
 _LOG = logging.getLogger("perdure")
-# Number of indexed messages after which a transaction is committed.
+# Threshold for committing a transaction. Once this many messages are waiting to be indexed, they
+# are written to the index in one transaction. The same number is the maximum number of messages per
+# indexing step.
 _MESSAGES_PER_TRANSACTION: Final = 400
-# Maximum number of indexing steps per transaction. A thread with few messages needs only one step.
+# Maximum number of indexing steps per transaction. Each step indexes messages of one thread; a
+# thread with few messages needs only one step.
 _THREADS_PER_TRANSACTION: Final = 60
 # Maximum number of characters indexed per message. The rest of the message is ignored.
 _MAX_MESSAGE_CHARS: Final = 100_000
@@ -76,7 +79,8 @@ _PAGE_SIZE: Final = 64
 _SEARCH_ATTRIBUTE: Final = "_thread_search"
 # Seconds between two progress reports.
 _TICK_S: Final = 0.1
-# Number of characters of context that an excerpt shows before its first matching word.
+# Maximum number of characters that an excerpt shows before its first matching word, unless the
+# match is near the end of the text.
 _EXCERPT_LEAD_CHARS: Final = 40
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
@@ -134,7 +138,7 @@ class ThreadHit:
 
     @property
     def marked(self) -> str:
-        """The excerpt on one line, with matching words between double asterisks."""
+        """The excerpt as one line of text, with each matching word enclosed in double asterisks."""
         pieces = (
             f"**{piece}**" if marked else piece for piece, marked in self.split_excerpt_at_matches()
         )
@@ -172,13 +176,13 @@ class VisibleThreads:
 
     @property
     def owner(self) -> str | None:
-        """The owner of all threads in the query, or None if the owners may differ."""
+        """The owner to which the query is limited, or None if it does not specify an owner."""
         owner = (self.query.metadata or {}).get("owner")
         return owner if isinstance(owner, str) else None
 
 
 class _ThreadIndexingStep(NamedTuple):
-    """A part of a thread that is added to the transcript index in one transaction.
+    """Messages of one thread that are added to the transcript index in a single transaction.
 
     Attributes:
         thread_id: The thread.
@@ -208,7 +212,7 @@ class _IndexingJob:
 
 
 class TranscriptSearch:
-    """Searches the transcripts of the threads of a checkpointer.
+    """Searches the messages in a checkpointer's threads, using a full-text index.
 
     Args:
         saver: One of perdure's checkpointers.
@@ -226,9 +230,9 @@ class TranscriptSearch:
 
     @staticmethod
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
-        """Return a checkpointer's transcript search.
+        """Return the `TranscriptSearch` of a checkpointer.
 
-        The transcript search is created on the first call for each checkpointer.
+        The object is created when this function is first called for the checkpointer.
 
         The `TranscriptSearch` object is kept for as long as the checkpointer exists, because it
         holds an in-memory index.
@@ -275,7 +279,7 @@ class TranscriptSearch:
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
         """Find the visible threads whose messages match the text best.
 
-        The transcript index is not updated before the search.
+        Search the transcript index in its current state, without updating it first.
         """
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
@@ -317,13 +321,14 @@ class TranscriptSearch:
     def _index_changed_threads_and_count_unindexed(
         self, visible: VisibleThreads, wait_s: float | None, progress: Progress
     ) -> int:
-        """Index the visible threads that have changed, and return how many are not indexed yet.
+        """Index the visible threads that have changed, and return how many remain to be indexed.
 
-        Wait at most `wait_s` seconds, even if some threads are not indexed by then.
+        Wait at most `wait_s` seconds. If some threads are not indexed by then, indexing continues
+        in the background.
         """
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        # Run the loop twice, because an indexing job that was already running can miss the latest
-        # changes to the threads.
+        # Run the loop twice. An indexing job that was already running when the search began might
+        # have missed the latest changes to the threads.
         for _ in range(2):
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
@@ -353,7 +358,7 @@ class TranscriptSearch:
             ]
 
             def index_and_remove_job() -> None:
-                """Index the owner's threads, then remove the finished indexing job from `_jobs`."""
+                """Index the owner's threads, then remove the job from `_jobs`."""
                 try:
                     self._index_threads_of_job(job, thread_ids_and_owners)
                 finally:
@@ -369,10 +374,10 @@ class TranscriptSearch:
     def _index_threads_of_job(
         self, job: _IndexingJob, thread_ids_and_owners: Sequence[tuple[str, Any]]
     ) -> None:
-        """Index threads, writing the index entries in several transactions.
+        """Index threads, committing the index entries in several transactions.
 
-        A thread is indexed in one or more steps. Each transaction writes the index entries of
-        several indexing steps.
+        Each thread is indexed in one or more steps. A single transaction can contain the index
+        entries of several steps.
         """
         steps = list[_ThreadIndexingStep]()
         for number, (thread_id, owner) in enumerate(thread_ids_and_owners, 1):
@@ -421,7 +426,7 @@ class TranscriptSearch:
     def _index_messages_of_steps(self, steps: Sequence[_ThreadIndexingStep]) -> None:
         """Write the index entries of several indexing steps in one transaction.
 
-        The same transaction records how far each thread has been indexed.
+        The transaction also records how far each thread has been indexed.
         """
         if not steps:
             return
@@ -435,13 +440,13 @@ class TranscriptSearch:
             if puts_to_write := [*chain(*compress(puts, are_advanced))]:
                 yield from self._parts.writer.write_puts(puts_to_write, self._parts.now())
 
-        # Item ids must increase within a namespace, so prevent concurrent transactions from writing
-        # to the same namespace.
+        # Prevent concurrent transactions from writing to the same namespace, because item ids must
+        # increase within a namespace.
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
     def _iter_puts_of_indexed_messages(self, step: _ThreadIndexingStep) -> Iterator[PutItem]:
-        """Yield the write operations that add the messages of an indexing step to the index.
+        """Yield the write operations that add the messages in an indexing step to the index.
 
         Tool messages and system messages are skipped, as are messages with `{"remember": False}` in
         their `response_metadata`.
@@ -487,9 +492,9 @@ def _build_thread_hit(query: str, item: FoundItem, thread: ListedThread) -> Thre
 
 
 def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
-    """Find the positions of a query's words in a text.
+    """Find the positions at which the words of a query occur in a text.
 
-    Inflected forms of a query word match as well. A misspelt query word matches similar words in
+    A query word also matches its inflected forms. If it is misspelt, it matches similar words in
     the text.
 
     >>> find_query_word_spans("She runs; he ran to the shop.", "running shops")
@@ -513,8 +518,8 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(run[0])
         stemmed = (stem for _, stem in iter_stems(run[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # If words are written without spaces or joined by punctuation, highlight only the
-            # matching part.
+            # If this run of characters contains several words, because they are written without
+            # spaces (as in Chinese) or joined by punctuation, highlight only the part that matches.
             form = re.escape(part) if len(parts) > 1 else ".+"
             for match in re.finditer(form, run[0], re.IGNORECASE):
                 marked_positions |= {*range(run.start() + match.start(), run.start() + match.end())}
@@ -539,15 +544,16 @@ def search_threads(
     wait_s: float | None = None,
     progress: Progress | None = None,
 ) -> ThreadHits:
-    """Find threads by the words of their messages.
+    """Find threads by searching for words in their messages.
 
     The search also matches inflected forms of the words in `text`, and similar words if a word is
-    misspelt. The first search indexes all threads that the user can see, starting with the latest
-    one. Later searches index only the threads that have changed since they were last indexed. The
-    index is stored in separate tables that only `search_threads` reads, so indexed text never
-    appears in a prompt, in recalled memories or in a store search. The index entries of a thread or
-    a message are deleted together with the thread or the message. The search ignores tool messages,
-    system messages, and messages whose `response_metadata` contains `{"remember": False}`.
+    misspelt. The first search indexes all threads that the user can see, starting with the one that
+    was changed last. Later searches index only the threads that have changed since they were last
+    indexed. The index is stored in separate tables that only `search_threads` reads, so indexed
+    text never appears in a prompt, in recalled memories or in a store search. The index entries of
+    a thread or a message are deleted together with the thread or the message. The search ignores
+    messages with `{"remember": False}` in their `response_metadata`, as well as all tool messages
+    and system messages.
 
     Args:
         saver: One of perdure's checkpointers.

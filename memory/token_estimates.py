@@ -1,9 +1,9 @@
 """Estimate token counts without a tokenizer, for text, images, files, audio and video.
 
 The tokens-per-character values used for text were fitted to OpenAI's `o200k_base` encoding. For
-emoji, and for prose, code, JSON, CSV and identifiers in Latin script, the estimate is between 0.8
-and 1.5 times the real token count. For scripts whose characters take three bytes in UTF-8, the
-estimate can be up to twice the real token count.
+text in Latin script (prose, code, JSON, CSV and identifiers) and for emoji, the estimate is between
+0.8 and 1.5 times the real token count. For text in scripts whose characters take three bytes in
+UTF-8, such as Chinese, the estimate can be up to twice the real token count.
 
 The token counts for images, PDF pages, audio and video are based on the providers' documentation.
 OpenAI charges 765 tokens for an image of 1024 by 1024 pixels, and 85 tokens for a low-detail image
@@ -40,8 +40,8 @@ letters takes 2.35 additional tokens, and a punctuation mark takes 0.5 additiona
 _ASCII: Final = bytes(range(0x80))
 # Leading bytes of four-byte UTF-8 sequences, which encode emoji and rare characters.
 _FOUR_BYTE_LEADS: Final = bytes(range(0xF0, 0xF5))
-# The `_TOKENS_PER_` constants are the estimated numbers of tokens per character, by kind of
-# character.
+# Each `_TOKENS_PER_…` constant is the estimated number of tokens per character for one class of
+# characters, such as digits.
 _TOKENS_PER_DIGIT: Final = 0.55
 _TOKENS_PER_PUNCTUATION: Final = 0.7
 # Estimated tokens per letter that is adjacent to a digit, as in a UUID or a hash.
@@ -50,8 +50,8 @@ _TOKENS_PER_LETTER: Final = 0.15
 _TOKENS_PER_SPACE: Final = 0.2
 # Estimated tokens per character that takes four bytes in UTF-8, such as an emoji.
 _TOKENS_PER_FOUR_BYTES: Final = 1.9
-# Number of letters per digit that are assumed to be adjacent to digits. Letters adjacent to digits,
-# as in a UUID, take more tokens than letters in words.
+# Number of letters that are assumed to be adjacent to each digit in a text. Letters adjacent to
+# digits, as in a UUID, take more tokens than letters in words.
 _MIXED_LETTERS_PER_DIGIT: Final = 2
 
 IMAGE_TOKENS: Final = 765
@@ -68,8 +68,8 @@ _RAW_AUDIO_BYTES_PER_S: Final = 48_000
 _VIDEO_TOKENS_PER_S: Final = 300
 # Assumed data rate of video, in bytes per second (1 Mbit/s).
 _VIDEO_BYTES_PER_S: Final = 125_000
-# Estimated number of characters per token of encrypted reasoning. The value is high because
-# providers drop encrypted reasoning from the requests of later turns.
+# Estimated number of characters of encrypted reasoning per token. The value is high, so that
+# encrypted reasoning counts little, because providers drop it from the requests of later turns.
 _CHARACTERS_PER_HIDDEN_TOKEN: Final = 32
 # Estimated number of audio tokens per token of the audio's transcript.
 _TRANSCRIPT_FACTOR: Final = 3
@@ -124,8 +124,8 @@ _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200},")
 # Minimum length, in characters, of base64 data. Shorter strings are treated as text.
 _MIN_BASE64: Final = 512
 _BASE64: Final = re.compile(r"[\w+/-]{60,}(?:[\r\n]+[\w+/-]+)*={0,2}\s*", re.ASCII)
-# When searching a content block for media data, stop collecting nested dicts once this many dicts
-# have been found.
+# Threshold for the search for media data in a content block. Once the search has collected this
+# many dicts, including the block, it collects no more nested dicts.
 _MAX_NESTED: Final = 8
 _RAW_AUDIO_TYPES: Final = ("wav", "pcm", "l16")
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -136,7 +136,7 @@ CountText = Callable[[str], int]
 def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
     """Estimate the number of tokens of a text.
 
-    Prose is estimated at one token per four bytes of UTF-8. Digits, punctuation, letters next to
+    Prose is estimated at four UTF-8 bytes per token. Digits, punctuation marks, letters next to
     digits, and emoji take more tokens per byte than prose. If a text contains many digits,
     punctuation marks or emoji, the estimate is based on the number of characters of each kind.
 
@@ -200,7 +200,7 @@ def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
 
 
 def _find_media_kind(block: Mapping[str, Any]) -> str | None:
-    """Return the kind of media in a content block, or None if the block contains no media."""
+    """Return the media kind of a content block, such as `image`, or None if it has no media."""
     kind = block.get("type")
     if kind is not None:
         return _KINDS.get(kind) if isinstance(kind, str) else None
@@ -272,8 +272,8 @@ def _find_mime_type_and_media_data(
 ) -> tuple[str, str | bytes | None]:
     """Return the MIME type and the data of the media in a block.
 
-    If the block has no MIME type, its format, such as `wav`, or its file name is returned instead.
-    The data is None if the block contains only a URL or a file id.
+    If the block has no MIME type, return its format, such as `wav`, or its file name instead. The
+    data is None if the block contains only a URL or a file id.
 
     Args:
         parts: The block and the nested dicts that may contain the data.
@@ -315,7 +315,7 @@ def _count_json_tokens(value: Any, count_text: CountText) -> int:
     files = 0
 
     def without_files(part: Any) -> Any:
-        """Return `part` without its media, and add the media's token counts to `files`."""
+        """Return a copy of `part` without media data, and add the media's tokens to `files`."""
         nonlocal files
         if isinstance(part, Mapping):
             if part is not value and _find_media_kind(part) is not None:

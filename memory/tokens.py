@@ -1,4 +1,4 @@
-"""Count the tokens of texts, messages, requests and tools, and look up context windows.
+"""Count the tokens of texts, messages, requests and tools, and look up context window sizes.
 
 OpenAI's encodings are provided by the packages of the `tokens` extra. For models from other
 providers, token counts are estimated (see `token_estimates`). Estimates are scaled up if the
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
 
-# Tokens that OpenAI adds per message, name, tool call, tool result and request. Source:
+# Numbers of tokens that OpenAI adds per message, name, tool call, tool result and request. Source:
 # https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-# Minimum size of a model response, in estimated tokens, for its reported usage to scale the
-# estimates.
+# Minimum size of a model response, in estimated tokens. The usage reported for shorter responses is
+# not used to scale the estimates.
 _MIN_MEASURED: Final = 50
 # Maximum factor by which estimates are scaled up if a provider reports more tokens than estimated.
 _MAX_SCALE: Final = 4.0
@@ -74,7 +74,7 @@ class TokenCounter:
     ) -> None:
         self._count_encoded = None if encoding is None else _load_token_counting_function(encoding)
         self.encoding = encoding if self._count_encoded else None
-        # If the custom counting function is `len`, messages are counted instead of tokens.
+        # If the custom counting function is `len`, the counter counts messages rather than tokens.
         self.counts_messages = function is len
         is_custom = function is not None and function is not len
         self._function = CountingFunction(function) if is_custom else None  # type: ignore[arg-type]
@@ -87,12 +87,11 @@ class TokenCounter:
         return ceil(self.count_tokens_excluding_messages(0))
 
     def count_tokens_excluding_messages(self, tool_tokens: int) -> float:
-        """Return the number of tokens of a request, excluding its messages.
+        """Return the number of tokens that a request takes in addition to its messages.
 
-        `tool_tokens` is the number of tokens that the request's tools take.
-
-        A custom counting function can add a fixed overhead to every request. In that case, the
-        result is the larger of the overhead and `tool_tokens`, because the overhead is assumed to
+        `tool_tokens` is the token count of the request's tools, excluding tools that are bound to
+        the model. If a custom counting function adds a fixed number of tokens to every request,
+        return the larger of that number and `tool_tokens`, because the fixed number is assumed to
         include the tools.
         """
         if self._function is not None:
@@ -101,12 +100,12 @@ class TokenCounter:
 
     @property
     def request_overhead_tokens(self) -> float:
-        """The fixed overhead, in tokens, that a custom counting function adds per request, or 0."""
+        """The number of tokens that a custom counting function adds to every request, or 0."""
         return 0 if self._function is None else self._function.request_overhead_tokens
 
     @property
     def is_additive(self) -> bool:
-        """Whether the token count of several messages equals the sum of their individual counts."""
+        """Whether a list's token count is the sum of the token counts of its messages."""
         return self._function is None or self._function.is_additive
 
     @property
@@ -167,7 +166,8 @@ class TokenCounter:
     def count_request_tokens(self, messages: Sequence[BaseMessage], tool_tokens: int = 0) -> float:
         """Return the number of tokens of a request with the given messages.
 
-        `tool_tokens` is the number of tokens that the request's tools take.
+        `tool_tokens` is the token count of the request's tools, excluding tools that are bound to
+        the model.
         """
         if self._function is None:
             return self.count_tokens_excluding_messages(tool_tokens) + sum(
@@ -177,7 +177,7 @@ class TokenCounter:
         return counted + (max(0, tool_tokens - self.request_overhead_tokens) if tool_tokens else 0)
 
     def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
-        """Return the number of tokens in a system prompt.
+        """Return the number of tokens of a system prompt.
 
         Return 0 if there is no system prompt, or if the counter counts messages rather than tokens.
         """
@@ -190,10 +190,10 @@ class TokenCounter:
     def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """Return a copy of the counter with estimates scaled to the usage reported in `messages`.
 
-        The scale is computed from the responses of a single model: the counter's `model` or, if
-        that is None, the model that produced the newest response. The scale is the largest ratio of
-        reported to estimated tokens in any of these responses, so removing messages never increases
-        the scale.
+        Only the responses of one model are used to compute the scale factor: the counter's `model`
+        or, if that is None, the model that produced the latest response. For each of these
+        responses, the reported token count is divided by the estimated one. The scale factor is the
+        largest of these ratios, so that removing messages never increases the estimates.
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
@@ -212,7 +212,7 @@ class TokenCounter:
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)
 
     def _compute_reported_to_estimated_ratio(self, message: BaseMessage) -> float:
-        """Return the ratio of reported to estimated tokens for a model response.
+        """Return a model response's reported token count divided by its estimated token count.
 
         The ratio is at least 1, because estimates are never scaled down.
         """
@@ -375,7 +375,7 @@ def get_model_name(model: Any) -> str | None:
 
 
 def _describe_model(model: Any) -> str:
-    """Return the name of a model, or the name of its class as a fallback."""
+    """Return a model's name, or its class name if the model has no name."""
     return model if isinstance(model, str) else get_model_name(model) or type(model).__name__
 
 

@@ -121,8 +121,8 @@ def find_tool_calls(message: AIMessage) -> list[Call]:
     listed_ids = {call.id for call in calls}
     for block in blocks:
         call = _read_call_from_block(block)
-        # If `tool_calls` or `invalid_tool_calls` has entries, skip a content block that has no call
-        # id, because the block probably duplicates one of the entries.
+        # If the message has entries in `tool_calls` or `invalid_tool_calls`, skip content blocks
+        # that have no call id, because such a block probably duplicates one of these entries.
         if call is None or call.id in listed_ids or (listed_ids and not call.id):
             continue
         calls.append(call)
@@ -156,8 +156,8 @@ def list_call_ids_of_results(message: BaseMessage) -> list[str]:
 def is_tool_result_that_needs_content_block(message: BaseMessage) -> bool:
     """Return whether a message is a tool result that OpenAI does not accept as plain text.
 
-    OpenAI requires a specific content block as the result of some tools. For example, the result of
-    a computer tool call must be an image.
+    For some tools, OpenAI requires the result to be a content block of a specific type. For
+    example, the result of a computer tool call must be an image.
     """
     if not isinstance(message, ToolMessage):
         return False
@@ -180,7 +180,7 @@ def iter_content_blocks(message: BaseMessage) -> Iterator[Mapping[str, Any]]:
 
 
 def unwrap_non_standard_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Unwrap a langchain block of type `non_standard`, and return the provider's block in it.
+    """Return the provider-specific content block that a langchain `non_standard` block wraps.
 
     Blocks of all other types are returned unchanged.
     """
@@ -199,8 +199,8 @@ def rewrite_tool_calls(
     """Return a copy of an AI message with its tool calls in a form that providers accept.
 
     If nothing has to be changed, the original message object is returned. If a tool call occurs
-    only in a content block, it is added to `tool_calls`, so that every provider's client can send
-    it in the format that the provider expects.
+    only in a content block, it is added to `tool_calls`, so that every provider's client library
+    can send it in the format that the provider expects.
 
     Args:
         message: The AI message.
@@ -211,8 +211,8 @@ def rewrite_tool_calls(
         stray_result_call_ids: The ids of calls whose result blocks are removed from the content.
     """
     new_ids = new_ids or {}
-    # The entries of the new `tool_calls` are stored under the key False, and the entries of the new
-    # `invalid_tool_calls` under the key True.
+    # The new tool call entries, keyed by whether the call is invalid: `entries[False]` becomes
+    # `tool_calls`, and `entries[True]` becomes `invalid_tool_calls`.
     entries: dict[bool, list[Any]] = {False: [], True: []}
     for position, call in enumerate(calls):
         entry = None if position in removed_positions else _build_tool_call_entry(message, call)
@@ -256,14 +256,14 @@ def _build_predicate_for_removed_content_blocks(
     new_ids: Mapping[int, str],
     stray_result_call_ids: Collection[str],
 ) -> Callable[[Any], bool]:
-    """Build a predicate that is True for content blocks that `rewrite_tool_calls` must remove."""
+    """Build a predicate that selects the content blocks that `rewrite_tool_calls` must remove."""
     removed_blocks = {id(calls[n].block) for n in removed_positions if calls[n].block is not None}
-    # If a call is removed or gets a new id, remove its content block too. If the call still exists,
-    # the provider's client rebuilds the block from `tool_calls`.
+    # Remove the content block of each call that is removed or gets a new id. For a call with a new
+    # id, the provider's client library rebuilds the content block from `tool_calls`.
     ids = {calls[n].id for n in (*removed_positions, *new_ids)}
 
     def is_removed(block: Any) -> bool:
-        """Return whether `rewrite_tool_calls` removes the content block `block`."""
+        """Return whether `rewrite_tool_calls` must remove the given content block."""
         if not isinstance(block, dict):
             return False
         inner = unwrap_non_standard_block(block)
@@ -308,7 +308,7 @@ def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
 def remove_stray_result_blocks(
     message: BaseMessage, stray_result_call_ids: Collection[str]
 ) -> BaseMessage:
-    """Return a copy of a message without the result blocks of `stray_result_call_ids`."""
+    """Return a copy of a message without the results of calls in `stray_result_call_ids`."""
     content = [
         block
         for block in message.content
@@ -321,8 +321,8 @@ def remove_stray_result_blocks(
 def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
     """Build the `tool_calls` or `invalid_tool_calls` entry for a tool call.
 
-    Return None if the call belongs in neither list, for example because the provider executes the
-    tool itself.
+    Return None if the call belongs in neither of these two lists, for example because the provider
+    executes the tool itself.
     """
     if call.block is None and call.place is not None:
         entries: Sequence[Any] = (
@@ -340,11 +340,11 @@ def _build_tool_call_entry(message: AIMessage, call: Call) -> Any:
 
 
 def _read_call_from_block(block: Mapping[str, Any]) -> Call | None:
-    """Return the tool call in a content block, or None if the block contains no call."""
+    """Return the tool call that a content block represents, or None for any other block."""
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
-        # OpenAI's clients store the call id under the key `call_id` or `id`, depending on their
-        # version.
+        # OpenAI's client libraries store the call id under the key `call_id` or `id`, depending on
+        # the library's version.
         call_id = block.get(_CLIENT_CALLS[kind]) or block.get("id")
         name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
         call_kind: CallKind = "tool" if kind in CALL_BLOCKS else "client"

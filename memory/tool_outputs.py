@@ -1,6 +1,6 @@
 """Replace old, large tool results with placeholders.
 
-`expand` reads the original tool results from the thread's history.
+The function `expand` returns the original messages that a thread's summary has replaced.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from perdure.memory.tool_calls import (
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
 _READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
-# Minimum value of `min_tokens`, chosen so that a placeholder is smaller than the result that it
-# replaces.
+# Minimum value of the option `min_tokens`, chosen so that a placeholder takes fewer tokens than the
+# result that it replaces.
 _MIN_TOKENS: Final = 40
 _ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
@@ -55,11 +55,12 @@ class ToolOutputReader:
 
 
 class ClearToolOutputs(MessagesNode):
-    """A node that replaces old, large tool results with one-line placeholders.
+    """A graph node that replaces old, large tool results with one-line placeholders.
 
-    In a graph, the node replaces tool results in the state, and the thread's history keeps the
-    originals. In a `view`, the node replaces tool results in the request to the model, and does not
-    change the state. A tool result is replaced only after the model has read it and responded.
+    If the node is part of a graph, it replaces tool results in the graph's state. The original tool
+    results remain in the thread's history. If the node is passed to `view`, it replaces tool
+    results only in the requests to the model and does not change the state. A tool result is
+    replaced only after the model has read it and responded.
 
     Args:
         keep: The number of newest results that are not replaced, including unanswered results.
@@ -98,10 +99,10 @@ class ClearToolOutputs(MessagesNode):
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
-        """Return a copy of the node, configured for requests with the given tools.
+        """Return a copy of the node for requests that contain the given tools.
 
-        Placeholders tell the model to read a result with `read_tool` only if `tools` contains that
-        tool.
+        The placeholders tell the model to read a replaced result with `read_tool` only if `tools`
+        contains that tool.
         """
         node = copy(self)
         readers = (_get_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
@@ -112,13 +113,13 @@ class ClearToolOutputs(MessagesNode):
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Return the model input with old, large tool results replaced by placeholders."""
+        """Return the model's input with placeholders in place of old, large tool results."""
         return replace(model_input, turns=self._clear_large_tool_results(model_input.turns))
 
     async def _build_state_update(
         self, state: Any, config: RunnableConfig | None
     ) -> dict[str, Any]:
-        """Return the state update that replaces old, large tool results with placeholders."""
+        """Build the graph state update that replaces old, large tool results with placeholders."""
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
@@ -140,7 +141,7 @@ class ClearToolOutputs(MessagesNode):
         return {self.messages_key: update} if update else {}
 
     def _clear_large_tool_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        """Yield the turns, newest first, with placeholders in place of old, large tool results."""
+        """Yield the turns, newest first, replacing old, large tool results with placeholders."""
         result_count = 0
         newest = list(islice(turns, 1))
         # Do not replace tool results that the model has not read yet. An exchange is a message of
@@ -168,8 +169,8 @@ class ClearToolOutputs(MessagesNode):
         is_cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or is_cleared or message.name in self.exclude:
             return message
-        # A placeholder is plain text, which OpenAI rejects as the result of some tools, such as the
-        # computer tool.
+        # Keep the result if a plain-text placeholder cannot replace it. OpenAI rejects plain text
+        # as the result of some tools, such as the computer tool.
         if is_tool_result_that_needs_content_block(message):
             return message
         tokens = self.counter.count_message(message)
@@ -190,7 +191,7 @@ clear_tool_outputs = ClearToolOutputs
 
 
 def _get_tool_name(tool: Any) -> str | None:
-    """Return the name of a tool, which is a tool object or a dict in a provider's format."""
+    """Return the name of a tool, given as a tool object or as a dict in a provider's format."""
     if isinstance(tool, Mapping):
         function = tool.get("function")
         return function.get("name") if isinstance(function, Mapping) else tool.get("name")
@@ -198,7 +199,7 @@ def _get_tool_name(tool: Any) -> str | None:
 
 
 def _lacks_results_of_tool_calls(unit: Unit) -> bool:
-    """Return whether an exchange contains a tool call without a stored result."""
+    """Return whether the result of a tool call in an exchange is not stored."""
     call, *results = unit
     stored = [result for result in results if REQUEST_ONLY not in result.additional_kwargs]
     return isinstance(call, AIMessage) and len(list_call_ids(call)) > len(stored)
@@ -212,8 +213,8 @@ async def _read_summarized_messages(
 ) -> list[BaseMessage]:
     """Return the original messages that a thread's summary has replaced, in chronological order.
 
-    If the thread's history contains several versions of a message, the latest one that was not
-    shortened by `trim` or `clear_tool_outputs` is returned. Messages that were summarised and later
+    If the thread's history contains several versions of a message, return the latest version that
+    was not shortened by `trim` or `clear_tool_outputs`. Messages that were summarised and later
     erased are omitted.
 
     Args:

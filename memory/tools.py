@@ -1,9 +1,9 @@
 """Provide tools that let a model store, change and search memories.
 
-Mistakes by the model are reported back to the model in a message, whereas mistakes by the developer
-raise an error. perdure determines the source of a memory by comparing it with the messages of the
-run. The model is not trusted to name the source, because it might have followed instructions that
-were injected through a web page.
+If the model makes a mistake in a tool call, the model receives an error message. If the developer
+makes a mistake, such as passing an invalid option, an exception is raised. perdure determines the
+source of a memory by comparing it with the messages of the run. The model is not trusted to name
+the source, because it might have followed instructions that were injected through a web page.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ _TEAM_DESCRIPTION: Final = (
     "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
     "out for what concerns the user alone; all members read what is kept for their team."
 )
-# Default value of a memory tool's `runtime` parameter, for calls outside a graph. Within a graph,
-# langgraph passes a `ToolRuntime`.
+# Default value of a memory tool's `runtime` parameter, used when the tool is called outside a
+# graph. Within a graph, langgraph passes a `ToolRuntime`.
 _NO_RUNTIME: Final[Any] = None
-# Matches the tool names that model providers accept.
+# Regular expression for the tool names that model providers accept.
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OWN_TOOLS: Final = frozenset({"manage_memory", "search_memory"})
 """Names of perdure's memory tools.
@@ -111,8 +111,8 @@ The results of these tools are memories, which do not count as new information f
 """
 # Maximum number of memories that a model can request in one search.
 _MAX_LIMIT: Final = 50
-# Maximum length, in characters, of the reason for an error or a decision in a tool result. Longer
-# reasons are truncated.
+# Maximum length, in characters, of an explanation that a tool result contains, for example of why a
+# memory was rejected. Longer explanations are truncated.
 _MAX_REASON_CHARS: Final = 400
 # Stray characters that models tend to add around a value. They are stripped from both ends of
 # actions, ids and team names.
@@ -128,17 +128,17 @@ _WITHOUT_MEMORY_ANSWER: Final = (
 _UNKNOWN_ANSWER: Final = (
     "There is no memory with the id {id}. Search for the memory, and copy its id exactly."
 )
-# Word stems that are ignored when a memory is compared with messages. Words such as "user" occur in
-# most memories, so they do not help to identify the source message.
+# Word stems that are ignored when comparing a memory with messages to find its source. Words such
+# as "user" occur in most memories, so they do not help to identify the source.
 _IGNORED_STEMS: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokenize(word)
 }
-# The key in `additional_kwargs` that marks summaries by langchain, which are stored as human
-# messages.
+# Key in `additional_kwargs` that marks a summary written by langchain's summarization middleware,
+# which stores the summary as a human message.
 _SUMMARY_KEY: Final = "lc_source"
 
 ToolHandler = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
-# The set of word stems in each message, keyed by message index.
+# The word stems in each message, as a mapping from message index to set of stems.
 Words = Mapping[int, set[str]]
 
 
@@ -156,10 +156,10 @@ def manage_memory(
     """Return a tool that lets a model store and change memories.
 
     The provenance of a stored memory lists the ids of the messages that the memory is based on. The
-    trust class in the provenance says whether these messages come from the user, a tool or the
-    assistant. The tool returns an error to the model if the arguments are invalid, if the gate
-    rejects the memory, or if the memory repeats a message that was erased from the thread during
-    the run.
+    provenance also contains a trust class, which says whether these messages are from the user, a
+    tool or the assistant. The tool reports an error to the model if the arguments are invalid, if
+    the gate rejects the memory, or if the text of the memory repeats a message that was erased from
+    the thread during the run.
 
     Args:
         namespace: See `Collection`.
@@ -194,8 +194,8 @@ def manage_memory(
             team := (arguments.get("team") or "").strip(_STRAY_CHARS)
         ):
             chosen_collection, config = team_collection, _build_config_for_team_of_run(config, team)
-        # `build_writer` fails only if the developer made a mistake, so its error is raised instead
-        # of being reported to the model.
+        # `build_writer` fails only because of a mistake by the developer, so let its exception
+        # propagate instead of reporting it to the model.
         writer = chosen_collection.build_writer(config, by_model=True)
         return await _execute_manage_memory_call(writer, arguments, attribution)
 
@@ -279,7 +279,7 @@ def search_memory(
 
 
 def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> RunnableConfig:
-    """Return a copy of a run's config in which one of the run's teams is selected.
+    """Return a copy of a run's config that selects the given team from the run's teams.
 
     Raises:
         ToolException: The run has no such team.
@@ -297,9 +297,10 @@ def _build_config_for_team_of_run(config: RunnableConfig | None, team: str) -> R
 def _expand_team_collections(
     collections: Sequence[Collection], config: RunnableConfig | None
 ) -> Iterator[tuple[Collection, RunnableConfig | None]]:
-    """Yield each collection with the run config to use for searching it.
+    """Yield each memory collection together with the run config to use for searching it.
 
-    A collection of team memories is yielded once for each team in the run's config.
+    A collection of team memories is yielded once per team of the run, each time with a config that
+    selects that team.
     """
     for collection in collections:
         if collection.namespace.labels[:2] != (TEAMS, TEAM):
@@ -310,10 +311,10 @@ def _expand_team_collections(
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:
-    """Render memories as quoted data with ids, for a model that may change the memories.
+    """Render memories as quoted data, including the ids that a model needs to change them.
 
-    Each line contains the memory's date, with the UTC time added if several memories share the
-    date.
+    Each memory is one line, which contains the memory's date. If several memories have the same
+    date, the time in UTC is added.
     """
     dates = format_memory_dates(memories)
     lines = [
@@ -325,7 +326,8 @@ def quote_memories(memories: Sequence[Memory]) -> str:
 class _MemoryTool(StructuredTool):
     """The class of perdure's memory tools.
 
-    Use `isinstance` with this class to distinguish perdure's memory tools from other tools.
+    This class exists for `isinstance` checks that distinguish perdure's memory tools from other
+    tools.
     """
 
 
@@ -340,7 +342,7 @@ def build_tool(
 ) -> BaseTool:
     """Build a tool whose calls are handled by the function `handler`.
 
-    The return value of `handler` is the tool result that the model receives.
+    The tool sends the return value of `handler` to the model as the tool result.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
     validation error is reported to the model in a `ToolMessage`. Errors of other types are raised.
@@ -474,7 +476,7 @@ async def _execute_manage_memory_call(
         )
     try:
         outcome = await _create_replace_or_delete_memory(writer, action, key, memory, attribution)
-    # Treat an invalid id from the model as an unknown id.
+    # Report an invalid id in the same way as an id that does not exist.
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
@@ -521,7 +523,7 @@ async def _create_replace_or_delete_memory(
 ) -> Outcome:
     """Create, replace or delete a memory, as requested by a model.
 
-    New text is stored with a provenance derived from the messages of the run.
+    The provenance of new text is derived from the messages of the run.
     """
     if action == "delete":
         return await writer.delete(key)
@@ -565,7 +567,7 @@ def _render_memory_with_id(memory: Memory, date: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run, which are searched for the sources of new memories.
+    """The messages of a run, from which the sources of new memories are determined.
 
     Attributes:
         config: The config of the run.
@@ -583,12 +585,13 @@ class Attribution:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
         The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`, depending on which
-        messages contain the words of the memory. A word counts as the user's if it occurs in a
-        human message or in `texts_stated_by_user`. The trust class is `"user"` if the number of
-        the user's words, minus the number of words found only in tool messages, is at least half
-        the number of words in the memory. If a memory does not meet the condition for `"user"`, its
-        trust class is `"tool"` if at least half of its words occur in tool messages, and
-        `"assistant"` otherwise.
+        messages contain the words of the memory. Each word of the memory is attributed to the user
+        if it occurs in a human message or in `texts_stated_by_user`. Words that are not attributed
+        to the user count as foreign if they occur in the results of tools other than perdure's
+        memory tools. The trust class is `"user"` if the number of words attributed to the user,
+        minus the number of foreign words, is at least half of the memory's words. Otherwise, the
+        trust class is `"tool"` if at least half of the memory's words occur in tool messages, and
+        `"assistant"` if not.
 
         Args:
             texts: The texts of the memory.
@@ -627,9 +630,9 @@ class Attribution:
         )
 
     async def check_texts_not_erased(self, texts: Iterable[str]) -> None:
-        """Raise an error if the texts repeat messages that were erased during the run.
+        """Raise an error if a memory's texts repeat messages that were erased during the run.
 
-        Texts count as a repetition if at least half of their words occur in messages that were
+        The texts count as a repetition if at least half of their words occur in messages that were
         erased from the thread.
 
         Raises:
@@ -646,9 +649,9 @@ class Attribution:
             raise ToolException(_ERASED_ANSWER)
 
     def _extract_stems_by_message(self, message_role: str) -> Words:
-        """Return a dict from message index to word stems, for messages with the given role.
+        """Map the index of each message with the given role to the message's word stems.
 
-        Summary messages written by langchain are skipped.
+        Messages in which langchain stores a summary are skipped.
         """
         return {
             i: _extract_stems(message.text)
@@ -666,10 +669,11 @@ def _extract_stems(text: Any) -> set[str]:
 
 
 def _iter_indices_of_messages_covering_words(words: set[str], messages: Words) -> Iterator[int]:
-    """Yield the indices of a few messages that together contain as many of `words` as possible.
+    """Yield the indices of a small set of messages that contain as many of `words` as possible.
 
-    The algorithm is a greedy set cover. Each step picks the message that contains the most words
-    not yet covered. Ties are broken in favour of the newest message.
+    The algorithm is a greedy set cover. Each step picks the message that contains the largest
+    number of words that no previously picked message contains. Ties are broken in favour of the
+    latest message.
     """
     while messages:
         best = max(messages, key=lambda i: (len(words & messages[i]), i))

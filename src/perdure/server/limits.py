@@ -19,7 +19,7 @@ _CONCURRENCY_RETRY_S: Final = 5
 
 
 class TooManyRequests(Refused):
-    """Raised when a client sends more requests than its limits allow.
+    """Raised when a client exceeds its request limits.
 
     Args:
         detail: The error message.
@@ -59,9 +59,9 @@ class Limits:
 
 
 class RequestLimiter:
-    """Counts each client's requests, and refuses requests above the limits.
+    """Counts each client's requests, and rejects requests that exceed the limits.
 
-    A client is identified by any hashable value, such as an address or a user's tenant and id.
+    Clients are identified by hashable keys, such as a network address or a user's tenant and id.
 
     Source: the generic cell rate algorithm, ITU-T I.371.
 
@@ -92,8 +92,8 @@ class RequestLimiter:
             self._next_due = {
                 other: due_time for other, due_time in self._next_due.items() if due_time > now
             }
-            # If the table is still full, all its clients have sent requests recently. Clear the
-            # table to keep it from growing.
+            # If removing idle clients did not make room, clear the whole table, so that it does not
+            # grow without limit.
             if len(self._next_due) >= _MAX_CLIENTS:
                 self._next_due.clear()
         self._next_due[client] = due + self._interval_s

@@ -1,12 +1,12 @@
 """The audit log, and the formatters for logs on stderr.
 
-The audit log records which user changed or erased which objects, and whether the action was
-permitted. The audit log has a record for each request or tool call whose action modifies data,
-except requests that are rejected because of their host, origin, rate or content type. Audit records
-are written by `guard.py` and `mcp.py`, not by endpoints. An audit record contains the ids of the
-objects that an endpoint passed to `Call.authorize_arguments`. After erasing texts, an endpoint
-calls `Call.record_for_audit` to add their hashes to the audit record. Audit records do not contain
-the content of messages or memories.
+The audit log records which user changed or erased which data, and whether the user was permitted to
+do so. The audit log has a record for each request or tool call whose action modifies data, except
+requests that are rejected because of their host, origin, rate or content type. Audit records are
+written by `guard.py` and `mcp.py`, not by endpoints. The object ids in an audit record are those
+that the endpoint passed to `Call.authorize_arguments`. After erasing texts, an endpoint adds hashes
+of the erased texts to the audit record by calling `Call.record_for_audit`. Audit records do not
+contain the content of messages or memories.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-# Minimum free disk space, in bytes. If less is available, the server refuses changes.
+# Minimum free disk space, in bytes. If less is available, the server rejects requests that would
+# modify data.
 _MIN_FREE_BYTES: Final = 1_000_000
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
-# Actions that are not recorded in the audit log, given by the part of their name after the colon.
-# Run creation is not recorded, because a thread's history already shows its runs.
+# Names of the actions that are not recorded in the audit log, without their prefixes (such as
+# `store:`). Run creation is not recorded, because a thread's history already shows its runs.
 _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 
@@ -50,9 +51,9 @@ class Audit:
     """Writes audit records to a JSON Lines file, or to the logger `perdure.audit`.
 
     An audit record is flushed to disk before the reply is sent. If the disk is almost full, the
-    server refuses requests that would make audited changes. If writing an audit record fails
-    unexpectedly, the client receives an error, although the requested change was made. Several
-    processes may write to the same audit log, because lines are only ever appended.
+    server rejects requests whose changes would have to be recorded. If writing an audit record
+    fails unexpectedly, the client receives an error, although the requested change was made.
+    Several processes can safely write to the same audit log, because lines are only appended to it.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -74,7 +75,7 @@ class Audit:
             self._file = None
 
     async def check_free_space(self, action: Action | None, method: str = "POST") -> None:
-        """Refuse a change if there is not enough disk space for its audit record.
+        """Raise an error if there is not enough free disk space for a change's audit record.
 
         Raises:
             StorageFull: The disk has no room for records.

@@ -165,7 +165,7 @@ async def serve_stdio(
 
 
 class _PrefixedInput:
-    """An input stream that reads lines from an iterator first, and then from another stream."""
+    """An input stream that returns lines from an iterator, then lines from another stream."""
 
     def __init__(self, lines: Iterator[str], stream: TextIO) -> None:
         self._lines, self._stream = lines, stream
@@ -176,9 +176,10 @@ class _PrefixedInput:
 
 
 class _ReplyStream:
-    """Forwards the MCP SDK's replies to the client, except the reply to `initialize`.
+    """Forwards replies from the MCP SDK to the client, except the reply to `initialize`.
 
-    `StartupResponder` has already answered `initialize`.
+    The reply to `initialize` is dropped because `StartupResponder` has already answered that
+    request.
     """
 
     def __init__(self, stream: WriteStream[SessionMessage]) -> None:
@@ -210,11 +211,11 @@ routes = APIRouter()
 @routes.post("/mcp", include_in_schema=False)
 @public
 async def handle_mcp_request(call: CurrentCall) -> Response:
-    """Handle an MCP request that was sent over streamable HTTP.
+    """Handle an MCP request that was received over the streamable HTTP transport.
 
     There are no MCP sessions, so GET and DELETE are not supported. The user has already been
-    identified when this function is called. Each tool checks that the user has permission for the
-    tool's action.
+    authenticated when this function is called. Each tool checks that the user is permitted to
+    perform the tool's action.
     """
     # Build the server in another OS thread, because importing the MCP SDK takes about a second and
     # would block the event loop.
@@ -223,9 +224,9 @@ async def handle_mcp_request(call: CurrentCall) -> Response:
 
 @cache
 def _get_http_server() -> Server[Any]:
-    """Return the MCP server that handles HTTP requests.
+    """Return the MCP server object that handles MCP requests over HTTP.
 
-    The server is built when this function is first called.
+    The server object is built when this function is first called.
     """
 
     def get_request(context: ServerRequestContext[Any]) -> ToolRequest:
@@ -246,7 +247,7 @@ class _SdkResponse(Response):
         self._server = server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request to the SDK, which sends the response."""
+        """Pass the HTTP request on to the MCP SDK, which sends the response."""
         from mcp.server.transport_security import TransportSecuritySettings
 
         # The Host and Origin headers have already been checked by `perdure.server.guard`.

@@ -1,11 +1,11 @@
-"""Respond to the first messages of a stdio MCP connection before the MCP SDK is imported.
+"""Answer the first messages of an MCP connection over stdio before the MCP SDK is imported.
 
-Importing the SDK and the tool modules takes two seconds of CPU time. Many MCP clients start all of
-their configured servers and list the tools, but never call one. `StartupResponder` answers the
-handshake and `tools/list` with the same JSON as the SDK. A test in tests/server/test_mcp_opening.py
-compares the JSON from `StartupResponder` with the JSON from the SDK. Once `StartupResponder`
-receives a message that it cannot answer, such as a tool call, the SDK handles that message and all
-later ones.
+Importing the SDK and the tool modules takes two seconds of CPU time. Many MCP clients start every
+configured server and list its tools, but never call any of the tools. `StartupResponder` answers
+the handshake and `tools/list` with the same JSON as the SDK. A test in
+tests/server/test_mcp_opening.py compares the JSON from `StartupResponder` with the JSON from the
+SDK. As soon as `StartupResponder` receives a message that it cannot answer, such as a tool call,
+the SDK takes over and handles that message and all later ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code for an unknown method.
 
 
 class StartupResponder:
-    """Responds to the first messages of an MCP connection.
+    """Answers the first messages of an MCP connection without the MCP SDK.
 
     Args:
         version: The version of perdure.
@@ -51,7 +51,7 @@ class StartupResponder:
     def answer_lines_until_mcp_sdk_is_needed(
         self, json_lines: Iterable[str], out: TextIO
     ) -> str | None:
-        """Answer messages without the MCP SDK until one arrives that only the SDK can answer.
+        """Answer messages without the MCP SDK, until a message requires the SDK.
 
         Args:
             json_lines: The input, one message per line.
@@ -114,7 +114,7 @@ class StartupResponder:
     def _build_mcp_result_unless_sdk_is_needed(
         self, method: str, params: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the result or error of a request, or None if only the MCP SDK can answer it."""
+        """Return a request's result or error, or None if only the MCP SDK can answer it."""
         if method == "initialize":
             return self._answer_initialize(params)
         meta = params.get("_meta", {})
@@ -131,7 +131,7 @@ class StartupResponder:
         return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
     def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer an `initialize` request, and queue a simplified copy of it for the MCP SDK.
+        """Answer an `initialize` request, and store a simplified copy for the MCP SDK to read.
 
         Return None if only the MCP SDK can answer, for example if the request is invalid.
         """
@@ -147,7 +147,8 @@ class StartupResponder:
             "method": "initialize",
             "params": {
                 "protocolVersion": version,
-                # None of perdure's tools send requests to the client.
+                # No client capabilities are needed, because none of perdure's tools send requests
+                # to the client.
                 "capabilities": {},
                 "clientInfo": {"name": client["name"], "version": client["version"]},
             },
@@ -165,7 +166,7 @@ class StartupResponder:
     def _answer_without_handshake(
         self, method: str, meta: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """Answer a request that uses protocol version `ENVELOPE_VERSION`, which has no handshake.
+        """Answer a request of protocol version `ENVELOPE_VERSION`, which has no handshake.
 
         Return the result or error of the request, or None if only the MCP SDK can answer it.
         """
@@ -200,7 +201,7 @@ class StartupResponder:
 
 
 def _is_client_info(value: Any) -> bool:
-    """Return whether a value has the `name` and `version` fields that `clientInfo` requires."""
+    """Return whether a value has the `name` and `version` that MCP requires in `clientInfo`."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("name", "version")
     )

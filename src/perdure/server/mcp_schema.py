@@ -1,8 +1,8 @@
 """Describe the MCP tools to clients, and validate the arguments of tool calls.
 
 This module imports only settings and errors, so that `perdure mcp` can list the tools quickly. The
-modules that implement the tools are not imported until a tool is called. For each tool in this
-module, `mcp_tools.py` contains a function with the name of the tool.
+modules that implement the tools are not imported until a tool is called. Each tool described in
+this module is implemented by the function of the same name in `mcp_tools.py`.
 """
 
 from __future__ import annotations
