@@ -232,7 +232,7 @@ class TranscriptSearch:
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
         """Return the `TranscriptSearch` of a checkpointer.
 
-        The object is created when this function is first called for the checkpointer.
+        The `TranscriptSearch` is created when this function is first called for the checkpointer.
 
         The `TranscriptSearch` object is kept for as long as the checkpointer exists, because it
         holds an in-memory index.
@@ -518,8 +518,8 @@ def find_query_word_spans(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(run[0])
         stemmed = (stem for _, stem in iter_stems(run[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # If this run of characters contains several words, because they are written without
-            # spaces (as in Chinese) or joined by punctuation, highlight only the part that matches.
+            # If a piece of text without spaces contains several words, as in Chinese or between
+            # punctuation marks, highlight only the part that matches.
             form = re.escape(part) if len(parts) > 1 else ".+"
             for match in re.finditer(form, run[0], re.IGNORECASE):
                 marked_positions |= {*range(run.start() + match.start(), run.start() + match.end())}

@@ -178,7 +178,7 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
 
 
 def count_block_tokens(block: Mapping[str, Any], count_text: CountText) -> int:
-    """Return the number of tokens of one content block of a message.
+    """Return the number of tokens of a content block in a message.
 
     Args:
         block: The content block, in the format of OpenAI, Anthropic, Google or langchain.

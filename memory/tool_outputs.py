@@ -199,7 +199,7 @@ def _get_tool_name(tool: Any) -> str | None:
 
 
 def _lacks_results_of_tool_calls(unit: Unit) -> bool:
-    """Return whether the result of a tool call in an exchange is not stored."""
+    """Return whether an exchange contains a tool call whose result is not stored."""
     call, *results = unit
     stored = [result for result in results if REQUEST_ONLY not in result.additional_kwargs]
     return isinstance(call, AIMessage) and len(list_call_ids(call)) > len(stored)

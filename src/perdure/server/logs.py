@@ -51,8 +51,8 @@ class Audit:
     """Writes audit records to a JSON Lines file, or to the logger `perdure.audit`.
 
     An audit record is flushed to disk before the reply is sent. If the disk is almost full, the
-    server rejects requests whose changes would have to be recorded. If writing an audit record
-    fails unexpectedly, the client receives an error, although the requested change was made.
+    server rejects requests that would have to be recorded in the audit log. If writing an audit
+    record fails unexpectedly, the client receives an error, although the requested change was made.
     Several processes can safely write to the same audit log, because lines are only appended to it.
     """
 
