@@ -475,9 +475,8 @@ class Watermark:
 
         If the watermark's `known` list contains a message, the message keeps the position recorded
         in the list. Messages before the first message in `known` get lower positions, and messages
-        after the last one get higher positions. A message that lies between two messages in `known`
-        is assigned the position of the earlier one. The store sorts items with the same position by
-        age.
+        after the last one get higher positions. A message between two messages in `known` gets the
+        position of the earlier of the two. The store sorts items with the same position by age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]

@@ -584,14 +584,14 @@ class Attribution:
     ) -> Provenance:
         """Build the provenance of a memory by comparing its texts with the messages of the run.
 
-        The trust class of the provenance is `"user"`, `"tool"` or `"assistant"`, depending on which
-        messages contain the words of the memory. Each word of the memory is attributed to the user
-        if it occurs in a human message or in `texts_stated_by_user`. Words that are not attributed
-        to the user count as foreign if they occur in the results of tools other than perdure's
-        memory tools. The trust class is `"user"` if the number of words attributed to the user,
-        minus the number of foreign words, is at least half of the memory's words. Otherwise, the
-        trust class is `"tool"` if at least half of the memory's words occur in tool messages, and
-        `"assistant"` if not.
+        The provenance has the trust class `"user"`, `"tool"` or `"assistant"`, depending on which
+        kinds of messages contain the memory's words. Each word of the memory is attributed to the
+        user if it occurs in a human message or in `texts_stated_by_user`. Words that are not
+        attributed to the user count as foreign if they occur in the results of tools other than
+        perdure's memory tools. The trust class is `"user"` if the number of words attributed to the
+        user, minus the number of foreign words, is at least half of the memory's words. Otherwise,
+        the trust class is `"tool"` if at least half of the memory's words occur in tool messages,
+        and `"assistant"` if not.
 
         Args:
             texts: The texts of the memory.
