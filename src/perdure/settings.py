@@ -45,8 +45,8 @@ TIMEOUT_S: Final = 30.0
 """Seconds to wait for a database: for another process that writes, or for a connection."""
 Setting = tuple[Any, str]
 """The value of a setting, and its source: a file, a variable or `"argument"`."""
-# Maximum value of a numeric setting. A larger number of days would make no difference, because all
-# stored data is more recent.
+# Maximum value of a numeric setting. Even as a number of days, it exceeds the age of any stored
+# data.
 _MAX_NUMBER: Final = 1_000_000
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # For each setting type, a description of the expected value and a function that parses its text
@@ -123,7 +123,7 @@ def check_user(name: str, user: Any, remedy: str = "leave it out for the default
 
 
 def is_valid_user_or_team_name(value: Any) -> TypeGuard[str]:
-    """Return whether a value may be the name of a user or a team.
+    """Return whether a value is a valid user or team name.
 
     A name is a string with at least one visible character. Spaces, control characters and format
     characters, such as the zero-width space, are invisible. `"."` and `".."` are not valid names,
@@ -187,7 +187,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The default options of `perdure worker`, from the table `[worker]`.
+    """Default options for `perdure worker`, from the settings table `[worker]`.
 
     Attributes:
         delay_s: The option `--delay`: seconds of a pause after which messages are extracted.
@@ -259,8 +259,8 @@ NAMES: Final = {
 }
 
 
-# libpq keywords with which a DSN can begin. A text with the keyword `password` anywhere is also
-# treated as a DSN, because a file name would not contain a password.
+# Matches a DSN that consists of `keyword=value` pairs. Such a text starts with a libpq keyword or
+# contains `password=` anywhere, because a file name would not contain a password.
 _DSN_KEYWORDS: Final = re.compile(
     r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
     r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",

@@ -51,7 +51,7 @@ class ToolSchema(NamedTuple):
         return {"type": "object", "properties": properties, "required": required}
 
     def build_tool_entry(self) -> dict[str, Any]:
-        """Return the tool's entry in the reply to `tools/list`."""
+        """Return this tool's entry in the `tools/list` response."""
         hints = {"readOnlyHint": self.is_read_only, "destructiveHint": self.is_destructive}
         return {
             "name": self.name,
@@ -214,7 +214,7 @@ TOOLS: Final = (
 
 
 def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> Any:
-    """Convert a value to the type that its schema declares, such as a number sent as a string.
+    """Convert a value to its schema's type, for example a numeric string to a number.
 
     Raises:
         ValueError: The value does not fit the schema.
@@ -240,8 +240,8 @@ def _convert_argument_to_schema_type(name: str, value: Any, schema: Schema) -> A
 def _split_nullable(schema: Schema) -> tuple[Schema, bool]:
     """Return the schema for non-null values, and whether `schema` allows null.
 
-    In a schema that allows null, `anyOf` contains the schema for other values, followed by the null
-    schema.
+    In a schema that allows null, `anyOf` contains the schema for non-null values, followed by the
+    null schema.
     """
     return (schema["anyOf"][0], True) if "anyOf" in schema else (schema, False)
 

@@ -32,8 +32,8 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.stores import Provenance
 from perdure.stores.whole_store import WholeStore
 
-# Threshold for the total number of characters in the messages that `read_thread` returns. Once it
-# is reached, no more messages are added.
+# Threshold for the total length, in characters, of the messages that `read_thread` returns. Once
+# the total reaches this threshold, no more messages are added.
 _MAX_ANSWER_CHARS: Final = 40_000
 # Maximum time, in seconds, that a search waits for changed threads to be indexed.
 _INDEX_WAIT_S: Final = 10.0

@@ -34,9 +34,10 @@ from perdure.server.reply import (
     wants_json,
 )
 
-# Maximum number of characters of a text shown on a page. A link opens the full text.
+# Maximum number of characters shown for a text on a page. A longer text has a link to the full
+# text.
 MAX_TEXT_CHARS: Final = 4_000
-# Maximum number of characters of a value shown on one line of a page.
+# Maximum number of characters shown for a value on one line of a page.
 MAX_LINE_CHARS: Final = 160
 _TOOL_CALL_BLOCK_TYPES: Final = frozenset(
     {"tool_use", "tool_call", "function_call", "server_tool_call"}
@@ -121,7 +122,7 @@ def format_one_line(value: Any) -> str:
 
 
 def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all lines shown for a list are generated ids, such as UUIDs.
+    """Return whether all displayed lines of a list are generated ids, such as UUIDs.
 
     Pages collapse lists of generated ids.
     """
@@ -131,8 +132,8 @@ def do_all_lines_contain_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bo
 def _iter_block_kinds_and_texts(message: BaseMessage) -> Iterator[tuple[str, str]]:
     """Yield each content block's kind ("text", "reasoning" or "other") and text.
 
-    Tool call blocks are skipped if the message has tool calls in its `tool_calls` attribute. A
-    base64 data URL in a text is replaced by its media type, such as `[image/png]`.
+    Tool call blocks are skipped if the message also lists its tool calls in `tool_calls`. A base64
+    data URL in a text is replaced by its media type, such as `[image/png]`.
     """
     content = message.content
     for block in [content] if isinstance(content, str) else content:
@@ -170,9 +171,9 @@ def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
             continue
         removed, lines = dict(channel_change.removed), []
         for value in channel_change.added.values():
-            # Find the removed element that this added element replaces. If `channel_change.whole`
-            # is True, the channel's whole value was replaced, so the only removed element is the
-            # old value.
+            # Find the removed element that the added element `value` replaces. If
+            # `channel_change.whole` is True, the channel's whole value was replaced, so the only
+            # removed element is the old value.
             replaced = [
                 position
                 for position, old in removed.items()
@@ -209,9 +210,9 @@ def _is_pair(value: Any) -> bool:
 
 
 def build_type_and_text_of_channel_element(element: Any) -> dict[str, Any]:
-    """Build the template data for a channel element: its type, and its text on one line.
+    """Build the template data for a channel element: its type and its one-line text.
 
-    A dict entry is shown as its key and value.
+    A dict entry is shown as `key: value`.
     """
     is_named_pair = _is_pair(element) and isinstance(element[0], str)
     text = (
@@ -240,9 +241,10 @@ _TIME_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 def render_text_with_hidden_characters_shown(text: Any, adds_bdi: bool = True) -> Markup:
     """Escape text for HTML, wrap it in `<bdi>`, and show hidden characters as code points.
 
-    The `<bdi>` keeps right-to-left text from reordering the text around it. A character that moves
-    or hides other characters is shown as its code point, such as `<i class="ctl">U+202E</i>`.
-    Unicode Technical Report 36 describes how invisible and bidi characters are used for spoofing.
+    The `<bdi>` element isolates right-to-left text, so that it does not reorder the surrounding
+    text. A character that moves or hides other characters is shown as its code point, such as
+    `<i class="ctl">U+202E</i>`. Unicode Technical Report 36 describes how invisible and
+    bidirectional characters can be used for spoofing.
 
     Args:
         text: The value to show; it is converted to a string.
@@ -327,8 +329,8 @@ def parse_form_moment(text: str, days_to_add: int = 0) -> datetime | None:
 def build_link(path: str, /, **values: Any) -> str:
     """Return a path with a query string.
 
-    Values that are None or empty strings are left out. A list is encoded as one parameter per
-    element.
+    Values that are None or empty strings are left out. A list is encoded as a repeated query
+    parameter, one for each element.
     """
     parameters = {name: value for name, value in values.items() if value not in (None, "")}
     return f"{path}?{urlencode(parameters, doseq=True, errors='surrogatepass')}"
@@ -359,8 +361,8 @@ HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
-    # With the referrer policy `no-referrer`, browsers would submit forms with a null `Origin`
-    # header, and the server would reject them.
+    # With the referrer policy `no-referrer`, browsers would send `Origin: null` when a form is
+    # submitted, and the server would reject the request.
     "Referrer-Policy": "same-origin",
 }
 
@@ -369,7 +371,7 @@ def render_page(request: Request, template: str, status: int = 200, /, **values:
     """Render a page as HTML, or return its values as JSON.
 
     The response is JSON if the path ends with `.json` or if the client accepts JSON. Templates
-    apply the filter `visible` to stored text, as in `{{ text | visible }}`.
+    apply the `visible` filter to stored text, as in `{{ text | visible }}`.
 
     Args:
         request: The request, which selects HTML or JSON.

@@ -42,13 +42,13 @@ from perdure.server.runs import ServerRuns
 
 routes = Pages()
 CHECKPOINTS_PER_PAGE: Final = 100
-# Maximum number of elements of a list or dict shown on a checkpoint's page.
+# Maximum number of elements shown for a list or dict on a checkpoint's page.
 _MAX_ELEMENTS: Final = 8
-# Maximum number of characters of a value shown on a checkpoint's page. Lists and dicts are limited
-# by `_MAX_ELEMENTS` instead.
+# Maximum number of characters shown for a value on a checkpoint's page. A channel's list or dict is
+# limited by `_MAX_ELEMENTS` instead.
 _MAX_VALUE_CHARS: Final = 2_000
-# Index of the rightmost lane in the drawing of a checkpoint tree. Dots that would be further to the
-# right are drawn in that lane.
+# Maximum lane index in the drawing of a checkpoint tree. Dots that would be further to the right
+# are drawn in the lane with this index.
 _MAX_LANE: Final = 12
 # Prefix of the names of langgraph's internal channels that trigger nodes.
 _TRIGGER_PREFIX: Final = "branch:to:"
@@ -96,17 +96,17 @@ async def show_checkpoints(
 
 
 def build_checkpoint_tree_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
-    """Compute how to draw the tree of checkpoints beside the rows of a table.
+    """Lay out the checkpoint tree that is drawn beside a table of checkpoints.
 
-    In the drawing, a lane is a vertical line from a checkpoint's row down to its parent's row. If
-    several checkpoints have the same parent, their lanes join at the parent's row.
+    In the drawing, a lane is a vertical line from a checkpoint's row down to its parent's row. The
+    lanes of checkpoints with the same parent merge at the parent's row.
 
     Args:
         infos: The checkpoints, newest first.
 
     Returns:
-        For each checkpoint, the lane of its dot, the lanes that pass its row, the lanes that join
-            at its dot, and whether its lane goes on below.
+        For each checkpoint, the lane of its dot, the lanes that pass its row, the lanes that merge
+            at its dot, and whether its lane continues below.
     """
     lane_parents: list[str | None] = []
     drawings = []
@@ -196,9 +196,9 @@ async def _read_checkpoint(
 ) -> CheckpointTuple:
     """Read a checkpoint without making the saver treat it as the start of a fork.
 
-    The saver's `aget_tuple` remembers each checkpoint that it reads by id, so this function uses
-    `alist` instead. If the parent of a new checkpoint was read by id, the saver assumes that the
-    thread is being forked or resumed from that parent.
+    This function uses `alist`, because the saver's `aget_tuple` keeps track of the checkpoints that
+    it reads by id. If a new checkpoint's parent was read by id, the saver assumes that the thread
+    is being forked or resumed from that parent.
 
     Raises:
         UnknownCheckpoint: The thread has no such checkpoint.

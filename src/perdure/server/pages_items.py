@@ -89,9 +89,9 @@ async def authorize_namespace_and_get_permitted_fields(
     """Check that the caller may use a namespace, and return the authorized request fields.
 
     An authorization handler may prepend a label, such as the user's id, to each namespace, as in
-    langgraph's guide. Namespaces in page links already include the label that the handler
-    prepended. If the handler prepends the same label again, it is called a second time, with the
-    label removed from the requested namespace.
+    langgraph's guide. Namespaces in page links already include the label that the authorization
+    handler prepended. If the handler prepends the same label again, the handler is called a second
+    time, with the label stripped from the requested namespace.
 
     Args:
         call: The call that is checked.
@@ -131,7 +131,7 @@ async def _permit_item_change(
 ) -> ItemTarget:
     """Check that the caller is permitted to change the requested item.
 
-    The key of a new item is taken from the HTML form.
+    The key of a new item comes from the HTML form.
     """
     return await _permit_item(call, ItemTarget(requested.ns, requested.key or new_key))
 
@@ -166,9 +166,8 @@ async def show_namespaces(
         call.store.alist_namespaces, prefix=prefix, hides_perdure_namespaces=True, **options
     )
     if prefix == ns:
-        # The store treats a "*" label in a prefix as a wildcard, but a "*" label in the requested
-        # namespace is meant literally. Remove the namespaces that match only because of the
-        # wildcard.
+        # The store treats a "*" label in a prefix as a wildcard, but in the requested namespace,
+        # "*" is a literal label. Drop the namespaces that match only through the wildcard.
         visible_namespaces = [
             namespace for namespace in visible_namespaces if namespace[: len(ns)] == ns
         ]
@@ -352,7 +351,7 @@ async def _load_item_versions(call: Call, target: ItemTarget) -> list[Any]:
 def _build_version_rows(versions: list[Any]) -> list[PageValues]:
     """Build the template data for the versions of an item.
 
-    The data for each version includes its changes from the previous version.
+    The data for each version includes a diff against the previous version.
 
     Args:
         versions: The versions, newest first.
@@ -407,8 +406,8 @@ async def edit_item(
 ) -> Response:
     """Save the change that a user made in the HTML form of an item.
 
-    If the item is a memory, its text is corrected or superseded. Any other item's value is
-    replaced.
+    If the item is a memory, the new text corrects or supersedes the old text. For any other item,
+    the value is replaced.
 
     Args:
         request: The request.
@@ -488,7 +487,7 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
     """Return the provenance to store with a change that was made through the web pages.
 
     If an admin changes another person's memory, the provenance contains "an admin" instead of the
-    admin's user id. The audit log contains the user id of the admin.
+    admin's user id. The admin's user id is recorded in the audit log.
     """
     person, author = call.identity.person, call.find_author_to_record_in_team_namespace(namespace)
     is_own_change = author is not None or person in namespace[1:2]
@@ -501,13 +500,13 @@ def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
 
 PartKind = Literal["same", "removed", "added"]
 _WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
-# Maximum number of words in a text for which a word-by-word diff is made. Longer texts are shown
-# without a diff.
+# Maximum length, in words, of a text that is compared word by word. Longer texts are shown without
+# a diff.
 _MAX_TEXT_WORDS: Final = 2_000
-# Maximum number of words that are compared for one page. Once it is exceeded, further changed texts
-# are shown without a diff.
+# Maximum total number of words compared for the text diffs on one page. Once this limit is reached,
+# further changed texts are shown without a diff.
 _MAX_PAGE_WORDS: Final = 10_000
-# Maximum number of characters shown for each removed, added or unchanged part of a text.
+# Maximum number of characters shown for each removed, added or unchanged part of a text diff.
 _MAX_PART_CHARS: Final = 2_000
 # Maximum number of changed paths shown when two versions of a value are compared.
 _MAX_PATHS: Final = 100
@@ -515,10 +514,10 @@ _MAX_PATHS: Final = 100
 
 @dataclass(slots=True)
 class WordBudget:
-    """Limits how many words are compared for the text diffs on one page.
+    """Limits the number of words that are compared for the text diffs on one page.
 
-    Each diff reduces `remaining_words` by the total number of words in the two texts. When
-    `remaining_words` is used up, further changed texts are shown without a diff.
+    Computing a diff reduces `remaining_words` by the combined word count of both texts. Once this
+    word budget is exhausted, further changed texts are shown without a diff.
     """
 
     remaining_words: int = _MAX_PAGE_WORDS
@@ -526,7 +525,7 @@ class WordBudget:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change at one path of a value, shown as a word-by-word text diff.
+    """The change at one path in a value, shown as a word-by-word diff.
 
     Attributes:
         path: The path in the value, such as `address.city`.
@@ -585,10 +584,11 @@ def _iter_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def _compare_texts(
     old: str | None, new: str | None, budget: WordBudget
 ) -> tuple[tuple[PartKind, str], ...]:
-    """Compare two texts word by word, and return the unchanged, removed and added parts.
+    """Compare two texts word by word, and return the unchanged, removed and added parts in order.
 
-    The texts are not compared if either is too long or if the word budget is used up. If they are
-    not compared, the old text is returned as one removed part and the new text as one added part.
+    No diff is computed if either text is too long or if the word budget is exhausted. Without a
+    diff, the whole old text is returned as one removed part, and the whole new text as one added
+    part.
     """
     if old is None or new is None:
         return (

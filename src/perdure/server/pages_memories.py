@@ -55,7 +55,7 @@ CONFIRMATION_PHRASE: Final = "forget everything"
 # Maximum number of users in the list from which an admin chooses a user. If there are more users,
 # the admin types the user's name instead.
 _MAX_USERS: Final = 500
-# Namespaces that contain user data other than memories start with one of these labels.
+# Namespaces of user data other than memories start with one of these labels.
 _USER_DATA_LABELS: Final = ("profiles", "instructions", "examples")
 
 
@@ -64,7 +64,7 @@ async def _permit_memories(
 ) -> ItemTarget:
     """Check that the caller may use a namespace of memories, and return the namespace.
 
-    If the request contains neither a `user` nor a namespace, the namespace of the caller's own
+    If the request specifies neither a `user` nor a namespace, the namespace of the caller's own
     memories is returned. An admin may specify any user or namespace.
 
     Raises:
@@ -212,8 +212,8 @@ async def show_quarantine(
 ) -> Response:
     """Show the entries in quarantine.
 
-    The entry selected by the query parameter `key` is shown in full. Secrets are redacted in all
-    other quarantine entries.
+    The entry selected by the query parameter `key` is shown in full. Secrets in all other
+    quarantine entries are redacted.
     """
     quarantine, config = _build_quarantine(call, target)
     entries = reversed(await quarantine.alist(config))
@@ -273,7 +273,7 @@ async def show_forget_all_form(
 async def forget_all_memories(
     request: Request, call: CurrentCall, target: PermittedMemories, typed: FormText = ""
 ) -> Response:
-    """Erase all of a user's memories if the confirmation phrase was entered."""
+    """Erase all of a user's memories after checking the confirmation phrase."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
             f"nothing was erased, because you typed {typed!r}; type {CONFIRMATION_PHRASE!r} to "

@@ -23,9 +23,9 @@ routes = Pages()
 
 @routes.add_page_and_json_routes("/ui/person", "threads:read")
 async def show_person(request: Request, call: CurrentCall, user: str = "") -> Response:
-    """Show the data that belongs to the user who sends the request.
+    """Show the data stored for a person, by default for the user who sends the request.
 
-    An admin may name any person.
+    An admin may specify any person.
     """
     person_name = user or call.identity.person
     report = await plan_person_erasure(call, await permit_person(call, person_name))
@@ -46,9 +46,9 @@ async def erase_confirmed_person(
     typed: FormText = "",
     hand_over: FormText = "",
 ) -> Response:
-    """Erase all data that belongs to a person, after the person's name was typed to confirm.
+    """Erase all of a person's data after checking that the person's name was typed to confirm.
 
-    If the form field `hand_over` is set, the team items that the person wrote are kept, but the
+    If the form field `hand_over` is set, items that the person wrote for a team are kept, but the
     person's name is removed from them.
     """
     person_name = user or call.identity.person

@@ -46,7 +46,7 @@ _RUNS_PER_PAGE: Final = 50
 # Maximum number of runs listed on a thread's page.
 _MAX_THREAD_RUNS: Final = 5
 _UNSUCCESSFUL_STATUSES: Final = ("error", "timeout", "interrupted")
-# Maximum number of seconds that a browser without JavaScript waits for a run to end before it is
+# Maximum time, in seconds, that a browser without JavaScript waits for a run to end before it is
 # redirected.
 _MAX_RUN_WAIT_S: Final = 5
 
@@ -58,7 +58,7 @@ class ToolReview(questions.ToolReview):
 
     @property
     def arguments_json(self) -> str:
-        """The arguments of the tool call, as JSON that a person can read and edit.
+        """The tool call's arguments as JSON, formatted for a person to read and edit.
 
         Invisible characters are escaped.
         """
@@ -74,7 +74,7 @@ def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
 
 
 def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
-    """Build the response to an interrupt from the fields of its HTML form.
+    """Build the response to an interrupt from the submitted form fields.
 
     Args:
         question: The value of the interrupt.
@@ -99,8 +99,8 @@ def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
 def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) -> dict[str, Any]:
     """Build the decision about a tool call, such as "edit", from the fields of the HTML form.
 
-    If the person edited the arguments of the tool call, every decision except "edit" is rejected,
-    because it would silently discard the edits.
+    If the reviewer edited the tool call's arguments, only the decision "edit" is accepted, because
+    any other decision would silently discard the edits.
     """
     kind, message = (
         form.get(f"decision-{call_index}"),
@@ -135,8 +135,8 @@ def _list_questions(thread: Thread) -> list[dict[str, Any]]:
 def _can_resend_input(row: RunRow) -> bool:
     """Return whether a run failed before its input was written to the thread.
 
-    If a run fails before its input is stored in the thread, its request is kept, so that the input
-    can be sent again.
+    If a run fails before its input is stored in the thread, the request is kept so that the input
+    can be resubmitted.
     """
     return row.live.status == "error" and row.request is not None
 
@@ -165,8 +165,8 @@ def _build_caller_person_and_deed_fields(row: RunRow) -> PageValues:
     """Build the template fields that describe who started a run and whose memories it uses.
 
     The `caller` is the user who started the run, and the `person` is the user whose memories the
-    run uses. If a run's caller and person are different users, `deed` describes the caller's
-    action, such as `sent by ann`.
+    run uses. If the run uses the memories of a person other than the caller, `deed` describes the
+    caller's action, such as `sent by ann`.
     """
     sender, person = Sender.from_row(row.details), row.details.get("person")
     is_other_person = person is not None and person != sender.caller
@@ -179,12 +179,11 @@ async def load_conversation(
 ) -> PageValues:
     """Load the data for the conversation section of a thread's page.
 
-    In the conversation section, a user talks to a graph.
+    The conversation section of a thread's page lets a user chat with a graph.
 
-    The conversation section shows the graph's open questions, the assistants that the user can
-    choose, and recent runs. If the server serves the graph that the thread used last, no other
-    graph can be chosen. If the server does not serve the thread's last graph, the user can choose
-    any served graph for the next message.
+    The conversation section shows the graph's unanswered questions, the assistants that the user
+    can choose, and recent runs. The user can choose a graph for the next message only if the server
+    does not serve the graph that last ran in the thread.
 
     Args:
         call: The permitted call.
@@ -337,7 +336,7 @@ async def stop_run(
     run_id: str,
     listed: bool = False,
 ) -> Response:
-    """Stop a run. The checkpoints that the run has already stored are kept.
+    """Stop a run, but keep the checkpoints that it has already stored.
 
     Args:
         call: The permitted call.
@@ -388,7 +387,7 @@ async def show_runs(
 async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
     """Check that the caller may read a thread, and return the authorized call and the thread.
 
-    The returned call is authorized for the action `threads:read`.
+    The returned call has been authorized for the action `threads:read`.
     """
     read_call = call.with_action("threads:read")
     return read_call, await read_call.permit_thread(thread_id)

@@ -23,8 +23,7 @@ from perdure.settings import Rules, Settings
 
 routes = Pages()
 CONFIRMATION_PHRASE: Final = "remove"
-# Number of rows in each of the two lists on the page: the largest threads, and the largest
-# namespaces.
+# The storage page lists this many of the largest threads, and as many of the largest namespaces.
 _LARGEST_COUNT: Final = 15
 # Maximum number of extraction jobs listed on the HTML page. The JSON version of the page lists all
 # jobs.
@@ -97,7 +96,7 @@ async def show_retention_plan(
 async def apply_retention(
     request: Request, call: AdminCall, settings: ServerSettings, typed: FormText = ""
 ) -> Response:
-    """Delete everything that the retention rules select if the confirmation phrase was entered."""
+    """Delete everything that the retention rules select, after checking the confirmation phrase."""
     if typed.strip() != CONFIRMATION_PHRASE:
         raise ConfigurationError(
             f"nothing was removed, because you typed {typed!r}; type {CONFIRMATION_PHRASE!r} to "

@@ -1,4 +1,4 @@
-"""Thread pages: the list, and one thread with its messages, model inputs and changes."""
+"""Thread pages: the list of threads, and each thread's messages, model inputs and state changes."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _MAX_INDEX_WAIT_S: Final = 1.0
 _PAGE_REFRESH_S: Final = 2
 # Maximum number of characters shown for a question to the user.
 _MAX_QUESTION_CHARS: Final = 2_000
-# Maximum number of characters of a thread's title in a list.
+# Maximum number of characters shown for a thread's title in a list.
 _MAX_TITLE_CHARS: Final = 120
-# Offset, in messages, from a linked message to the first later message that its page does not show.
-# The page shows up to 19 messages after the linked one.
+# Offset, in messages, from a linked message to the exclusive end of the page that shows it. The
+# page therefore shows up to 19 messages after the linked one.
 _MESSAGES_AFTER_TARGET: Final = 20
 
 
@@ -119,8 +119,8 @@ async def show_threads(
         more=len(matching_threads) > THREADS_PER_PAGE,
     )
     if hits.unread:
-        # Some threads are not indexed yet, so make the browser reload the page to show further
-        # hits.
+        # Some threads are not indexed yet, so tell the browser to reload the page, which then shows
+        # the remaining hits.
         response.headers["Refresh"] = str(_PAGE_REFRESH_S)
     return response
 
@@ -208,11 +208,11 @@ class ThreadTarget(NamedTuple):
 
     @property
     def link_arguments(self) -> PageValues:
-        """The query parameters to include in a link to a page of this thread."""
+        """The query parameters for links to this thread's pages."""
         return {"id": self.id, "ns": self.ns}
 
     async def load_row(self) -> PageValues:
-        """Load the template data of the thread; see `load_thread_row`."""
+        """Load the template data for this thread; see `load_thread_row`."""
         return await load_thread_row(self.call, self.thread)
 
 
@@ -333,13 +333,13 @@ Step = tuple[CheckpointInfo, StateDifference]
 TURNS_PER_PAGE: Final = 30
 _MAX_ITEMS: Final = 240  # Maximum number of messages on a page.
 _CHECKPOINT_BATCH: Final = 200  # Maximum number of checkpoints that one query reads.
-# Maximum number of model views that one query returns.
+# Maximum number of model views returned by one query.
 _VIEW_BATCH: Final = 100
-# Approximate maximum number of checkpoints on a page. Older checkpoints are shown on the page that
-# contains the earlier messages.
+# Approximate maximum number of checkpoints on one page of a thread. Older checkpoints are shown on
+# the page with the earlier messages.
 _MAX_STEPS: Final = 400
-# Maximum total number of messages loaded for the model views on a page, starting with the newest
-# view. A model view is the record of the messages that a model received in one call.
+# Maximum total number of messages loaded for the model views on a page, newest views first. A model
+# view records the messages that a model received in one call.
 _MAX_VIEW_MESSAGES: Final = 2_000
 
 
@@ -389,8 +389,8 @@ async def load_page_of_turns(
     )
     turn_steps = _group_checkpoints_by_turn(turns, steps, has_earlier)
     if is_cut:
-        # At most `_MAX_STEPS` checkpoints were loaded, so the first turn with checkpoints may be
-        # incomplete. Begin the page with the next turn that has checkpoints.
+        # Loading stopped at the limit `_MAX_STEPS`, so the first turn that has checkpoints may be
+        # incomplete. Start the page with the next turn that has checkpoints.
         turns_with_steps = [index for index, step_list in enumerate(turn_steps) if step_list][
             :2
         ] or [0]
@@ -425,8 +425,8 @@ async def _load_steps_and_whether_truncated(
 ) -> tuple[list[Step], bool]:
     """Load the newest checkpoints of a thread, oldest first.
 
-    Checkpoints are read newest first. Reading stops at the first checkpoint whose added messages
-    all precede `first_position`. That checkpoint is not returned.
+    Checkpoints are read newest first. Reading stops at the first checkpoint that added messages,
+    but none at or after `first_position`. That checkpoint is not returned.
 
     Returns:
         The checkpoints with their changes, and whether older checkpoints were left out because of
@@ -454,8 +454,8 @@ def _group_checkpoints_by_turn(
 ) -> list[list[Step]]:
     """Assign checkpoints to turns.
 
-    A turn's checkpoints start with the one that stores the turn's input, and end just before the
-    one that stores the next turn's input.
+    A turn starts with the checkpoint that stores its input, and ends just before the checkpoint
+    that stores the next turn's input.
 
     Args:
         turns: The items of each turn, oldest first.
@@ -465,12 +465,13 @@ def _group_checkpoints_by_turn(
     """
     turn_by_position = {item.position: index for index, turn in enumerate(turns) for item in turn}
     turn_steps: list[list[Step]] = [[] for _ in turns]
-    # The turn to which the loop is assigning checkpoints. Initially None if the thread has turns
-    # that precede `turns`, because the first checkpoints in `steps` may belong to an earlier turn.
+    # Index of the turn to which the loop currently assigns checkpoints. Initially None if the
+    # thread has turns before those in `turns`, because the first checkpoints in `steps` may belong
+    # to an earlier turn.
     current_turn = None if has_earlier_turns else 0
     # Checkpoints that have not been assigned to a turn yet. A checkpoint that stores an input
-    # belongs to the turn of the next message, so it stays in `unassigned` until the loop reaches a
-    # checkpoint that added a message.
+    # belongs to the same turn as the next message, so it stays in `unassigned` until the loop
+    # reaches a checkpoint that added a message.
     unassigned: list[Step] = []
     for step in steps:
         unassigned.append(step)
@@ -557,7 +558,8 @@ def _build_turn_row(
     items: Sequence[HistoryItem], steps: Sequence[Step], views: dict[str, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Build the template data for one turn from its items, checkpoints and model views."""
-    message_count = None  # Number of messages in the state before the turn's first AI message.
+    # Number of messages that the state contained before the turn's first AI message was added.
+    message_count = None
     for (info, _), (_, change) in pairwise(steps):
         message_change = change.channels.get("messages")
         if message_change and any(
@@ -577,7 +579,7 @@ def _build_turn_row(
 def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[str, Any]:
     """Build the template data for an item in a thread's history.
 
-    The field `mark` describes how the item relates to the thread's current state; see
+    The field `mark` says whether the thread's current state contains the item; see
     `classify_item_as_seen_removed_or_on_branch`. The field `at` is the timestamp from the message's
     metadata. If a message has no timestamp, `at` is the time at which the item was first stored.
     """
@@ -590,11 +592,11 @@ def build_item_row(item: HistoryItem, max_chars: int = MAX_TEXT_CHARS) -> dict[s
 
 
 def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
-    """Return how a history item relates to the current state of its thread.
+    """Classify a history item by whether the thread's current state contains it.
 
     The result is "seen" if the current state contains the item, "removed" if the item was removed
-    from the state, "branch" if it exists only on another branch of the thread, and "unknown" if the
-    item's channel does not provide this information.
+    from the state, "branch" if the item exists only on another branch of the thread, and "unknown"
+    if this cannot be determined for the item's channel.
     """
     if item.seen is None:
         return "unknown"
@@ -604,8 +606,8 @@ def classify_item_as_seen_removed_or_on_branch(item: HistoryItem) -> str:
 def build_view_row(view: ModelView) -> dict[str, Any]:
     """Build the template data for a model view.
 
-    For each part of the model's input, the data contains the part's token count and the total token
-    count of the preceding parts.
+    For each part of the model's input, the data contains the part's token count and the number of
+    tokens before the part.
     """
     parts = view.parts
     starts = accumulate(parts.values(), initial=0)

@@ -1,10 +1,11 @@
-"""Find the person to whom a thread belongs, whose memories the thread's runs use.
+"""Determine the person to whom a thread belongs and whose memories the thread's runs use.
 
-The person to whom a thread belongs and the sender of a request can be different users. The
-`user_id` in the metadata of the thread's head identifies the person the thread belongs to. If the
-head has no `user_id`, the thread's `owner` identifies the person, but only if the server uses API
-keys. If the server uses an Auth file, the `owner` does not identify the person, because it can be
-an organisation. A table in docs/server.md lists the rules for determining the person.
+The user who sends a request is not necessarily the person to whom the thread belongs. The `user_id`
+in the metadata of the thread's head identifies the person to whom the thread belongs. If the head's
+metadata has no `user_id` and the server uses API keys, the thread's `owner` identifies the person.
+If the server uses an Auth file, the `owner` may be an organisation, so it does not identify a
+person. A table in docs/server.md lists the rules that determine the person to whom a thread
+belongs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "too
 class Sender(NamedTuple):
     """The user who starts a run, and the person on whose behalf the user acts.
 
-    A sender's fields are stored in the run's database row.
+    The `Sender` of a run is stored in the run's database row.
 
     Attributes:
         caller: The user who sent the request.
@@ -54,14 +55,14 @@ class Sender(NamedTuple):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """Build a sender from a run's database row, which omits fields with empty values."""
+        """Build a sender from a run's database row, using defaults for missing fields."""
         fields = {name: row[name] for name in cls._fields if name in row}
         return cls(**{"caller": row["user"], **fields})
 
     def build_row_fields(self) -> dict[str, Any]:
-        """Return the sender's fields as they are stored in the run's database row.
+        """Return the sender's fields in the form in which the run's database row stores them.
 
-        Fields with empty values are omitted, and `caller` is stored under the key `user`.
+        Empty fields are omitted, and the `caller` field is stored under the key `user`.
         """
         fields = {name: value for name, value in self._asdict().items() if value}
         del fields["caller"]
@@ -94,9 +95,9 @@ class Person(NamedTuple):
     def build_metadata(self, sender: Sender) -> dict[str, Any]:
         """Return the metadata to store with the run's checkpoints.
 
-        The metadata identifies the person whose memories the run uses. If another user started the
-        run, the metadata also contains that user's id and the action, such as `sent`. If this user
-        may not act for the person, the metadata also contains `STATE_FROM_OTHERS`.
+        The metadata identifies the person whose memories the run uses. If a different user started
+        the run, the metadata also contains that user's id and action, such as `sent`. If this user
+        is not permitted to act for the person, the metadata also contains `STATE_FROM_OTHERS`.
         """
         caller_fields = (
             {}
@@ -107,7 +108,7 @@ class Person(NamedTuple):
         return {"user_id": self.user, **caller_fields, **state_fields}
 
     def replace_user_in_context(self, context: Any) -> Any:
-        """Replace `user_id` and `owner` in a copy of a run's context.
+        """Return a copy of a run's context with `user_id` and `owner` replaced.
 
         In the copy, `user_id` and `owner` are set to the person's id, or to `""` if the run does
         not use memory. Keys that are missing from the context are not added.
@@ -138,8 +139,8 @@ class Person(NamedTuple):
                 name: _mark_messages_as_not_remembered(name, value) for name, value in input.items()
             }
         if isinstance(input, list):
-            # The list contains messages or, if it is the update of a `Command`, tuples of a channel
-            # name and a value.
+            # The list contains messages or, if it is the update of a `Command`, `(channel, value)`
+            # tuples.
             return [
                 (element[0], _mark_messages_as_not_remembered(element[0], element[1]))
                 if isinstance(element, tuple)
@@ -169,14 +170,15 @@ class Person(NamedTuple):
 
 
 def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
-    """Return the id of a thread's person.
+    """Return the id of the person to whom a thread belongs.
 
     Args:
         thread: The thread.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
 
     Returns:
-        The id, `""` if the thread belongs to nobody, or None if the thread names no person.
+        The id, `""` if the thread belongs to nobody, or None if the thread does not identify a
+        person.
     """
     user = (thread.head_metadata or {}).get("user_id")
     if user is None and owners_are_people:
@@ -190,9 +192,9 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
     """Return the person whose memories a run uses.
 
     Call this function only while holding the thread's lock, because a thread's first run determines
-    which person the thread belongs to. If the caller starts a thread's first run on behalf of
-    another person, the thread is assigned to that person. A thread that already belongs to a user
-    other than the caller is not reassigned.
+    to whom the thread belongs. If the caller starts a thread's first run on behalf of another
+    person, the thread is assigned to that person. A thread that already belongs to a user other
+    than the caller is not reassigned.
 
     Args:
         thread: The thread of the run.
@@ -221,8 +223,8 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
 def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Person) -> Any:
     """Return the owner to store with a run's checkpoints, or None if the thread has no owner.
 
-    If the caller owns a thread without checkpoints and starts its first run on behalf of another
-    person, that person becomes the owner.
+    If the owner of a thread starts its first run on behalf of another person, that person becomes
+    the owner.
     """
     owner = thread.metadata.get("owner")
     is_handed_over = thread.head_metadata is None and sender.acting_for == person.user
@@ -232,9 +234,9 @@ def find_owner_of_checkpoints(thread: ListedThread, sender: Sender, person: Pers
 def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
     """Mark the messages in a channel's value so that no memories are extracted from them.
 
-    A message is marked by setting a field in its metadata. If a human message is marked, no
-    memories are extracted from any message in its turn. A plain string is treated as a message only
-    in the `messages` channel.
+    A message is marked by setting a field in its metadata. Marking a human message excludes its
+    entire turn from memory extraction. A plain string is treated as a message only in the
+    `messages` channel.
 
     Args:
         channel_name: The channel, or `""` if it is not known.
@@ -262,9 +264,9 @@ def _mark_messages_as_not_remembered(channel_name: str, value: Any) -> Any:
 def _unwrap_serialized_langchain_message(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the role and fields of a message in LangChain's serialization format.
 
-    A value that was not serialized by LangChain is returned unchanged. LangChain determines the
-    class, such as `HumanMessage`, from the last part of the `id`, and the fields from `kwargs`.
-    Serialized messages can be nested.
+    A value that was not serialized by LangChain is returned unchanged. LangChain stores the class
+    name, such as `HumanMessage`, in the last element of `id`, and the constructor arguments in
+    `kwargs`. Serialized messages can be nested.
     """
     while value.get("lc") == 1 and value.get("type") == "constructor":
         class_path, fields = value.get("id"), value.get("kwargs")

@@ -1,6 +1,6 @@
-"""Build replies of the server.
+"""Build the server's HTTP replies.
 
-A reply contains either values as JSON, or an error with its HTTP status and message.
+A reply contains either JSON values or an error with its HTTP status and message.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class JSONReply(Response):
 async def build_json_reply(content: Any) -> Response:
     """Build a JSON reply from stored values, encoding them in a worker thread.
 
-    In the event loop, encoding the values of a long conversation would block other requests.
-    Endpoints do not return stored values directly, because FastAPI would pass them through
-    pydantic, which rejects some of them.
+    Encoding the values of a long conversation on the event loop would block other requests.
+    Endpoints do not return stored values directly, because FastAPI would pass them to pydantic,
+    which raises errors for some of them.
     """
     return await asyncio.to_thread(JSONReply, content)
 

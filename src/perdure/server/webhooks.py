@@ -2,8 +2,7 @@
 
 Webhooks are sent only to hosts that were allowed when the server was started. A host name is
 resolved only once, and the connection uses the address that was checked. If the name were resolved
-twice, it could resolve to a public address for the check and to a private address for the
-connection.
+again for the connection, it could then resolve to a private address that was not checked.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MAX_CONCURRENT: Final = 20
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # Prefix of IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)
 _NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
-# Range of the IPv6 addresses that are assigned to public hosts
+# Global unicast range, from which public IPv6 addresses are assigned
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 _RESOLVERS: Final = ThreadPoolExecutor(_MAX_CONCURRENT, "perdure-names")
 """Threads that resolve names. A name server that does not answer must not block the threads that
@@ -185,8 +184,8 @@ def _parse_scheme_and_host_port(url: str) -> tuple[str, str]:
 def _encode_host_as_ascii(url: httpx.URL) -> str:
     """Encode a URL's host according to IDNA 2008, for use in DNS and TLS.
 
-    `socket.getaddrinfo` and `ssl` encode names with non-ASCII characters according to IDNA 2003,
-    which may yield another domain.
+    `socket.getaddrinfo` and `ssl` encode non-ASCII host names according to IDNA 2003, which may
+    produce a different domain name.
     """
     return url.raw_host.decode("ascii")
 
@@ -199,7 +198,7 @@ async def _resolve_public_ip_address(url: httpx.URL) -> str:
     """
     try:
         # If the host is an IP address, return it without checking that it is public, because a
-        # server option has explicitly allowed this address.
+        # server option explicitly allows this address.
         return str(ip_address(_encode_host_as_ascii(url)))
     except ValueError:
         resolve = partial(

@@ -16,19 +16,19 @@ _Protocol: Any = AutoWebSocketsProtocol or object
 
 
 class WebSocketProtocol(_Protocol):  # type: ignore[misc]
-    """uvicorn's websocket protocol, changed so that it buffers at most one message per client.
+    """uvicorn's websocket protocol, modified to buffer at most one message per client.
 
-    uvicorn's own `send` returns as soon as a message is in the connection's send buffer. If the
-    application then finished, the send buffer would stay in memory until the client had read all of
-    it.
+    In uvicorn's version, `send` returns as soon as the message is in the connection's send buffer.
+    If the application finished before the client had read the message, the send buffer would stay
+    in memory until the client read it.
     """
 
     async def send(self, message: Any) -> None:
         """Send a message, and wait until the transport's write buffer has room again."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            # The application has rejected the websocket handshake with an HTTP response. If
-            # `handshake_complete` were not set, uvicorn's SansIO protocol would log an error.
+            # The application has rejected the websocket handshake with an HTTP response. Set
+            # `handshake_complete`, because otherwise uvicorn's SansIO protocol would log an error.
             self.handshake_complete = True
         if (writable := getattr(self, "writable", None)) is not None:
             await writable.wait()
@@ -45,9 +45,9 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
 class WebSocketSender:
     """Sends messages to a websocket one at a time.
 
-    The sender is the `EventHolder` of the message that it is sending. `EventMemory` can drop this
-    message to free memory. The sender then stops waiting for the client to read the message, and
-    the connection is closed.
+    While a message is being sent, the sender serves as its `EventHolder`. If `EventMemory` drops
+    the message to free memory, the sender stops waiting for the client to read the message, and the
+    connection is closed.
 
     Attributes:
         size: The size in bytes of the message that is being sent, or 0.
@@ -65,7 +65,7 @@ class WebSocketSender:
     async def send(self, build_message: Callable[[], bytes]) -> None:
         """Send a message.
 
-        The sender calls `build_message` only after all earlier messages have been sent.
+        `build_message` is not called until all earlier messages have been sent.
 
         Args:
             build_message: Returns the message.
