@@ -98,15 +98,15 @@ def rank_answers_first_and_count_answers(
         The ranks in ascending order, each with a memory in the new order of the memories, and the
         number of memories with the role ANSWERS.
     """
-    finder = _RoleFinder(query)
-    roles = [finder.classify_memory_as_question_or_answer(memory) for _, memory in ranking]
+    classifier = _TurnRoleClassifier(query)
+    roles = [classifier.classify_memory_as_question_or_answer(memory) for _, memory in ranking]
     unanswered: set[tuple[str | None, int | None]] = {
         (memory.provenance.thread_id, memory.provenance.position)
         for (_, memory), turn in zip(ranking, roles, strict=True)
         if turn.role != ANSWERS and memory.provenance and memory.provenance.thread_id
     }
     roles = [
-        finder.classify_memory_as_question_or_answer(
+        classifier.classify_memory_as_question_or_answer(
             memory, follows_question=_follows_unanswered_message(memory, unanswered)
         )
         if unanswered
@@ -114,13 +114,13 @@ def rank_answers_first_and_count_answers(
         for (_, memory), turn in zip(ranking, roles, strict=True)
     ]
     answering = sum(turn.role == ANSWERS for turn in roles)
-    minimum = _MIN_QUERY_SHARE * finder.query_nats
+    minimum = _MIN_QUERY_SHARE * classifier.query_nats
     is_answered = any(turn.role <= SAYS and turn.shared >= minimum for turn in roles)
     is_asked = ends_with_question(query) or any(turn.role == ASKS for turn in roles)
     if answering == len(roles) or not (is_answered and is_asked):
         return list(ranking), answering
     order = sorted(
-        range(len(roles)), key=lambda number: _build_memory_sort_key(number, roles, finder)
+        range(len(roles)), key=lambda number: _build_memory_sort_key(number, roles, classifier)
     )
     ranks = sorted(rank for rank, _ in ranking)
     moved = [(rank, ranking[number][1]) for rank, number in zip(ranks, order, strict=True)]
@@ -144,7 +144,7 @@ class _SortKey(NamedTuple):
 
 
 def _build_memory_sort_key(
-    position: int, roles: Sequence[_TurnRole], finder: _RoleFinder
+    position: int, roles: Sequence[_TurnRole], classifier: _TurnRoleClassifier
 ) -> _SortKey:
     """Return the sort key of the memory at index `position` in the ranking.
 
@@ -156,7 +156,7 @@ def _build_memory_sort_key(
         return _SortKey(only_asks=True, target=position, is_moved=False, position=position)
     if role == ANSWERS:
         return _SortKey(only_asks=False, target=position, is_moved=False, position=position)
-    minimum = max(shared * _MIN_SHARED_RATIO[role], _MIN_QUERY_SHARE * finder.query_nats)
+    minimum = max(shared * _MIN_SHARED_RATIO[role], _MIN_QUERY_SHARE * classifier.query_nats)
     better = [
         other
         for other in range(position + 1, len(roles))
@@ -183,7 +183,7 @@ def _follows_unanswered_message(
     return (source.thread_id, source.position - 1) in unanswered_positions
 
 
-class _RoleFinder:
+class _TurnRoleClassifier:
     """Assigns roles to turns for one query."""
 
     def __init__(self, query: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -93,10 +93,10 @@ class RecordViews(BaseCallbackHandler):
 
         Return None if the call is not part of a graph run on a thread.
         """
-        position = _find_thread_namespace_checkpoint_and_runtime()
-        if position is None:
+        node = _find_running_node()
+        if node is None:
             return None
-        thread_id, namespace, checkpoint_id, runtime = position
+        thread_id, namespace, checkpoint_id, runtime = node
         call_metadata, params = metadata or {}, kwargs.get("invocation_params") or {}
         model = (
             call_metadata.get("ls_model_name") or params.get("model") or params.get("model_name")
@@ -261,11 +261,24 @@ def _convert_checkpoint_to_model_view(stored_checkpoint: CheckpointTuple) -> Mod
     )
 
 
-def _find_thread_namespace_checkpoint_and_runtime() -> tuple[str, str, str, object] | None:
-    """Return the thread id, namespace, checkpoint id and runtime of the node that is running.
+class _RunningNode(NamedTuple):
+    """The node that is running.
 
-    Return None if the run has no checkpointer.
+    Attributes:
+        thread_id: The thread of the run.
+        graph_ns: The checkpoint namespace of the graph that contains the node.
+        checkpoint_id: The checkpoint at which the node was started.
+        runtime: The runtime of the node.
     """
+
+    thread_id: str
+    graph_ns: str
+    checkpoint_id: str
+    runtime: object
+
+
+def _find_running_node() -> _RunningNode | None:
+    """Return the node that is running, or None if the run has no checkpointer."""
     configurable = ensure_config()["configurable"]
     if not any(isinstance(value, BaseCheckpointSaver) for value in configurable.values()):
         return None
@@ -275,7 +288,8 @@ def _find_thread_namespace_checkpoint_and_runtime() -> tuple[str, str, str, obje
     info = getattr(runtime, "execution_info", None)
     if info is None or info.thread_id is None:
         return None
-    return info.thread_id, info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id, runtime
+    graph_ns = info.checkpoint_ns.rpartition("|")[0]
+    return _RunningNode(info.thread_id, graph_ns, info.checkpoint_id, runtime)
 
 
 def _remove_media_data(message: BaseMessage) -> BaseMessage:

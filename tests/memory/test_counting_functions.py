@@ -378,7 +378,7 @@ def test_dicts_and_pairs_are_converted_to_messages() -> None:
 )
 def test_values_that_are_no_message_are_refused(invalid_messages: Any) -> None:
     """A text alone has no role. `("human", "hello")` is a list of two texts."""
-    with pytest.raises(InvalidMessages, match="expected only langchain messages"):
+    with pytest.raises(InvalidMessages, match="expected langchain messages"):
         trim(max_tokens=99)(invalid_messages)
 
 
